@@ -1,0 +1,104 @@
+"""python -m server: arguments -> objects -> serve. The only place where the server is wired together."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenfeed import __version__
+from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.frame import require_fast_checksum
+
+from . import listener
+from .dataset import Dataset, TokenChecks, open_dataset
+from .service import TokenFeed
+from .shards import parse_data, require_distinct_names
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m server",
+        description="Serves token files as batches over gRPC.",
+        epilog="example: python -m server --data train.bin --data val=shards/val_*.bin --port 50051",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data", nargs="+", action="append", required=True, metavar=("[NAME=]PATH", "PATH"),
+        help="a dataset: a file of tokens, or several files, a glob or a folder of *.bin as its shards; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--host", help="address to listen on (default: all interfaces, IPv6 and IPv4)")
+    parser.add_argument("--port", type=int, default=50051, help="port to listen on, 0 for any free one (default: %(default)s)")
+    parser.add_argument("--dtype", choices=("uint16", "uint32"), help="type of the tokens in the files (default: uint16)")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="refuse to start if a token looked at is N or more")
+    parser.add_argument("--check-all-tokens", action="store_true", help="look at every token, not at a sample of a large corpus")
+    parser.add_argument(
+        "--max-batch-bytes", type=int, default=1 << 30, metavar="BYTES", help="refuse batches above this size (default: %(default)s)"
+    )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning"), default="info", help="(default: %(default)s)")
+    parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C.  Returns: 0 when stopped, 1 after an error said in one line."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr, level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        serve(arguments)
+    except TokenfeedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    require_fast_checksum()
+    datasets = open_datasets(arguments)
+    server = listener.create_server(TokenFeed(datasets, arguments.max_batch_bytes).handler())
+    address = listener.bind(server, arguments.host, arguments.port)
+    server.start()
+    print(f"tokenfeed {__version__} listening on {address}", flush=True)
+    stopped.wait()
+    _LOG.info("stopping")
+    listener.stop(server)
+
+
+def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
+    """Open every dataset of the command line, by name.  Raises: TokenfeedError."""
+    if arguments.vocab_size is not None and arguments.vocab_size < 1:
+        raise InvalidRequest("--vocab-size", f"{arguments.vocab_size} is not at least 1")
+    if arguments.check_all_tokens and arguments.vocab_size is None:
+        raise InvalidRequest("--check-all-tokens", "needs --vocab-size to check them against")
+    if arguments.max_batch_bytes < 1:
+        raise InvalidRequest("--max-batch-bytes", f"{arguments.max_batch_bytes} is not at least 1")
+    sources = [parse_data(words) for words in arguments.data]
+    require_distinct_names(sources)
+    checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens, doubt_dtype=arguments.dtype is None)
+    datasets = {}
+    for source in sources:
+        dataset = open_dataset(source, np.dtype(arguments.dtype or "uint16").newbyteorder("<"), checks)
+        datasets[source.name] = dataset
+        _LOG.info(
+            "opened dataset=%s files=%d tokens=%d dtype=%s fingerprint=%s",
+            source.name, len(source.paths), dataset.corpus.token_counts.sum(), dataset.corpus.dtype.name, dataset.fingerprint.hex(),
+        )  # fmt: skip
+    return datasets
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""The files of one dataset, mapped once, and the gather that reads windows from them.
+
+The only module that opens token files to serve them. All files lie in one reserved address range, page-aligned and in
+order, and their descriptors are closed again: 10,000 shards cost 10,000 map entries and not one descriptor.
+
+The gather never touches the map in user space. A file cut short under a map kills the process that reads beyond its
+new end; the kernel's own copy out of the map reports an error instead (docs/decisions/0003-gather.md).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import BadCorpus, CorpusChanged
+from tokenfeed.frame import FRAME_BYTES_TARGET
+from tokenfeed.plan import Windows
+
+from . import kernel
+from .formats import Layout, read_layout
+
+Tokens = npt.NDArray[np.uint8]
+
+_TAIL_BYTES = 4  # no file that has a window is shorter: T + 1 tokens of 2 bytes at least
+_SCRATCH_BYTES_KEPT = 4 * FRAME_BYTES_TARGET
+"""A scratch file that had to grow beyond this for a giant row is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A token file as it was when it was opened."""
+
+    path: str
+    layout: Layout
+    facts: tuple[int, int, int, int]
+    """Device, inode, size in bytes, time of the last write in nanoseconds."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        return self.facts[2]
+
+    def changed(self) -> bool:
+        """Say whether the opened content may be gone: the file was cut short or written to in place.
+
+        A file replaced by rename, or removed, is served on from the map; one that only grew as well.
+        """
+        try:
+            device, inode, size_bytes, modified_ns = _facts(os.stat(self.path))
+        except OSError:
+            return False
+        if (device, inode) != self.facts[:2]:
+            return False
+        return size_bytes < self.size_bytes or (size_bytes == self.size_bytes and modified_ns != self.facts[3])
+
+    def read(self, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes, counted from the first token, read around the map.
+
+        For what is read once: it can neither fault nor disturb the map's pages.  Raises: BadCorpus if the file is not as it was.
+        """
+        with opened(self.path) as (descriptor, status):
+            if _facts(status) != self.facts:
+                raise BadCorpus(self.path, "changed while it was being opened; start again when it is complete")
+            content = os.pread(descriptor, size_bytes, self.layout.first_byte + first_byte)
+        if len(content) != size_bytes:
+            raise BadCorpus(self.path, "became shorter while it was being read; start again when it is complete")
+        return content
+
+
+class Corpus:
+    """A dataset's files as one range of memory.
+
+    dtype: of the tokens, stored and served.  token_counts: int64[files].  shards: as they were opened.
+    """
+
+    def __init__(self, name: str, paths: Sequence[str], dtype: np.dtype[np.unsignedinteger]) -> None:
+        """Map every file, read-only.  Raises: BadCorpus, naming the file and what is wrong with it."""
+        self.name = name
+        self.dtype = dtype
+        spans = [_pages_bytes(_size_bytes(path)) for path in paths]
+        self._span_bytes = sum(spans)
+        self._address = _reserve(paths[0], self._span_bytes)
+        firsts = self._address + np.cumsum([0, *spans[:-1]])
+        self.shards = [
+            _map(path, dtype, address, span) for path, address, span in zip(paths, firsts.tolist(), spans, strict=True)
+        ]
+        kernel.expect_random_access(self._address, self._span_bytes)
+        self.token_counts = np.array([shard.layout.token_count for shard in self.shards], dtype=np.int64)
+        self._token_addresses = firsts + np.array([shard.layout.first_byte for shard in self.shards], dtype=np.int64)
+        self._file_ends = firsts + np.array([shard.size_bytes for shard in self.shards], dtype=np.int64)
+        self._tails: dict[int, bytes] = {}
+        self._scratch = _ScratchPool()
+        self._lost = False
+
+    def ranges(self, windows: Windows, row_bytes: int) -> kernel.Ranges:
+        """Return where windows lie in memory, uint64[n, 2]: address and length in bytes."""
+        return _ranges(self._token_addresses[windows.shard] + windows.token_offset * self.dtype.itemsize, row_bytes)
+
+    @contextmanager
+    def gather(self, windows: Windows, row_bytes: int) -> Iterator[Tokens]:
+        """Lend the tokens of windows, one row after another, as they are stored: uint8[n * row_bytes].
+
+        The array is overwritten by later gathers once the with block ends. Safe in any thread; holds no GIL while it copies.
+        Raises: CorpusChanged if a file was cut short: then nothing of these rows is handed out.
+        """
+        self.require_intact()
+        with self._scratch.lend(windows.shard.size * row_bytes) as scratch:
+            if not scratch.fill(self.ranges(windows, row_bytes)) or self._cut_within(windows, scratch.content, row_bytes):
+                self._lost = True
+                self.require_intact()
+            yield scratch.content[: windows.shard.size * row_bytes]
+
+    def require_intact(self) -> None:
+        """Raise CorpusChanged if a gather ever found a file cut short."""
+        if self._lost:
+            raise CorpusChanged("dataset", f"{self.name!r} changed while it was served; restart its server on complete files")
+
+    def close(self) -> None:
+        """Unmap the files. A gather still under way fails with CorpusChanged."""
+        if self._span_bytes:
+            self._lost = True
+            kernel.unmap(self._address, self._span_bytes)
+            self._span_bytes = 0
+            self._scratch.close()
+
+    def _cut_within(self, windows: Windows, content: Tokens, row_bytes: int) -> bool:
+        """Say whether a row may have run over the end of a file that was cut within a page.
+
+        The rest of that page reads as zeros, without an error; then the row's last byte is 0 as well, because the kernel
+        takes away the pages beyond the cut before it clears the rest of the page with the cut. So only files with a row that
+        ends in 0 are suspect. Their last bytes tell: after a cut they are gone, or zeros. Asking for the size of every file of
+        every frame would cost a third of a frame.
+        """
+        last_bytes = content[row_bytes - 1 : windows.shard.size * row_bytes : row_bytes]
+        suspects = np.unique(windows.shard[last_bytes == 0])
+        if not suspects.size:
+            return False
+        with self._scratch.lend(suspects.size * _TAIL_BYTES) as scratch:
+            if not scratch.fill(_ranges(self._file_ends[suspects] - _TAIL_BYTES, _TAIL_BYTES)):
+                return True
+            tails = scratch.content[: suspects.size * _TAIL_BYTES].tobytes()
+        return any(
+            self._tail_changed(index, tails[place * _TAIL_BYTES : (place + 1) * _TAIL_BYTES]) for place, index in enumerate(suspects.tolist())
+        )
+
+    def _tail_changed(self, index: int, tail: bytes) -> bool:
+        """Say whether a file's last bytes are not what they were; the first time, and where they are zeros, its size decides."""
+        known = self._tails.get(index)
+        if known is not None and any(known):
+            return tail != known
+        if self.shards[index].changed():
+            return True
+        self._tails[index] = tail
+        return False
+
+
+class _Scratch:
+    """A file in memory that the kernel copies rows into, and the same bytes as an array."""
+
+    def __init__(self) -> None:
+        self.content: Tokens = np.empty(0, dtype=np.uint8)
+        self._descriptor = os.memfd_create("tokenfeed")
+
+    def grow(self, size_bytes: int) -> None:
+        """Make room for so many bytes."""
+        if self.content.size < size_bytes:
+            os.ftruncate(self._descriptor, max(size_bytes, FRAME_BYTES_TARGET))
+            self.content = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.uint8)
+
+    def fill(self, ranges: kernel.Ranges) -> bool:
+        """Copy mapped ranges to the beginning, one after another; say whether all of them could be read."""
+        return kernel.copy_ranges(self._descriptor, ranges)
+
+    def close(self) -> None:
+        """Give the memory back once nobody looks at it."""
+        os.close(self._descriptor)
+
+
+class _ScratchPool:
+    """Scratch files that are not in use; as many exist as gathers ever ran at once, which is about the number of cores."""
+
+    def __init__(self) -> None:
+        self._free: deque[_Scratch] = deque()  # its append and pop are atomic
+
+    @contextmanager
+    def lend(self, size_bytes: int) -> Iterator[_Scratch]:
+        """Lend a scratch file of at least so many bytes that nobody else uses."""
+        try:
+            scratch = self._free.pop()
+        except IndexError:
+            scratch = _Scratch()
+        try:
+            scratch.grow(size_bytes)
+            yield scratch
+        finally:
+            if scratch.content.size > _SCRATCH_BYTES_KEPT:
+                scratch.close()
+            else:
+                self._free.append(scratch)
+
+    def close(self) -> None:
+        """Close those that nobody uses at present."""
+        while self._free:
+            self._free.pop().close()
+
+
+@contextmanager
+def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """Lend a descriptor of a file and its status.  Raises: BadCorpus, naming the file, if it cannot be read."""
+    try:
+        # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            yield descriptor, os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+
+
+def _map(path: str, dtype: np.dtype[np.unsignedinteger], address: int, span_bytes: int) -> Shard:
+    with opened(path) as (descriptor, status):
+        shard = Shard(path, read_layout(path, status.st_size, dtype), _facts(status))
+        if _pages_bytes(shard.size_bytes) != span_bytes:
+            raise BadCorpus(path, "changed while it was being opened; start again when it is complete")
+        kernel.map_file(address, descriptor, shard.size_bytes)
+        return shard
+
+
+def _reserve(path: str, span_bytes: int) -> int:
+    try:
+        return kernel.reserve(span_bytes)
+    except OSError as error:
+        raise BadCorpus(path, f"{span_bytes} bytes cannot be mapped: {error.strerror}") from error
+
+
+def _size_bytes(path: str) -> int:
+    """Return the size of a regular file that is not empty.  Raises: BadCorpus."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise BadCorpus(path, "is no regular file")
+    if status.st_size == 0:
+        raise BadCorpus(path, "is empty")
+    return status.st_size
+
+
+def _ranges(addresses: npt.NDArray[np.int64], size_bytes: int) -> kernel.Ranges:
+    ranges = np.empty((addresses.size, 2), dtype=np.uint64)
+    ranges[:, 0] = addresses
+    ranges[:, 1] = size_bytes
+    return ranges
+
+
+def _pages_bytes(size_bytes: int) -> int:
+    return -(-size_bytes // kernel.PAGE_BYTES) * kernel.PAGE_BYTES
+
+
+def _facts(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,85 @@
+"""Tells the kernel which pages come next, from the plan, where the corpus is cold.
+
+The kernel's own read-ahead guesses, and ruins random reads. We know: the windows of the next frames are already
+planned. But advice costs more than a warm gather, so it is given only where pages are seen to be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import numpy as np
+
+from tokenfeed.plan import Windows
+
+from . import kernel
+from .corpus import Corpus
+
+# On a cold file, advising the windows of the next 16 batches of 32 x 2048 (512 rows) read 100-130 Mtok/s, against 16
+# without and 0.3-2 with the kernel's own read-ahead. 2 shared cores, 2026-11.
+ROWS_AHEAD = 512
+_ROWS_SAMPLED = 8
+_PATIENCE_MAX = 256
+
+
+class ReadAhead:
+    """What is known of how much of a corpus is in memory; one for all streams of a corpus.
+
+    Its few numbers are changed by many threads without a lock: at worst a frame is advised in vain, or late.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        """Watch a corpus; assumes the worst until it has looked."""
+        self._corpus = corpus
+        self._process = os.pidfd_open(os.getpid())
+        self._at_once = True
+        self._cold = True
+        self._resident_in_a_row = 0
+        self._patience = 1
+
+    def advise(self, windows: Windows, row_bytes: int) -> None:
+        """Have the kernel start reading windows that will be gathered soon, unless they seem to be in memory already."""
+        if not self._cold or not windows.shard.size:
+            return
+        pages = _whole_pages(self._corpus.ranges(windows, row_bytes))
+        if self._seem_resident(pages):
+            self._resident_in_a_row += 1
+            self._cold = self._resident_in_a_row < self._patience
+            return
+        self._resident_in_a_row = 0
+        self._at_once = self._at_once and kernel.read_ahead(self._process, pages)
+        if not self._at_once:
+            kernel.read_ahead_singly(pages)
+
+    def observe(self, major_faults: int) -> None:
+        """Learn from how many pages a gather had to wait for.
+
+        The kernel says of files that we could not write that all their pages are resident. Then only faults tell: each time
+        they prove the sample wrong, it takes more of it to be believed again.
+        """
+        if major_faults and not self._cold:
+            self._cold = True
+            self._resident_in_a_row = 0
+            self._patience = min(2 * self._patience, _PATIENCE_MAX)
+
+    def close(self) -> None:
+        """Give back what the advice needs."""
+        os.close(self._process)
+
+    def _seem_resident(self, pages: kernel.Ranges) -> bool:
+        sample = pages[:: -(-len(pages) // _ROWS_SAMPLED)]
+        return all(kernel.resident(address, size_bytes) for address, size_bytes in sample.tolist())
+
+
+def major_faults() -> int:
+    """Return how many pages this thread has had to wait for so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+
+
+def _whole_pages(ranges: kernel.Ranges) -> kernel.Ranges:
+    """Return the ranges grown to whole pages."""
+    page_bytes = np.uint64(kernel.PAGE_BYTES)
+    first = ranges[:, 0] // page_bytes * page_bytes
+    end = -(-(ranges[:, 0] + ranges[:, 1]) // page_bytes) * page_bytes
+    return np.stack([first, end - first], axis=1)

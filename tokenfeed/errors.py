@@ -1,0 +1,133 @@
+"""Every exception of the project, and the gRPC status that each travels as.
+
+TokenfeedError
+  RequestError        the caller changes something
+    InvalidRequest      a field is missing, malformed or outside its range
+    NotServed           no such dataset or order
+    OverLimit           allowed in principle, but more than this server gives
+    SamplesExhausted    the samples would reach 2^63
+    StreamMismatch      the stream is not the one that the caller expects
+    NotTokenfeed        a gRPC server answers there, but not a tokenfeed server
+  CorpusError         the operator changes something
+    BadCorpus           a token file cannot be served as it is
+    CorpusChanged       a token file changed while it was served
+  ServerAway          nobody: try again, or the next server
+    Unreachable         no answer
+    Busy                an answer: come back later
+    BadFrame            what arrived is not what was asked for
+
+Each says "subject: problem", where the subject is the field, file or address that it is about; both are kept as
+attributes. So a server's sentence becomes the same exception again on the client's side: `from_status`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TokenfeedError(Exception):
+    """Anything that tokenfeed raises on purpose."""
+
+    status: ClassVar[str] = "UNAVAILABLE"
+    """Name of the gRPC status code that this error travels as."""
+
+    def __init__(self, subject: str, problem: str) -> None:
+        """Keep what it is about (a field, a file, an address) and what is wrong, limit and cure included."""
+        super().__init__(f"{subject}: {problem}")
+        self.subject = subject
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[TokenfeedError], tuple[str, str]]:
+        """Pickle by the facts, so that an error crosses process borders whole."""
+        return type(self), (self.subject, self.problem)
+
+
+class RequestError(TokenfeedError):
+    """The caller has to ask for something else; asking again does not help."""
+
+
+class InvalidRequest(RequestError):
+    """A field of the request is missing, malformed or outside its range."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class NotServed(RequestError):
+    """The dataset or the order is not served here."""
+
+    status = "NOT_FOUND"
+
+
+class OverLimit(RequestError):
+    """More than this server gives: a limit that its operator may raise."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class SamplesExhausted(RequestError):
+    """The samples asked for would reach 2^63."""
+
+    status = "OUT_OF_RANGE"
+
+
+class StreamMismatch(RequestError):
+    """The server's stream is not the expected one: another corpus, order, seed or context length."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class NotTokenfeed(RequestError):
+    """A gRPC server answers at that address, but it does not know tokenfeed.v1."""
+
+    status = "UNIMPLEMENTED"
+
+
+class CorpusError(TokenfeedError):
+    """The operator of the server has to mend its files or its command line."""
+
+
+class BadCorpus(CorpusError):
+    """A file cannot be served as it is; found at start, before anything is served."""
+
+
+class CorpusChanged(CorpusError):
+    """A file of the dataset was cut short or rewritten while it was served."""
+
+    status = "DATA_LOSS"
+
+
+class ServerAway(TokenfeedError):
+    """Nobody has to change anything: ask again, or ask another server."""
+
+
+class Unreachable(ServerAway):
+    """No server answered in time."""
+
+
+class Busy(ServerAway):
+    """The server is at a limit that will pass, and said when to come back."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class BadFrame(ServerAway):
+    """What arrived is damaged, or is not what was asked for."""
+
+    status = "DATA_LOSS"
+
+
+_FINAL: dict[str, type[TokenfeedError]] = {
+    kind.status: kind
+    for kind in (InvalidRequest, NotServed, OverLimit, SamplesExhausted, StreamMismatch, NotTokenfeed, CorpusChanged)
+}
+
+
+def from_status(status: str, details: str) -> TokenfeedError | None:
+    """Return the exception that a server's refusal stands for, or None where asking again may help.
+
+    status: name of the gRPC status code.  details: the server's sentence, "subject: problem".
+    """
+    if status not in _FINAL:
+        return None
+    subject, colon, problem = details.partition(": ")
+    return _FINAL[status](subject, problem) if colon else _FINAL[status]("server", details)

@@ -1,0 +1,63 @@
+"""Counter-based hashing for the orders: pure functions of 64-bit words, vectorized.
+
+`mix` is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014; the constants are Stafford's variant 13). Its only arithmetic is modulo 2^64, so any
+language reproduces it. docs/decisions/0001-orders.md says why it is this and not Philox.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+"""Arrays of 64-bit words. Never plain numpy scalars: those warn where arrays wrap."""
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
+_FACTOR_2 = np.uint64(0x94D049BB133111EB)
+_SHIFT_27, _SHIFT_30, _SHIFT_31, _SHIFT_32 = (np.uint64(n) for n in (27, 30, 31, 32))
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+
+def word(value: int) -> Words:
+    """Return value, in [0, 2^64), as uint64[1]."""
+    return np.array([value], dtype=np.uint64)
+
+
+def mix(words: Words) -> Words:
+    """Return a hash of each word, a bijection of the 64-bit words.  uint64[n] -> uint64[n]."""
+    z = words + _GAMMA
+    z ^= z >> _SHIFT_30
+    z *= _FACTOR_1
+    z ^= z >> _SHIFT_27
+    z *= _FACTOR_2
+    z ^= z >> _SHIFT_31
+    return z
+
+
+def key(index: int, *parts: Words) -> Words:
+    """Return subkey number `index` of a key made of several words: mix(... mix(mix(index) ^ part) ^ part ...)."""
+    z = mix(word(index))
+    for part in parts:
+        z = mix(z ^ part)
+    return z
+
+
+def reduce_64(words: Words, limit: int) -> Words:
+    """Return floor(word * limit / 2^64), in [0, limit): the high half of a 128-bit product.
+
+    words: uint64[n].  limit: in [1, 2^63].  Put together from 32-bit halves, since numpy has no 128-bit integers.
+    """
+    limit_low, limit_high = np.uint64(limit & 0xFFFFFFFF), np.uint64(limit >> 32)
+    high, low = words >> _SHIFT_32, words & _LOW_32
+    middle = high * limit_low + (low * limit_low >> _SHIFT_32)
+    if limit >> 32 == 0:
+        return middle >> _SHIFT_32
+    carry = (middle & _LOW_32) + low * limit_high
+    return high * limit_high + (middle >> _SHIFT_32) + (carry >> _SHIFT_32)
+
+
+def reduce_32(words: Words, limit: np.uint64) -> Words:
+    """Return floor((word >> 32) * limit / 2^32), in [0, limit).  words: uint64[n].  limit: in [1, 2^32]."""
+    return (words >> _SHIFT_32) * limit >> _SHIFT_32

@@ -1,0 +1,26 @@
+"""`random-1`: windows at any token offset, with replacement, without end.
+
+What nanoGPT's get_batch draws, but by sample index and not by a generator that advances: the start is a
+keyed hash of the sample, so sample 10^14 costs what sample 0 costs. Released; never edited.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .mix import key, mix, reduce_64, word
+
+NAME = "random-1"
+USES_SEED = True
+HAS_EPOCHS = False
+
+
+def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:
+    """Return which of the places each sample's window starts at.
+
+    samples: int64[n], each >= 0.  seed: in [0, 2^64).  place_count: in [1, 2^63).
+    Returns: int64[n], each in [0, place_count), uniform.
+    """
+    outer, inner = key(0, word(seed)), key(1, word(seed))
+    return reduce_64(mix(mix(samples.view(np.uint64) ^ outer) ^ inner), place_count).view(np.int64)
