@@ -1,0 +1,63 @@
+"""The trainer's side: batches from a tokenfeed server, as if the corpus were local.
+
+    from client import RemoteBatches
+
+    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
+        ...
+
+Importing this imports no torch; touching RemoteBatches does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenfeed.errors import (
+    BadFrame,
+    Busy,
+    CorpusChanged,
+    CorpusError,
+    InvalidRequest,
+    NotServed,
+    NotTokenfeed,
+    OverLimit,
+    RequestError,
+    SamplesExhausted,
+    ServerAway,
+    StreamMismatch,
+    TokenfeedError,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from .batches import RemoteBatches
+
+__all__ = [
+    "BadFrame",
+    "Busy",
+    "CorpusChanged",
+    "CorpusError",
+    "InvalidRequest",
+    "NotServed",
+    "NotTokenfeed",
+    "OverLimit",
+    "RemoteBatches",
+    "RequestError",
+    "SamplesExhausted",
+    "ServerAway",
+    "StreamMismatch",
+    "TokenfeedError",
+    "Unreachable",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RemoteBatches":
+        from .batches import RemoteBatches
+
+        return RemoteBatches
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,109 @@
+"""python -m client: look at a server without torch.
+
+describe  what it serves
+show      one batch, decoded where a tokenizer is given
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from tokenfeed import orders
+from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.position import Position
+
+from .channel import describe
+from .stream import PREFETCH_BYTES, FrameStream, Rows, StreamRequest
+
+_WAIT_SECONDS = 5.0
+_TOKENS_SHOWN = 16
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m client", description="Looks at a tokenfeed server.", epilog="example: python -m client describe localhost:50051"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    describing = commands.add_parser("describe", help="say what a server serves")
+    describing.add_argument("target", metavar="HOST:PORT")
+    describing.add_argument("--context-length", type=int, metavar="T", help="count the windows of T tokens too")
+    describing.set_defaults(run=run_describe)
+
+    showing = commands.add_parser("show", help="show one batch")
+    showing.add_argument("target", metavar="HOST:PORT")
+    showing.add_argument("--batch-size", type=int, default=4, help="rows (default: %(default)s)")
+    showing.add_argument("--context-length", type=int, default=64, metavar="T", help="tokens a row (default: %(default)s)")
+    showing.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    showing.add_argument("--dataset", default="", help="its name; may be left out where only one is served")
+    showing.add_argument("--order", default="random", choices=("random", "shuffled", "sequential"), help="(default: %(default)s)")
+    showing.add_argument("--start-sample", type=int, default=0, metavar="SAMPLE", help="sample of the first row (default: %(default)s)")
+    showing.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json to decode with; needs the tokenizers package")
+    showing.set_defaults(run=run_show)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.  Returns: 0 when done, 1 after an error said in one line."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except TokenfeedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run_describe(arguments: argparse.Namespace) -> None:
+    """Print what a server serves."""
+    described = describe(arguments.target, None, arguments.context_length, timeout_seconds=_WAIT_SECONDS)
+    print(f"tokenfeed {described.server_version} at {arguments.target}")
+    print(f"orders: {', '.join(described.orders)}; batches up to {described.limits.batch_bytes_max:,} bytes")
+    for dataset in described.datasets:
+        print(f"{dataset.name}: {dataset.token_count:,} {dataset.dtype} tokens in {dataset.file_count:,} files, fingerprint {dataset.fingerprint.hex()}")
+        if dataset.HasField("windows_per_epoch"):
+            print(f"  {dataset.windows_per_epoch:,} windows of {arguments.context_length:,} per epoch, {dataset.window_starts:,} starts for random")
+
+
+def run_show(arguments: argparse.Namespace) -> None:
+    """Print one batch."""
+    decode = _decoder(arguments.tokenizer)
+    request = StreamRequest(
+        arguments.dataset,
+        orders.find(f"{arguments.order}-1"),
+        arguments.seed,
+        arguments.context_length,
+        Position(arguments.start_sample, arguments.batch_size),
+        num_batches=1,
+    )
+    stream = FrameStream(arguments.target, request, prefetch_bytes=PREFETCH_BYTES, deadline_seconds=_WAIT_SECONDS)
+    stream.start()
+    try:
+        sample = arguments.start_sample
+        while (rows := stream.take()) is not None:
+            for row in rows:
+                print(f"sample {sample}: {decode(row)}")
+                sample += 1
+    finally:
+        stream.close()
+
+
+def _decoder(tokenizer_path: str | None) -> Callable[[Rows], str]:
+    if tokenizer_path is None:
+        return lambda row: " ".join(map(str, row[:_TOKENS_SHOWN].tolist())) + (" ..." if len(row) > _TOKENS_SHOWN else "")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise InvalidRequest("--tokenizer", "needs the tokenizers package: pip install tokenizers") from None
+    try:
+        tokenizer = Tokenizer.from_file(tokenizer_path)
+    except Exception as error:  # the library raises Exception itself
+        raise InvalidRequest("--tokenizer", f"{tokenizer_path} is no tokenizer.json: {error}") from error
+    return lambda row: repr(tokenizer.decode(row.tolist()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
