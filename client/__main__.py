@@ -24,24 +24,51 @@ _TOKENS_SHOWN = 16
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m client", description="Looks at a tokenfeed server.", epilog="example: python -m client describe localhost:50051"
+        prog="python -m client",
+        description="Looks at a tokenfeed server.",
+        epilog="example: python -m client describe localhost:50051",
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
     describing = commands.add_parser("describe", help="say what a server serves")
     describing.add_argument("target", metavar="HOST:PORT")
-    describing.add_argument("--context-length", type=int, metavar="T", help="count the windows of T tokens too")
+    describing.add_argument(
+        "--context-length", type=int, metavar="T", help="count the windows of T tokens too"
+    )
     describing.set_defaults(run=run_describe)
 
     showing = commands.add_parser("show", help="show one batch")
     showing.add_argument("target", metavar="HOST:PORT")
     showing.add_argument("--batch-size", type=int, default=4, help="rows (default: %(default)s)")
-    showing.add_argument("--context-length", type=int, default=64, metavar="T", help="tokens a row (default: %(default)s)")
+    showing.add_argument(
+        "--context-length",
+        type=int,
+        default=64,
+        metavar="T",
+        help="tokens a row (default: %(default)s)",
+    )
     showing.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    showing.add_argument("--dataset", default="", help="its name; may be left out where only one is served")
-    showing.add_argument("--order", default="random", choices=("random", "shuffled", "sequential"), help="(default: %(default)s)")
-    showing.add_argument("--start-sample", type=int, default=0, metavar="SAMPLE", help="sample of the first row (default: %(default)s)")
-    showing.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json to decode with; needs the tokenizers package")
+    showing.add_argument(
+        "--dataset", default="", help="its name; may be left out where only one is served"
+    )
+    showing.add_argument(
+        "--order",
+        default="random",
+        choices=("random", "shuffled", "sequential"),
+        help="(default: %(default)s)",
+    )
+    showing.add_argument(
+        "--start-sample",
+        type=int,
+        default=0,
+        metavar="SAMPLE",
+        help="sample of the first row (default: %(default)s)",
+    )
+    showing.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="tokenizer.json to decode with; needs the tokenizers package",
+    )
     showing.set_defaults(run=run_show)
     return parser
 
@@ -59,13 +86,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_describe(arguments: argparse.Namespace) -> None:
     """Print what a server serves."""
-    described = describe(arguments.target, None, arguments.context_length, timeout_seconds=_WAIT_SECONDS)
+    described = describe(
+        arguments.target, None, arguments.context_length, timeout_seconds=_WAIT_SECONDS
+    )
     print(f"tokenfeed {described.server_version} at {arguments.target}")
-    print(f"orders: {', '.join(described.orders)}; batches up to {described.limits.batch_bytes_max:,} bytes")
+    print(f"orders: {', '.join(described.orders)}")
+    print(f"largest batch: {described.limits.batch_bytes_max:,} bytes")
     for dataset in described.datasets:
-        print(f"{dataset.name}: {dataset.token_count:,} {dataset.dtype} tokens in {dataset.file_count:,} files, fingerprint {dataset.fingerprint.hex()}")
+        print(f"dataset {dataset.name}")
+        print(
+            f"  tokens: {dataset.token_count:,} {dataset.dtype} in {dataset.file_count:,} file(s)"
+        )
+        print(f"  fingerprint: {dataset.fingerprint.hex()}")
         if dataset.HasField("windows_per_epoch"):
-            print(f"  {dataset.windows_per_epoch:,} windows of {arguments.context_length:,} per epoch, {dataset.window_starts:,} starts for random")
+            print(f"  windows of {arguments.context_length:,} tokens:", end=" ")
+            print(f"{dataset.windows_per_epoch:,} an epoch, {dataset.window_starts:,} at random")
 
 
 def run_show(arguments: argparse.Namespace) -> None:
@@ -79,7 +114,9 @@ def run_show(arguments: argparse.Namespace) -> None:
         Position(arguments.start_sample, arguments.batch_size),
         num_batches=1,
     )
-    stream = FrameStream(arguments.target, request, prefetch_bytes=PREFETCH_BYTES, deadline_seconds=_WAIT_SECONDS)
+    stream = FrameStream(
+        arguments.target, request, prefetch_bytes=PREFETCH_BYTES, deadline_seconds=_WAIT_SECONDS
+    )
     stream.start()
     try:
         sample = arguments.start_sample
@@ -93,15 +130,22 @@ def run_show(arguments: argparse.Namespace) -> None:
 
 def _decoder(tokenizer_path: str | None) -> Callable[[Rows], str]:
     if tokenizer_path is None:
-        return lambda row: " ".join(map(str, row[:_TOKENS_SHOWN].tolist())) + (" ..." if len(row) > _TOKENS_SHOWN else "")
+        return lambda row: (
+            " ".join(map(str, row[:_TOKENS_SHOWN].tolist()))
+            + (" ..." if len(row) > _TOKENS_SHOWN else "")
+        )
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise InvalidRequest("--tokenizer", "needs the tokenizers package: pip install tokenizers") from None
+        raise InvalidRequest(
+            "--tokenizer", "needs the tokenizers package: pip install tokenizers"
+        ) from None
     try:
         tokenizer = Tokenizer.from_file(tokenizer_path)
     except Exception as error:  # the library raises Exception itself
-        raise InvalidRequest("--tokenizer", f"{tokenizer_path} is no tokenizer.json: {error}") from error
+        raise InvalidRequest(
+            "--tokenizer", f"{tokenizer_path} is no tokenizer.json: {error}"
+        ) from error
     return lambda row: repr(tokenizer.decode(row.tolist()))
 
 

@@ -20,7 +20,9 @@ from .stream import PREFETCH_BYTES, FrameStream, Rows, StreamRequest
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 _NARROW = {2: (np.int16, 0xFFFF), 4: (np.int32, 0xFFFFFFFF)}
-"""What tokens travel to a device as, and the mask that undoes the sign: torch has few operations for uint16."""
+"""What tokens travel to a device as, and the mask that undoes the sign: torch has few operations
+for uint16.
+"""
 
 
 class RemoteBatches:
@@ -29,9 +31,10 @@ class RemoteBatches:
         for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
             ...
 
-    Yields (x, y): contiguous int64 tensors of shape (batch_size, context_length) on device; y is x shifted by one token.
-    They belong to the caller. It is an iterator: a second `for` goes on after the last batch handed out. Nothing is sent before
-    the first batch is asked for; from then on a thread receives ahead. `close()`, or leaving a `with` block, ends it.
+    Yields (x, y): contiguous int64 tensors of shape (batch_size, context_length) on device; y is x
+    shifted by one token. They belong to the caller. It is an iterator: a second `for` goes on after
+    the last batch handed out. Nothing is sent before the first batch is asked for; from then on a
+    thread receives ahead. `close()`, or leaving a `with` block, ends it.
     """
 
     def __init__(
@@ -54,19 +57,29 @@ class RemoteBatches:
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
-        target: "HOST:PORT".  batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x, in [1, longest file).
+        target: "HOST:PORT".  batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x,
+        in [1, longest file).
         seed: in [0, 2^64).  dataset: its name; may be left out where only one is served.
-        order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each window once per epoch).
-        rank, world_size: data-parallel coordinates; by default torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
+        order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each
+        window once per epoch).
+        rank, world_size: data-parallel coordinates; by default torch.distributed's, else RANK and
+        WORLD_SIZE, else 0 of 1.
         start_step: batches of all ranks to begin after, at this batch size and world size.
-        start_sample: the same as a sample index, whatever the sizes were before.  num_batches: None is without end.
-        prefetch_bytes: room for what is received ahead.  deadline_seconds: how long to wait for a server that is away.
+        start_sample: the same as a sample index, whatever the sizes were before.  num_batches: None
+        is without end.
+        prefetch_bytes: room for what is received ahead.  deadline_seconds: how long to wait for a
+        server that is away.
 
-        Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its limit.
-        Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after deadline_seconds.
+        Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
+        limit.
+        Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
+        deadline_seconds.
         """
         rank, world_size = data_parallel(_integer("rank", rank), _integer("world_size", world_size))
-        batch_size, context_length = _require_integer("batch_size", batch_size), _require_integer("context_length", context_length)
+        batch_size, context_length = (
+            _require_integer("batch_size", batch_size),
+            _require_integer("context_length", context_length),
+        )
         require_range("context_length", context_length, 1, SAMPLE_END)
         seed, num_batches = _require_integer("seed", seed), _integer("num_batches", num_batches)
         require_range("seed", seed, 0, SEED_END)
@@ -80,12 +93,20 @@ class RemoteBatches:
         self._held: list[Rows] = []
         self._stream = FrameStream(
             target,
-            StreamRequest(dataset or "", orders.find(_versioned(order)), seed, context_length, position, num_batches),
+            StreamRequest(
+                dataset or "",
+                orders.find(_versioned(order)),
+                seed,
+                context_length,
+                position,
+                num_batches,
+            ),
             prefetch_bytes=prefetch_bytes,
             deadline_seconds=deadline_seconds,
         )
         self._started = False
-        # Runs when this iterator is let go of, and at interpreter exit: the thread must not outlive either.
+        # Runs when this iterator is let go of, and at interpreter exit: the thread must not outlive
+        # either.
         self._finalizer = weakref.finalize(self, self._stream.close)
 
     def __iter__(self) -> RemoteBatches:
@@ -107,7 +128,9 @@ class RemoteBatches:
         return self._widen_here(parts) if self._device.type == "cpu" else self._widen_there(parts)
 
     def close(self) -> None:
-        """End the thread and the connection. May be called twice; iterating afterwards stops at once."""
+        """End the thread and the connection. May be called twice; iterating afterwards stops at
+        once.
+        """
         self._held.clear()
         self._finalizer()
 
@@ -115,12 +138,19 @@ class RemoteBatches:
         """Return this iterator; the `with` block closes it."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """Close."""
         self.close()
 
     def _take_held(self) -> list[Rows]:
-        """Return the rows of one batch, in as many parts as frames brought them; keep what is beyond it."""
+        """Return the rows of one batch, in as many parts as frames brought them; keep what is
+        beyond it.
+        """
         parts = []
         missing = self._batch_size
         while missing:
@@ -157,7 +187,10 @@ def _versioned(order: str) -> str:
 
 
 def _first_sample(start_step: int, start_sample: int | None, samples_per_step: int) -> int:
-    step, sample = _require_integer("start_step", start_step), _integer("start_sample", start_sample)
+    step, sample = (
+        _require_integer("start_step", start_step),
+        _integer("start_sample", start_sample),
+    )
     if step < 0:
         raise InvalidRequest("start_step", f"{step} is negative")
     if sample is None:

@@ -1,9 +1,13 @@
-"""The way to a server: address, channel options, and the two calls of the contract as bytes -> bytes.
+"""The way to a server: address, channel options, and the two calls of the contract as bytes ->
+bytes.
 
 Responses are not deserialized by grpc: a frame is sliced, not parsed (tokenfeed.frame).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
 
 import grpc
 from grpc.experimental import ChannelOptions
@@ -18,7 +22,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     # A proxy set for the web would make every feed unreachable.
     ("grpc.enable_http_proxy", 0),
-    # The default windows and frames of HTTP/2 are made for small messages: steadier from the first second.
+    # The default windows and frames of HTTP/2 are made for small messages: steadier from the first
+    # second.
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     # No thread of grpc's own between the socket and the receiving thread.
@@ -30,28 +35,47 @@ _OPTIONS = (
 )
 
 
+class Call(Protocol):
+    """A call of GetBatch under way: an iterator of encoded frames."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Return the frames as they arrive.  Raises: grpc.RpcError while iterating."""
+
+    def cancel(self) -> bool:
+        """End the call, from any thread."""
+
+
 class Channel:
-    """A connection to one server. Channels to the same server share one connection of this process."""
+    """A connection to one server. Channels to the same server share one connection of this
+    process.
+    """
 
     def __init__(self, target: str) -> None:
         """Remember where to connect; does no I/O.
 
-        target: "HOST:PORT", or a name that gRPC resolves ("dns:///host:port").  Raises: InvalidRequest if it has no port.
+        target: "HOST:PORT", or a name that gRPC resolves ("dns:///host:port").  Raises:
+        InvalidRequest if it has no port.
         """
         if not isinstance(target, str) or (":" not in target.rpartition("]")[2]):
             raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
         self.target = target
         self._channel = grpc.insecure_channel(target, _OPTIONS)
-        self._get_batch = self._channel.unary_stream(f"/{_SERVICE}/GetBatch")
-        self._describe = self._channel.unary_unary(f"/{_SERVICE}/Describe")
+        self._get_batch: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
+            f"/{_SERVICE}/GetBatch"
+        )
+        self._describe: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            f"/{_SERVICE}/Describe"
+        )
 
-    def get_batch(self, request: pb.GetBatchRequest) -> grpc.CallIterator[bytes]:
-        """Send a request and return the call: an iterator of encoded frames, which may be cancelled from any thread."""
+    def get_batch(self, request: pb.GetBatchRequest) -> Call:
+        """Send a request and return the call: an iterator of encoded frames."""
         return self._get_batch(request.SerializeToString())
 
     def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> pb.DescribeResponse:
         """Ask what is served.  Raises: grpc.RpcError."""
-        return pb.DescribeResponse.FromString(self._describe(request.SerializeToString(), timeout=timeout_seconds))
+        return pb.DescribeResponse.FromString(
+            self._describe(request.SerializeToString(), timeout=timeout_seconds)
+        )
 
     def close(self) -> None:
         """Cancel all calls and let go of the connection."""
@@ -67,21 +91,33 @@ def final_error(error: grpc.RpcError) -> TokenfeedError | None:
 
 def retry_after_seconds(error: grpc.RpcError) -> float | None:
     """Return how long the server asks us to stay away, or None if it does not say."""
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-retry-pushback-ms" and value.isdecimal():
-            return int(value) / 1000
+    for entry in error.trailing_metadata() or ():
+        if entry.key == "grpc-retry-pushback-ms" and str(entry.value).isdecimal():
+            return int(entry.value) / 1000
     return None
 
 
-def describe(target: str, dataset: str | None = None, context_length: int | None = None, *, timeout_seconds: float = 10.0) -> pb.DescribeResponse:
+def describe(
+    target: str,
+    dataset: str | None = None,
+    context_length: int | None = None,
+    *,
+    timeout_seconds: float = 10.0,
+) -> pb.DescribeResponse:
     """Return what the server at target serves, in one call.
 
-    dataset: only this one.  context_length: T for which windows are counted.  Raises: RequestError, Unreachable.
+    dataset: only this one.  context_length: T for which windows are counted.  Raises: RequestError,
+    Unreachable.
     """
     channel = Channel(target)
     try:
-        return channel.describe(pb.DescribeRequest(dataset=dataset or "", context_length=context_length), timeout_seconds)
+        return channel.describe(
+            pb.DescribeRequest(dataset=dataset or "", context_length=context_length),
+            timeout_seconds,
+        )
     except grpc.RpcError as error:
-        raise final_error(error) or Unreachable(target, f"{error.details()} (waited up to {timeout_seconds:.0f} s)") from None
+        raise final_error(error) or Unreachable(
+            target, f"{error.details()} (waited up to {timeout_seconds:.0f} s)"
+        ) from None
     finally:
         channel.close()

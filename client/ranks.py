@@ -1,7 +1,8 @@
 """Arguments, torch.distributed or the environment -> data-parallel rank and world size.
 
-Data-parallel: the ranks of one tensor-, pipeline- or context-parallel group have to pass the same coordinates, and then get
-identical bytes. With the global rank they would silently train on different data.
+Data-parallel: the ranks of one tensor-, pipeline- or context-parallel group have to pass the same
+coordinates, and then get identical bytes. With the global rank they would silently train on
+different data.
 """
 
 from __future__ import annotations
@@ -18,17 +19,23 @@ _LOG = logging.getLogger("tokenfeed.client")
 _LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
-def data_parallel(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return (rank, world_size), from the first of: both arguments; torch.distributed; RANK and WORLD_SIZE; 0 of 1.
+def data_parallel(
+    rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ
+) -> tuple[int, int]:
+    """Return (rank, world_size), from the first of: both arguments; torch.distributed; RANK and
+    WORLD_SIZE; 0 of 1.
 
-    Raises: InvalidRequest if only one of the two is known, or if a launcher started several processes and none says which this is.
+    Raises: InvalidRequest if only one of the two is known, or if a launcher started several
+    processes and none says which this is.
     """
     if rank is not None or world_size is not None:
         found, source = _both("rank=", rank, "world_size=", world_size), "arguments"
     elif (distributed := _torch_distributed()) is not None:
         found, source = distributed, "torch.distributed"
     elif "RANK" in environment or "WORLD_SIZE" in environment:
-        found = _both("RANK", _integer("RANK", environment), "WORLD_SIZE", _integer("WORLD_SIZE", environment))
+        found = _both(
+            "RANK", _integer("RANK", environment), "WORLD_SIZE", _integer("WORLD_SIZE", environment)
+        )
         source = "RANK and WORLD_SIZE"
     else:
         _require_single_process(environment)
@@ -38,14 +45,18 @@ def data_parallel(rank: int | None, world_size: int | None, environment: Mapping
 
 
 def _torch_distributed() -> tuple[int, int] | None:
-    """Return torch.distributed's coordinates if it is initialized; who never imported it has not."""
+    """Return torch.distributed's coordinates if it is initialized; who never imported it has
+    not.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _both(rank_name: str, rank: int | None, size_name: str, world_size: int | None) -> tuple[int, int]:
+def _both(
+    rank_name: str, rank: int | None, size_name: str, world_size: int | None
+) -> tuple[int, int]:
     if rank is None:
         raise InvalidRequest("rank", f"{size_name} is given without {rank_name}")
     if world_size is None:
@@ -67,5 +78,7 @@ def _require_single_process(environment: Mapping[str, str]) -> None:
     for name in _LAUNCHERS:
         if (_integer(name, environment) or 1) > 1:
             raise InvalidRequest(
-                "rank", f"{name} is {environment[name]}, but nothing says which of these processes this is; pass rank= and world_size="
+                "rank",
+                f"{name} is {environment[name]}, but nothing says which of them this is; "
+                "pass rank= and world_size=",
             )

@@ -1,8 +1,9 @@
 """Frames in order, whatever happens to the server. Knows nothing of torch.
 
-One thread receives: it asks for as many batches as there is room for, sends the next request before the call ends,
-checks every frame and queues its rows. It never stops reading a call for lack of room, so no server ever holds
-back what a paused trainer does not take. After any break it asks for exactly what comes after the last row that arrived.
+One thread receives: it asks for as many batches as there is room for, sends the next request before
+the call ends, checks every frame and queues its rows. It never stops reading a call for lack of
+room, so no server ever holds back what a paused trainer does not take. After any break it asks for
+exactly what comes after the last row that arrived.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed import frame
-from tokenfeed.errors import BadFrame, NotServed, ServerAway, TokenfeedError, Unreachable
+from tokenfeed.errors import BadFrame, NotServed, ServerAway, Unreachable
 from tokenfeed.identity import stream_identity
 from tokenfeed.orders import Order
 from tokenfeed.position import Position
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .channel import Channel, final_error, retry_after_seconds
+from .channel import Call, Channel, final_error, retry_after_seconds
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 Rows = npt.NDArray[np.unsignedinteger]
 
 PREFETCH_BYTES = 32 << 20
-"""Two calls of 16 frames: one being read, one sent ahead. That ran as fast as a stream without end."""
+"""Two calls of 16 frames: one being read, one sent ahead. That ran as fast as a stream without
+end.
+"""
 
 _BACKOFF_SECONDS_FIRST = 0.1
 _BACKOFF_SECONDS_MAX = 2.0
@@ -60,7 +63,9 @@ class StreamRequest:
         return left if self.num_batches is None else min(left, self.num_batches)
 
     def message(self, first_row: int, end_batch: int, identity: bytes) -> pb.GetBatchRequest:
-        """Return the request for stream rows from first_row on, up to the end of batch end_batch - 1."""
+        """Return the request for stream rows from first_row on, up to the end of batch end_batch -
+        1.
+        """
         batch, row = divmod(first_row, self.position.batch_size)
         return pb.GetBatchRequest(
             batch_size=self.position.batch_size,
@@ -80,10 +85,18 @@ class StreamRequest:
 class FrameStream:
     """The rows of a stream, received in the background and checked."""
 
-    def __init__(self, target: str, request: StreamRequest, *, prefetch_bytes: int, deadline_seconds: float | None) -> None:
+    def __init__(
+        self,
+        target: str,
+        request: StreamRequest,
+        *,
+        prefetch_bytes: int,
+        deadline_seconds: float | None,
+    ) -> None:
         """Prepare a stream; no I/O before `start`.
 
-        prefetch_bytes: room for rows asked for and not yet taken, on the assumption of 2 bytes a token; at least two batches.
+        prefetch_bytes: room for rows asked for and not yet taken, on the assumption of 2 bytes a
+        token; at least two batches.
         deadline_seconds: how long to wait for a server that is away; None is for ever.
         """
         self._channel = Channel(target)
@@ -104,7 +117,7 @@ class FrameStream:
         self._changed = threading.Condition()
         self._queue: deque[Rows] = deque()
         self._taken_row = 0
-        self._calls: deque[grpc.CallIterator[bytes]] = deque()
+        self._calls: deque[Call] = deque()
         self._closed = False
         self._ended = False
         self._error: BaseException | None = None
@@ -114,9 +127,11 @@ class FrameStream:
         self._thread.start()
 
     def take(self) -> Rows | None:
-        """Return the next rows, uint16 or uint32 [n, T + 1], read-only, n >= 1; None at the end. Waits for them.
+        """Return the next rows, uint16 or uint32 [n, T + 1], read-only, n >= 1; None at the end.
+        Waits for them.
 
-        Raises: the error that ended the stream, once everything that had arrived before it is taken.
+        Raises: the error that ended the stream, once everything that had arrived before it is
+        taken.
         """
         with self._changed:
             while not (self._queue or self._ended or self._closed):
@@ -147,7 +162,7 @@ class FrameStream:
         error: BaseException | None = None
         try:
             self._receive_to_the_end()
-        except BaseException as caught:  # handed to the consumer, whatever it is
+        except BaseException as caught:  # noqa: BLE001 - handed to the consumer, whatever it is
             error = caught
         with self._changed:
             self._ended = True
@@ -155,7 +170,9 @@ class FrameStream:
             self._changed.notify_all()
 
     def _receive_to_the_end(self) -> None:
-        """Receive all rows, from as many attempts as it takes.  Raises: what no further attempt would heal."""
+        """Receive all rows, from as many attempts as it takes.  Raises: what no further attempt
+        would heal.
+        """
         retry = _Retry(self._channel.target, self._deadline_seconds)
         while not self._closed and self._received_row < self._request.end_batch * self._batch_rows:
             row_before = self._received_row
@@ -167,7 +184,10 @@ class FrameStream:
                     return
                 if final := final_error(error):
                     raise final from None
-                reason, pause_seconds = f"{error.code().name}: {error.details()}", retry_after_seconds(error)
+                reason, pause_seconds = (
+                    f"{error.code().name}: {error.details()}",
+                    retry_after_seconds(error),
+                )
             except ServerAway as error:
                 reason, pause_seconds = str(error), None
             finally:
@@ -178,26 +198,41 @@ class FrameStream:
                 self._changed.wait_for(lambda: self._closed, retry.pause(reason, pause_seconds))
 
     def _known_identity(self) -> bytes:
-        """Return the stream's identity, derived from the server's fingerprint and our own request; asks only the first time."""
+        """Return the stream's identity, derived from the server's fingerprint and our own request;
+        asks only the first time.
+        """
         if self._identity is None:
             request = self._request
-            described = self._channel.describe(pb.DescribeRequest(dataset=request.dataset), _DESCRIBE_SECONDS)
+            described = self._channel.describe(
+                pb.DescribeRequest(dataset=request.dataset), _DESCRIBE_SECONDS
+            )
             if not request.dataset and len(described.datasets) != 1:
                 names = ", ".join(dataset.name for dataset in described.datasets)
-                raise NotServed("dataset", f"several are served, so dataset= has to name one of {names}")
+                raise NotServed(
+                    "dataset", f"several are served, so dataset= has to name one of {names}"
+                )
             fingerprint = described.datasets[0].fingerprint
-            self._identity = stream_identity(request.order, request.seed, request.context_length, fingerprint)
+            self._identity = stream_identity(
+                request.order, request.seed, request.context_length, fingerprint
+            )
         return self._identity
 
     def _receive(self, identity: bytes) -> None:
-        """Receive rows with calls that follow each other, one sent ahead, until the end or until one of them breaks."""
+        """Receive rows with calls that follow each other, one sent ahead, until the end or until
+        one of them breaks.
+        """
         self._requested_batch = self._received_row // self._batch_rows
         while True:
             self._send_ahead(identity, wait=True)
             if not self._calls:
                 return
             for message in self._calls[0]:
-                rows = frame.decode(message).rows(identity, self._request.context_length, self._request.position, self._received_row)
+                rows = frame.decode(message).rows(
+                    identity,
+                    self._request.context_length,
+                    self._request.position,
+                    self._received_row,
+                )
                 self._received_row += len(rows)
                 with self._changed:
                     self._queue.append(rows)
@@ -209,24 +244,32 @@ class FrameStream:
                 raise BadFrame("call", "ended before all its rows had arrived")
 
     def _send_ahead(self, identity: bytes, *, wait: bool) -> None:
-        """Send requests until two calls are under way, as far as there is room; waits for room only if there is no call at all."""
+        """Send requests until two calls are under way, as far as there is room; waits for room only
+        if there is no call at all.
+        """
         while len(self._calls) < 2:
             batches = min(self._call_batches, self._request.end_batch - self._requested_batch)
             if batches == 0:
                 return
             with self._changed:
-                if wait and not self._calls:
-                    self._changed.wait_for(lambda: self._closed or self._has_room(batches))
+                while wait and not (self._calls or self._closed or self._has_room(batches)):
+                    self._changed.wait()
                 if self._closed or not self._has_room(batches):
                     return
                 first_row = max(self._requested_batch * self._batch_rows, self._received_row)
                 self._requested_batch += batches
-                self._calls.append(self._channel.get_batch(self._request.message(first_row, self._requested_batch, identity)))
+                self._calls.append(
+                    self._channel.get_batch(
+                        self._request.message(first_row, self._requested_batch, identity)
+                    )
+                )
             # The first calls are short, so that the first batch is not late.
             self._call_batches = min(2 * self._call_batches, self._room_batches // 2)
 
     def _has_room(self, batches: int) -> bool:
-        """Say whether so many more batches fit. Never needs more than is freed by taking what was received."""
+        """Say whether so many more batches fit. Never needs more than is freed by taking what was
+        received.
+        """
         asked_rows = (self._requested_batch + batches) * self._batch_rows - self._taken_row
         return asked_rows <= self._room_batches * self._batch_rows
 
@@ -248,13 +291,19 @@ class _Retry:
         self._pause_seconds = _BACKOFF_SECONDS_FIRST
 
     def pause(self, reason: str, asked_seconds: float | None) -> float:
-        """Return how many seconds to wait before the next attempt.  Raises: Unreachable past the deadline."""
+        """Return how many seconds to wait before the next attempt.  Raises: Unreachable past the
+        deadline.
+        """
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
         away_seconds = now - self._away_since
         if self._deadline_seconds is not None and away_seconds >= self._deadline_seconds:
-            raise Unreachable(self._target, f"no answer for {away_seconds:.0f} s ({reason}). Is the server up, and the address right?")
+            raise Unreachable(
+                self._target,
+                f"no answer for {away_seconds:.0f} s ({reason}). "
+                "Is the server up, and the address right?",
+            )
         if now - self._logged >= _LOG_AGAIN_SECONDS:
             self._logged = now
             _LOG.warning("waiting for server target=%s reason=%s", self._target, reason)

@@ -1,4 +1,6 @@
-"""python -m server: arguments -> objects -> serve. The only place where the server is wired together."""
+"""python -m server: arguments -> objects -> serve. The only place where the server is wired
+together.
+"""
 
 from __future__ import annotations
 
@@ -28,31 +30,69 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m server",
         description="Serves token files as batches over gRPC.",
-        epilog="example: python -m server --data train.bin --data val=shards/val_*.bin --port 50051",
+        epilog="example: python -m server --data train.bin --data val=val_*.bin --port 50051",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--data", nargs="+", action="append", required=True, metavar=("[NAME=]PATH", "PATH"),
-        help="a dataset: a file of tokens, or several files, a glob or a folder of *.bin as its shards; may be given several times",
-    )  # fmt: skip
-    parser.add_argument("--host", help="address to listen on (default: all interfaces, IPv6 and IPv4)")
-    parser.add_argument("--port", type=int, default=50051, help="port to listen on, 0 for any free one (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("uint16", "uint32"), help="type of the tokens in the files (default: uint16)")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="refuse to start if a token looked at is N or more")
-    parser.add_argument("--check-all-tokens", action="store_true", help="look at every token, not at a sample of a large corpus")
-    parser.add_argument(
-        "--max-batch-bytes", type=int, default=1 << 30, metavar="BYTES", help="refuse batches above this size (default: %(default)s)"
+        "--data",
+        nargs="+",
+        action="append",
+        required=True,
+        metavar=("[NAME=]PATH", "PATH"),
+        help="a dataset: a file of tokens, or several files, a glob or a folder of *.bin as its "
+        "shards; may be given several times",
     )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning"), default="info", help="(default: %(default)s)")
+    parser.add_argument(
+        "--host", help="address to listen on (default: all interfaces, IPv6 and IPv4)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=50051,
+        help="port to listen on, 0 for any free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("uint16", "uint32"),
+        help="type of the tokens in the files (default: uint16)",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="refuse to start if a token looked at is N or more",
+    )
+    parser.add_argument(
+        "--check-all-tokens",
+        action="store_true",
+        help="look at every token, not at a sample of a large corpus",
+    )
+    parser.add_argument(
+        "--max-batch-bytes",
+        type=int,
+        default=1 << 30,
+        metavar="BYTES",
+        help="refuse batches above this size (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning"),
+        default="info",
+        help="(default: %(default)s)",
+    )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or Ctrl-C.  Returns: 0 when stopped, 1 after an error said in one line."""
+    """Serve until SIGTERM or Ctrl-C.  Returns: 0 when stopped, 1 after an error said in one
+    line.
+    """
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(
-        stream=sys.stderr, level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        stream=sys.stderr,
+        level=arguments.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
         serve(arguments)
@@ -88,15 +128,23 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
         raise InvalidRequest("--max-batch-bytes", f"{arguments.max_batch_bytes} is not at least 1")
     sources = [parse_data(words) for words in arguments.data]
     require_distinct_names(sources)
-    checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens, doubt_dtype=arguments.dtype is None)
+    checks = TokenChecks(
+        arguments.vocab_size, arguments.check_all_tokens, doubt_dtype=arguments.dtype is None
+    )
     datasets = {}
     for source in sources:
-        dataset = open_dataset(source, np.dtype(arguments.dtype or "uint16").newbyteorder("<"), checks)
+        dataset = open_dataset(
+            source, np.dtype(arguments.dtype or "uint16").newbyteorder("<"), checks
+        )
         datasets[source.name] = dataset
         _LOG.info(
             "opened dataset=%s files=%d tokens=%d dtype=%s fingerprint=%s",
-            source.name, len(source.paths), dataset.corpus.token_counts.sum(), dataset.corpus.dtype.name, dataset.fingerprint.hex(),
-        )  # fmt: skip
+            source.name,
+            len(source.paths),
+            dataset.corpus.token_counts.sum(),
+            dataset.corpus.dtype.name,
+            dataset.fingerprint.hex(),
+        )
     return datasets
 
 

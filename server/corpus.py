@@ -1,10 +1,13 @@
 """The files of one dataset, mapped once, and the gather that reads windows from them.
 
-The only module that opens token files to serve them. All files lie in one reserved address range, page-aligned and in
-order, and their descriptors are closed again: 10,000 shards cost 10,000 map entries and not one descriptor.
+The only module that opens token files to serve them. All files lie in one reserved address range,
+page-aligned and in
+order, and their descriptors are closed again: 10,000 shards cost 10,000 map entries and not one
+descriptor.
 
-The gather never touches the map in user space. A file cut short under a map kills the process that reads beyond its
-new end; the kernel's own copy out of the map reports an error instead (docs/decisions/0003-gather.md).
+The gather never touches the map in user space. A file cut short under a map kills the process that
+reads beyond its new end; the kernel's own copy out of the map reports an error instead
+(docs/decisions/0003-gather.md).
 """
 
 from __future__ import annotations
@@ -49,9 +52,11 @@ class Shard:
         return self.facts[2]
 
     def changed(self) -> bool:
-        """Say whether the opened content may be gone: the file was cut short or written to in place.
+        """Say whether the opened content may be gone: the file was cut short or written to in
+        place.
 
-        A file replaced by rename, or removed, is served on from the map; one that only grew as well.
+        A file replaced by rename, or removed, is served on from the map; one that only grew as
+        well.
         """
         try:
             device, inode, size_bytes, modified_ns = _facts(os.stat(self.path))
@@ -59,30 +64,42 @@ class Shard:
             return False
         if (device, inode) != self.facts[:2]:
             return False
-        return size_bytes < self.size_bytes or (size_bytes == self.size_bytes and modified_ns != self.facts[3])
+        return size_bytes < self.size_bytes or (
+            size_bytes == self.size_bytes and modified_ns != self.facts[3]
+        )
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes, counted from the first token, read around the map.
 
-        For what is read once: it can neither fault nor disturb the map's pages.  Raises: BadCorpus if the file is not as it was.
+        For what is read once: it can neither fault nor disturb the map's pages.  Raises: BadCorpus
+        if the file is not as it was.
         """
         with opened(self.path) as (descriptor, status):
             if _facts(status) != self.facts:
-                raise BadCorpus(self.path, "changed while it was being opened; start again when it is complete")
+                raise BadCorpus(
+                    self.path, "changed while it was being opened; start again when it is complete"
+                )
             content = os.pread(descriptor, size_bytes, self.layout.first_byte + first_byte)
         if len(content) != size_bytes:
-            raise BadCorpus(self.path, "became shorter while it was being read; start again when it is complete")
+            raise BadCorpus(
+                self.path, "became shorter while it was being read; start again when it is complete"
+            )
         return content
 
 
 class Corpus:
     """A dataset's files as one range of memory.
 
-    dtype: of the tokens, stored and served.  token_counts: int64[files].  shards: as they were opened.
+    dtype: of the tokens, stored and served.  token_counts: int64[files].  shards: as they were
+    opened.
     """
 
-    def __init__(self, name: str, paths: Sequence[str], dtype: np.dtype[np.unsignedinteger]) -> None:
-        """Map every file, read-only.  Raises: BadCorpus, naming the file and what is wrong with it."""
+    def __init__(
+        self, name: str, paths: Sequence[str], dtype: np.dtype[np.unsignedinteger]
+    ) -> None:
+        """Map every file, read-only.  Raises: BadCorpus, naming the file and what is wrong with
+        it.
+        """
         self.name = name
         self.dtype = dtype
         spans = [_pages_bytes(_size_bytes(path)) for path in paths]
@@ -90,30 +107,44 @@ class Corpus:
         self._address = _reserve(paths[0], self._span_bytes)
         firsts = self._address + np.cumsum([0, *spans[:-1]])
         self.shards = [
-            _map(path, dtype, address, span) for path, address, span in zip(paths, firsts.tolist(), spans, strict=True)
+            _map(path, dtype, address, span)
+            for path, address, span in zip(paths, firsts.tolist(), spans, strict=True)
         ]
         kernel.expect_random_access(self._address, self._span_bytes)
-        self.token_counts = np.array([shard.layout.token_count for shard in self.shards], dtype=np.int64)
-        self._token_addresses = firsts + np.array([shard.layout.first_byte for shard in self.shards], dtype=np.int64)
-        self._file_ends = firsts + np.array([shard.size_bytes for shard in self.shards], dtype=np.int64)
+        self.token_counts = np.array(
+            [shard.layout.token_count for shard in self.shards], dtype=np.int64
+        )
+        self._token_addresses = firsts + np.array(
+            [shard.layout.first_byte for shard in self.shards], dtype=np.int64
+        )
+        self._file_ends = firsts + np.array(
+            [shard.size_bytes for shard in self.shards], dtype=np.int64
+        )
         self._tails: dict[int, bytes] = {}
         self._scratch = _ScratchPool()
         self._lost = False
 
     def ranges(self, windows: Windows, row_bytes: int) -> kernel.Ranges:
         """Return where windows lie in memory, uint64[n, 2]: address and length in bytes."""
-        return _ranges(self._token_addresses[windows.shard] + windows.token_offset * self.dtype.itemsize, row_bytes)
+        return _ranges(
+            self._token_addresses[windows.shard] + windows.token_offset * self.dtype.itemsize,
+            row_bytes,
+        )
 
     @contextmanager
     def gather(self, windows: Windows, row_bytes: int) -> Iterator[Tokens]:
-        """Lend the tokens of windows, one row after another, as they are stored: uint8[n * row_bytes].
+        """Lend the tokens of windows, one row after another, as they are stored: uint8[n *
+        row_bytes].
 
-        The array is overwritten by later gathers once the with block ends. Safe in any thread; holds no GIL while it copies.
+        The array is overwritten by later gathers once the with block ends. Safe in any thread;
+        holds no GIL while it copies.
         Raises: CorpusChanged if a file was cut short: then nothing of these rows is handed out.
         """
         self.require_intact()
         with self._scratch.lend(windows.shard.size * row_bytes) as scratch:
-            if not scratch.fill(self.ranges(windows, row_bytes)) or self._cut_within(windows, scratch.content, row_bytes):
+            if not scratch.fill(self.ranges(windows, row_bytes)) or self._cut_within(
+                windows, scratch.content, row_bytes
+            ):
                 self._lost = True
                 self.require_intact()
             yield scratch.content[: windows.shard.size * row_bytes]
@@ -121,7 +152,10 @@ class Corpus:
     def require_intact(self) -> None:
         """Raise CorpusChanged if a gather ever found a file cut short."""
         if self._lost:
-            raise CorpusChanged("dataset", f"{self.name!r} changed while it was served; restart its server on complete files")
+            raise CorpusChanged(
+                "dataset",
+                f"{self.name!r} changed while it was served; restart its server on complete files",
+            )
 
     def close(self) -> None:
         """Unmap the files. A gather still under way fails with CorpusChanged."""
@@ -134,10 +168,11 @@ class Corpus:
     def _cut_within(self, windows: Windows, content: Tokens, row_bytes: int) -> bool:
         """Say whether a row may have run over the end of a file that was cut within a page.
 
-        The rest of that page reads as zeros, without an error; then the row's last byte is 0 as well, because the kernel
-        takes away the pages beyond the cut before it clears the rest of the page with the cut. So only files with a row that
-        ends in 0 are suspect. Their last bytes tell: after a cut they are gone, or zeros. Asking for the size of every file of
-        every frame would cost a third of a frame.
+        The rest of that page reads as zeros, without an error; then the row's last byte is 0 as
+        well, because the kernel takes away the pages beyond the cut before it clears the rest of
+        the page with the cut. So only files with a row that ends in 0 are suspect. Their last bytes
+        tell: after a cut they are gone, or zeros. Asking for the size of every file of every frame
+        would cost a third of a frame.
         """
         last_bytes = content[row_bytes - 1 : windows.shard.size * row_bytes : row_bytes]
         suspects = np.unique(windows.shard[last_bytes == 0])
@@ -148,11 +183,14 @@ class Corpus:
                 return True
             tails = scratch.content[: suspects.size * _TAIL_BYTES].tobytes()
         return any(
-            self._tail_changed(index, tails[place * _TAIL_BYTES : (place + 1) * _TAIL_BYTES]) for place, index in enumerate(suspects.tolist())
+            self._tail_changed(index, tails[place * _TAIL_BYTES : (place + 1) * _TAIL_BYTES])
+            for place, index in enumerate(suspects.tolist())
         )
 
     def _tail_changed(self, index: int, tail: bytes) -> bool:
-        """Say whether a file's last bytes are not what they were; the first time, and where they are zeros, its size decides."""
+        """Say whether a file's last bytes are not what they were; the first time, and where they
+        are zeros, its size decides.
+        """
         known = self._tails.get(index)
         if known is not None and any(known):
             return tail != known
@@ -176,7 +214,9 @@ class _Scratch:
             self.content = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.uint8)
 
     def fill(self, ranges: kernel.Ranges) -> bool:
-        """Copy mapped ranges to the beginning, one after another; say whether all of them could be read."""
+        """Copy mapped ranges to the beginning, one after another; say whether all of them could be
+        read.
+        """
         return kernel.copy_ranges(self._descriptor, ranges)
 
     def close(self) -> None:
@@ -185,7 +225,9 @@ class _Scratch:
 
 
 class _ScratchPool:
-    """Scratch files that are not in use; as many exist as gathers ever ran at once, which is about the number of cores."""
+    """Scratch files that are not in use; as many exist as gathers ever ran at once, which is about
+    the number of cores.
+    """
 
     def __init__(self) -> None:
         self._free: deque[_Scratch] = deque()  # its append and pop are atomic
@@ -214,7 +256,9 @@ class _ScratchPool:
 
 @contextmanager
 def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
-    """Lend a descriptor of a file and its status.  Raises: BadCorpus, naming the file, if it cannot be read."""
+    """Lend a descriptor of a file and its status.  Raises: BadCorpus, naming the file, if it cannot
+    be read.
+    """
     try:
         # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -230,7 +274,9 @@ def _map(path: str, dtype: np.dtype[np.unsignedinteger], address: int, span_byte
     with opened(path) as (descriptor, status):
         shard = Shard(path, read_layout(path, status.st_size, dtype), _facts(status))
         if _pages_bytes(shard.size_bytes) != span_bytes:
-            raise BadCorpus(path, "changed while it was being opened; start again when it is complete")
+            raise BadCorpus(
+                path, "changed while it was being opened; start again when it is complete"
+            )
         kernel.map_file(address, descriptor, shard.size_bytes)
         return shard
 

@@ -1,7 +1,7 @@
 """A named dataset, opened, checked and fingerprinted: what the service serves from.
 
-Reads the files once at start, around the map and in several threads: all of them up to 1 GiB, above that blocks
-spread over the whole. The same pass looks for tokens that cannot be right.
+Reads the files once at start, around the map and in several threads: all of them up to 1 GiB, above
+that blocks spread over the whole. The same pass looks for tokens that cannot be right.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenfeed import identity
 from tokenfeed.errors import BadCorpus
@@ -22,11 +23,14 @@ from .corpus import Corpus, Shard
 from .readahead import ReadAhead
 from .shards import Source
 
+Stored = npt.NDArray[np.unsignedinteger]
+
 _LOG = logging.getLogger("tokenfeed.server")
 _READERS = 16
 _PROGRESS_SECONDS = 5.0
 
-# Of uint32 tokens read as uint16, every second one is the high half: 0 up to 65,535, 1 up to 131,071, and so on.
+# Of uint32 tokens read as uint16, every second one is the high half: 0 up to 65,535, 1 up to
+# 131,071, and so on.
 _HIGH_HALF_MAX = 3
 _PAIRS_MIN = 64
 """Evidence of fewer pairs of tokens is none: a tiny corpus may look like anything."""
@@ -51,7 +55,8 @@ class Dataset:
 class TokenChecks:
     """What to look for in the tokens.
 
-    vocab_size: ids at or above it are an error; None where it is not known.  all_tokens: look at every one.
+    vocab_size: ids at or above it are an error; None where it is not known.  all_tokens: look at
+    every one.
     doubt_dtype: whether to suspect that the tokens are uint32 when they are read as uint16.
     """
 
@@ -60,7 +65,9 @@ class TokenChecks:
     doubt_dtype: bool = True
 
 
-def open_dataset(source: Source, dtype: np.dtype[np.unsignedinteger], checks: TokenChecks) -> Dataset:
+def open_dataset(
+    source: Source, dtype: np.dtype[np.unsignedinteger], checks: TokenChecks
+) -> Dataset:
     """Map a dataset's files, check them and take their fingerprint.
 
     Raises: BadCorpus, naming the file, what is wrong with it, and what to do.
@@ -68,13 +75,22 @@ def open_dataset(source: Source, dtype: np.dtype[np.unsignedinteger], checks: To
     corpus = Corpus(source.name, source.paths, dtype)
     try:
         content = _Content(corpus)
-        first_pass = list(content.scan(identity.content_blocks(content.size_bytes), checks.vocab_size))
+        first_pass = list(
+            content.scan(identity.content_blocks(content.size_bytes), checks.vocab_size)
+        )
         if checks.doubt_dtype and dtype.itemsize == 2:
             _require_no_halves(source.paths[0], first_pass)
         if checks.all_tokens and content.size_bytes > identity.COMPLETE_BYTES_MAX:
-            _exhaust(content.scan(identity.content_blocks(content.size_bytes, complete=True), checks.vocab_size), content.size_bytes)
+            _exhaust(
+                content.scan(
+                    identity.content_blocks(content.size_bytes, complete=True), checks.vocab_size
+                ),
+                content.size_bytes,
+            )
         counts = corpus.token_counts.tolist()
-        fingerprint = identity.fingerprint(dtype.name, counts, (block.sha256 for block in first_pass))
+        fingerprint = identity.fingerprint(
+            dtype.name, counts, (block.sha256 for block in first_pass)
+        )
         return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint)
     except BaseException:
         corpus.close()
@@ -85,7 +101,8 @@ def open_dataset(source: Source, dtype: np.dtype[np.unsignedinteger], checks: To
 class _Block:
     """What one block of the content was found to hold.
 
-    even_max, odd_max: greatest token at an even and at an odd place of its file.  pair_count: of both together.
+    even_max, odd_max: greatest token at an even and at an odd place of its file.  pair_count: of
+    both together.
     """
 
     size_bytes: int
@@ -106,10 +123,14 @@ class _Content:
         self.size_bytes = int(self._ends[-1])
 
     def scan(self, blocks: list[tuple[int, int]], vocab_size: int | None) -> Iterator[_Block]:
-        """Read blocks, each (first_byte, end_byte), in several threads; what was found comes in their order.  Raises: BadCorpus."""
+        """Read blocks, each (first_byte, end_byte), in several threads; what was found comes in
+        their order.  Raises: BadCorpus.
+        """
         with ThreadPoolExecutor(min(_READERS, len(blocks)), "tokenfeed-scan") as readers:
             try:
-                yield from readers.map(lambda block: self._scan_block(*block, vocab_size), blocks)
+                yield from readers.map(
+                    lambda block: self._scan_block(block[0], block[1], vocab_size), blocks
+                )
             finally:
                 readers.shutdown(wait=True, cancel_futures=True)
 
@@ -129,7 +150,9 @@ class _Content:
         return _Block(end_byte - first_byte, digest.digest(), even_max, odd_max, pair_count)
 
     def _pieces(self, first_byte: int, end_byte: int) -> Iterator[tuple[Shard, int, int]]:
-        """Cut a block at the borders of the files: each piece's shard, first byte and end byte within that file's tokens."""
+        """Cut a block at the borders of the files: each piece's shard, first byte and end byte
+        within that file's tokens.
+        """
         index = int(np.searchsorted(self._ends, first_byte, side="right"))
         while first_byte < end_byte:
             file_first, file_end = int(self._firsts[index]), min(int(self._ends[index]), end_byte)
@@ -138,27 +161,42 @@ class _Content:
             index += 1
 
 
-def _whole_tokens(content: bytes, first_byte: int, dtype: np.dtype[np.unsignedinteger]) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]
-    """Return the tokens that lie wholly in a piece of a file, and the place of the first of them in the file."""
+def _whole_tokens(
+    content: bytes, first_byte: int, dtype: np.dtype[np.unsignedinteger]
+) -> tuple[Stored, int]:
+    """Return the tokens that lie wholly in a piece of a file, and the place of the first of them in
+    the file.
+    """
     skipped = -first_byte % dtype.itemsize
     count = max(0, len(content) - skipped) // dtype.itemsize
     tokens = np.frombuffer(content, dtype=dtype, count=count, offset=skipped if count else 0)
     return tokens, (first_byte + skipped) // dtype.itemsize
 
 
-def _require_in_vocabulary(shard: Shard, tokens: np.ndarray, first_token: int, vocab_size: int) -> None:  # type: ignore[type-arg]
+def _require_in_vocabulary(shard: Shard, tokens: Stored, first_token: int, vocab_size: int) -> None:
     if tokens.size and int(tokens.max()) >= vocab_size:
         place = int(np.argmax(tokens >= vocab_size))
-        raise BadCorpus(shard.path, f"token {first_token + place} is {tokens[place]}, not below --vocab-size {vocab_size}")
+        raise BadCorpus(
+            shard.path,
+            f"token {first_token + place} is {tokens[place]}, not below --vocab-size {vocab_size}",
+        )
 
 
 def _require_no_halves(path: str, blocks: Iterable[_Block]) -> None:
     """Raise BadCorpus if tokens read as uint16 look like the halves of uint32 tokens."""
     blocks = list(blocks)
-    odd_max, even_max = max(block.odd_max for block in blocks), max(block.even_max for block in blocks)
-    if sum(block.pair_count for block in blocks) >= _PAIRS_MIN and odd_max <= _HIGH_HALF_MAX < even_max:
+    odd_max, even_max = (
+        max(block.odd_max for block in blocks),
+        max(block.even_max for block in blocks),
+    )
+    if (
+        sum(block.pair_count for block in blocks) >= _PAIRS_MIN
+        and odd_max <= _HIGH_HALF_MAX < even_max
+    ):
         raise BadCorpus(
-            path, f"every second token is at most {odd_max}: this looks like uint32. Pass --dtype uint32, or --dtype uint16 if it really is uint16"
+            path,
+            f"every second token is at most {odd_max}: this looks like uint32. "
+            "Pass --dtype uint32, or --dtype uint16 if it really is uint16",
         )
 
 

@@ -1,4 +1,5 @@
-"""The system calls that Python does not offer, by ctypes, which lets go of the GIL for as long as a call takes.
+"""The system calls that Python does not offer, by ctypes, which lets go of the GIL for as long as a
+call takes.
 
 Linux only. Nothing here decides anything.
 """
@@ -27,28 +28,48 @@ _SYS_PROCESS_MADVISE: Final = 440  # the same on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _libc.pwritev.restype = ctypes.c_ssize_t
 _libc.pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long)
 _libc.syscall.restype = ctypes.c_long
-_libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_long)
+_libc.syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_long,
+)
 
 Ranges = npt.NDArray[np.uint64]
-"""uint64[n, 2], C-contiguous: address and length in bytes of n ranges, which is what the kernel calls an iovec."""
+"""uint64[n, 2], C-contiguous: address and length in bytes of n ranges, which is what the kernel
+calls an iovec.
+"""
 
 
 def reserve(size_bytes: int) -> int:
-    """Return the address of so many bytes that nothing else will be mapped into.  Raises: OSError."""
+    """Return the address of so many bytes that nothing else will be mapped into.  Raises:
+    OSError.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return _address(_libc.mmap(None, size_bytes, _PROT_NONE, flags, -1, 0))
 
 
 def map_file(address: int, descriptor: int, size_bytes: int) -> None:
     """Map a file, read-only and shared, over a part of a reserved range.  Raises: OSError."""
-    _address(_libc.mmap(address, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0))
+    _address(
+        _libc.mmap(address, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0)
+    )
 
 
 def unmap(address: int, size_bytes: int) -> None:
@@ -57,15 +78,18 @@ def unmap(address: int, size_bytes: int) -> None:
 
 
 def expect_random_access(address: int, size_bytes: int) -> None:
-    """Tell the kernel not to read around what is touched: that ruins random reads of small windows."""
+    """Tell the kernel not to read around what is touched: that ruins random reads of small
+    windows.
+    """
     _libc.madvise(address, size_bytes, _MADV_RANDOM)
 
 
 def copy_ranges(descriptor: int, ranges: Ranges) -> bool:
     """Copy mapped ranges, one after another, into the file behind descriptor, from its beginning.
 
-    Returns: whether all of it could be read. If not, the file beneath the map was cut short, or its disk fails; reading
-    it in user space instead would end the process with SIGBUS.  Raises: OSError where the file cannot be written.
+    Returns: whether all of it could be read. If not, the file beneath the map was cut short, or its
+    disk fails; reading it in user space instead would end the process with SIGBUS.  Raises: OSError
+    where the file cannot be written.
     """
     copied = 0
     while len(ranges):
@@ -81,25 +105,35 @@ def copy_ranges(descriptor: int, ranges: Ranges) -> bool:
 
 
 def read_ahead(process: int, ranges: Ranges) -> bool:
-    """Ask the kernel to start reading page-aligned ranges of this process' maps, without waiting for them.
+    """Ask the kernel to start reading page-aligned ranges of this process' maps, without waiting
+    for them.
 
     process: a pidfd of this process.  Returns: False if the kernel refuses to be asked like that.
     """
     for first in range(0, len(ranges), IOVECS_MAX):
         part = ranges[first : first + IOVECS_MAX]
-        if _libc.syscall(_SYS_PROCESS_MADVISE, process, part.ctypes.data, len(part), _MADV_WILLNEED, 0) < 0:
+        if (
+            _libc.syscall(
+                _SYS_PROCESS_MADVISE, process, part.ctypes.data, len(part), _MADV_WILLNEED, 0
+            )
+            < 0
+        ):
             return ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)
     return True
 
 
 def read_ahead_singly(ranges: Ranges) -> None:
-    """As `read_ahead`, with a system call for each range: twice the cost, and every kernel knows it."""
+    """As `read_ahead`, with a system call for each range: twice the cost, and every kernel knows
+    it.
+    """
     for address, size_bytes in ranges.tolist():
         _libc.madvise(address, size_bytes, _MADV_WILLNEED)
 
 
 def resident(address: int, size_bytes: int) -> bool:
-    """Say whether all pages of a page-aligned range are in memory; of a file that we could not write, always yes."""
+    """Say whether all pages of a page-aligned range are in memory; of a file that we could not
+    write, always yes.
+    """
     pages = -(-size_bytes // PAGE_BYTES)
     flags = (ctypes.c_ubyte * pages)()
     return _libc.mincore(address, size_bytes, flags) == 0 and all(flag & 1 for flag in flags)
@@ -113,7 +147,10 @@ def _after(ranges: Ranges, part: Ranges, done_bytes: int) -> Ranges:
     # A copy that stopped in between says why only when it is asked for the rest.
     index = int(np.searchsorted(ends, done_bytes, side="right"))
     left = ranges[index:].copy()
-    left[0] = (int(part[index].sum()) - (int(ends[index]) - done_bytes), int(ends[index]) - done_bytes)
+    left[0] = (
+        int(part[index].sum()) - (int(ends[index]) - done_bytes),
+        int(ends[index]) - done_bytes,
+    )
     return left
 
 

@@ -1,7 +1,7 @@
 """The port: binds it, says where, and stops in time.
 
-A port in use is an error here. gRPC by itself shares it silently (SO_REUSEPORT), and with several addresses is content
-when one of them could be had.
+A port in use is an error here. gRPC by itself shares it silently (SO_REUSEPORT), and with several
+addresses is content when one of them could be had.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from .service import REQUEST_BYTES_MAX
 _LOG = logging.getLogger("tokenfeed.server")
 
 CALLS_MAX = 1024
-"""Calls at once; a thread each, started when first needed. A client has two under way, so this is 512 streams."""
+"""Calls at once; a thread each, started when first needed. A client has two under way, so this is
+512 streams.
+"""
 STOP_SECONDS = 0.5
 
 _OPTIONS = (
@@ -33,22 +35,26 @@ _OPTIONS = (
 def create_server(handler: grpc.GenericRpcHandler) -> grpc.Server:
     """Return a server that is not bound to any port yet.
 
-    Beyond CALLS_MAX a call is refused with RESOURCE_EXHAUSTED instead of waiting for a thread unseen.
+    Beyond CALLS_MAX a call is refused with RESOURCE_EXHAUSTED instead of waiting for a thread
+    unseen.
     """
     pool = ThreadPoolExecutor(CALLS_MAX, "tokenfeed-call")
-    return grpc.server(pool, handlers=(handler,), options=_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
+    return grpc.server(
+        pool, handlers=[handler], options=_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
+    )
 
 
 def bind(server: grpc.Server, host: str | None, port: int) -> str:
     """Bind the server and return the address, "host:port".
 
-    host: a name or an address; None is all interfaces, IPv6 and IPv4, or IPv4 alone where there is no IPv6.
+    host: a name or an address; None is all interfaces, IPv6 and IPv4, or IPv4 alone where there is
+    no IPv6.
     port: in [0, 65535]; 0 picks a free one.  Raises: InvalidRequest if that is not possible.
     """
     if not 0 <= port <= 65535:
         raise InvalidRequest("--port", f"{port} is not in [0, 65535]")
     if host is None:
-        host = "::" if _has_ipv6() else "0.0.0.0"  # noqa: S104 - its users are remote
+        host = "::" if _has_ipv6() else "0.0.0.0"
     family, address = _resolve(host, port)
     port = _require_free(family, address, port)
     where = f"[{address}]" if family == socket.AF_INET6 else address
@@ -59,7 +65,9 @@ def bind(server: grpc.Server, host: str | None, port: int) -> str:
     if bound == 0:
         raise InvalidRequest("--port", f"{where}:{port} cannot be bound")
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-        _LOG.warning("listening in plaintext address=%s: anybody who can reach this port can read the datasets", where)
+        _LOG.warning(
+            "plaintext address=%s: anybody who can reach this port can read the datasets", where
+        )
     return f"{where}:{bound}"
 
 
@@ -80,16 +88,21 @@ def _has_ipv6() -> bool:
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     """Return the family and the numeric address of a host of this machine."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except OSError as error:
         raise InvalidRequest("--host", f"{host!r} is no address: {error.strerror}") from error
     return family, str(address[0])
 
 
 def _require_free(family: socket.AddressFamily, address: str, port: int) -> int:
-    """Return the port if nobody listens on it, for IPv4 or IPv6; a free one if it is 0.  Raises: InvalidRequest."""
+    """Return the port if nobody listens on it, for IPv4 or IPv6; a free one if it is 0.  Raises:
+    InvalidRequest.
+    """
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As gRPC does: a port whose last connections are still timing out is free, one that is listened on is not.
+        # As gRPC does: a port whose last connections are still timing out is free, one that is
+        # listened on is not.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -97,5 +110,7 @@ def _require_free(family: socket.AddressFamily, address: str, port: int) -> int:
             probe.bind((address, port))
             probe.listen(1)
         except OSError as error:
-            raise InvalidRequest("--port", f"{port} on {address} cannot be bound: {error.strerror}") from error
+            raise InvalidRequest(
+                "--port", f"{port} on {address} cannot be bound: {error.strerror}"
+            ) from error
         return int(probe.getsockname()[1])

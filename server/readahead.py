@@ -1,7 +1,8 @@
 """Tells the kernel which pages come next, from the plan, where the corpus is cold.
 
-The kernel's own read-ahead guesses, and ruins random reads. We know: the windows of the next frames are already
-planned. But advice costs more than a warm gather, so it is given only where pages are seen to be missing.
+The kernel's own read-ahead guesses, and ruins random reads. We know: the windows of the next frames
+are already planned. But advice costs more than a warm gather, so it is given only where pages are
+seen to be missing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tokenfeed.plan import Windows
 from . import kernel
 from .corpus import Corpus
 
-# On a cold file, advising the windows of the next 16 batches of 32 x 2048 (512 rows) read 100-130 Mtok/s, against 16
-# without and 0.3-2 with the kernel's own read-ahead. 2 shared cores, 2026-11.
+# On a cold file, advising the windows of the next 16 batches of 32 x 2048 (512 rows) read 100-130
+# Mtok/s, against 16 without and 0.3-2 with the kernel's own read-ahead. 2 shared cores, 2026-11.
 ROWS_AHEAD = 512
 _ROWS_SAMPLED = 8
 _PATIENCE_MAX = 256
@@ -26,7 +27,8 @@ _PATIENCE_MAX = 256
 class ReadAhead:
     """What is known of how much of a corpus is in memory; one for all streams of a corpus.
 
-    Its few numbers are changed by many threads without a lock: at worst a frame is advised in vain, or late.
+    Its few numbers are changed by many threads without a lock: at worst a frame is advised in vain,
+    or late.
     """
 
     def __init__(self, corpus: Corpus) -> None:
@@ -39,7 +41,9 @@ class ReadAhead:
         self._patience = 1
 
     def advise(self, windows: Windows, row_bytes: int) -> None:
-        """Have the kernel start reading windows that will be gathered soon, unless they seem to be in memory already."""
+        """Have the kernel start reading windows that will be gathered soon, unless they seem to be
+        in memory already.
+        """
         if not self._cold or not windows.shard.size:
             return
         pages = _whole_pages(self._corpus.ranges(windows, row_bytes))
@@ -55,8 +59,9 @@ class ReadAhead:
     def observe(self, major_faults: int) -> None:
         """Learn from how many pages a gather had to wait for.
 
-        The kernel says of files that we could not write that all their pages are resident. Then only faults tell: each time
-        they prove the sample wrong, it takes more of it to be believed again.
+        The kernel says of files that we could not write that all their pages are resident. Then
+        only faults tell: each time they prove the sample wrong, it takes more of it to be believed
+        again.
         """
         if major_faults and not self._cold:
             self._cold = True

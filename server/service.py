@@ -1,7 +1,8 @@
 """Answers requests: request -> plan -> corpus -> frames.
 
-Messages come and go as bytes: a request is parsed here, so that garbage is the caller's error and not an internal one, and a
-frame is encoded without the protobuf runtime. Nothing of the inside leaves: an unforeseen exception goes to the log alone.
+Messages come and go as bytes: a request is parsed here, so that garbage is the caller's error and
+not an internal one, and a frame is encoded without the protobuf runtime. Nothing of the inside
+leaves: an unforeseen exception goes to the log alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tokenfeed import __version__, frame, orders
-from tokenfeed.errors import InvalidRequest, NotServed, OverLimit, SamplesExhausted, StreamMismatch, TokenfeedError
+from tokenfeed.errors import (
+    InvalidRequest,
+    NotServed,
+    OverLimit,
+    SamplesExhausted,
+    StreamMismatch,
+    TokenfeedError,
+)
 from tokenfeed.identity import IDENTITY_VERSION, stream_identity
 from tokenfeed.plan import PLAN_ROWS, Plan, Windows, window_places
 from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position, require_range
@@ -59,7 +67,7 @@ class TokenFeed:
             yield from self._open(_parse(pb.GetBatchRequest, message)).frames()
         except TokenfeedError as error:
             _refuse(context, error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - its text must not reach the caller
             _fail(context)
 
     def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -68,7 +76,7 @@ class TokenFeed:
             return self._describe(_parse(pb.DescribeRequest, message)).SerializeToString()
         except TokenfeedError as error:
             _refuse(context, error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - its text must not reach the caller
             _fail(context)
 
     def _open(self, request: pb.GetBatchRequest) -> _Stream:
@@ -76,23 +84,35 @@ class TokenFeed:
         dataset = self._dataset(request.dataset)
         order = orders.find(request.order)
         position = Position(
-            request.first_sample, request.batch_size, request.rank, request.world_size if request.HasField("world_size") else 1
+            request.first_sample,
+            request.batch_size,
+            request.rank,
+            request.world_size if request.HasField("world_size") else 1,
         )
         require_range("first_row", request.first_row, 0, request.batch_size)
         if request.planes:
-            raise InvalidRequest("planes", f"this server has no plane {request.planes[0]}, only the tokens")
+            raise InvalidRequest(
+                "planes", f"this server has no plane {request.planes[0]}, only the tokens"
+            )
         plan = Plan(dataset.corpus.token_counts, request.context_length, order, request.seed)
         row_bytes = (request.context_length + 1) * dataset.corpus.dtype.itemsize
         self._require_within_limits(request.batch_size, row_bytes)
         batch_count = request.num_batches if request.HasField("num_batches") else None
         if position.batches_left < (1 if batch_count is None else batch_count):
-            raise SamplesExhausted("num_batches", f"only {position.batches_left} batches from first_sample on stay below sample 2^63")
+            raise SamplesExhausted(
+                "num_batches",
+                f"only {position.batches_left} batches from first_sample on stay below sample 2^63",
+            )
         identity = stream_identity(order, request.seed, request.context_length, dataset.fingerprint)
         _require_identity(request.expected_identity, identity)
         return _Stream(dataset, plan, position, identity, row_bytes, request.first_row, batch_count)
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
-        names = [self._dataset(request.dataset).name] if request.dataset else sorted(self._datasets, key=str.encode)
+        names = (
+            [self._dataset(request.dataset).name]
+            if request.dataset
+            else sorted(self._datasets, key=str.encode)
+        )
         context_length = request.context_length if request.HasField("context_length") else None
         if context_length is not None:
             require_range("context_length", context_length, 1, SAMPLE_END)
@@ -112,7 +132,9 @@ class TokenFeed:
 
     def _dataset(self, name: str) -> Dataset:
         names = sorted(self._datasets)
-        served = ", ".join(names[:_NAMES_SHOWN]) + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")
+        served = ", ".join(names[:_NAMES_SHOWN]) + (
+            f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        )
         if not name and len(self._datasets) > 1:
             raise InvalidRequest("dataset", f"has to be named, since several are served: {served}")
         dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
@@ -122,16 +144,23 @@ class TokenFeed:
 
     def _require_within_limits(self, batch_size: int, row_bytes: int) -> None:
         if row_bytes > frame.ROW_BYTES_MAX:
-            raise OverLimit("context_length", f"a row of {row_bytes} bytes is above the limit of {frame.ROW_BYTES_MAX} bytes")
+            raise OverLimit(
+                "context_length",
+                f"a row of {row_bytes} bytes is above the limit of {frame.ROW_BYTES_MAX} bytes",
+            )
         if batch_size * row_bytes > self._batch_bytes_max:
             raise OverLimit(
-                "batch_size", f"a batch of {batch_size * row_bytes} bytes is above this server's limit of {self._batch_bytes_max} bytes"
+                "batch_size",
+                f"a batch of {batch_size * row_bytes} bytes is above this server's limit "
+                f"of {self._batch_bytes_max} bytes",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """One call of GetBatch, checked: what is left is to do it.  batch_count: None is without end."""
+    """One call of GetBatch, checked: what is left is to do it.  batch_count: None is without
+    end.
+    """
 
     dataset: Dataset
     plan: Plan
@@ -142,7 +171,9 @@ class _Stream:
     batch_count: int | None
 
     def frames(self) -> Iterator[bytes]:
-        """Yield the frames in order.  Raises: CorpusChanged; SamplesExhausted where an endless stream ends after all."""
+        """Yield the frames in order.  Raises: CorpusChanged; SamplesExhausted where an endless
+        stream ends after all.
+        """
         batches = self.position.batches_left if self.batch_count is None else self.batch_count
         end_row = batches * self.position.batch_size
         chunk_rows = max(PLAN_ROWS, frame.rows_per_frame(frame.FRAME_BYTES_TARGET, self.row_bytes))
@@ -153,7 +184,9 @@ class _Stream:
             first = advised_end = 0
             while first < row_count:
                 end = min(first + frame.rows_per_frame(frame_bytes, self.row_bytes), row_count)
-                self.dataset.readahead.advise(windows[advised_end : end + ROWS_AHEAD], self.row_bytes)
+                self.dataset.readahead.advise(
+                    windows[advised_end : end + ROWS_AHEAD], self.row_bytes
+                )
                 advised_end = end + ROWS_AHEAD
                 message = self._frame(windows[first:end], chunk_first + first)
                 handed_over = time.monotonic()
@@ -164,11 +197,20 @@ class _Stream:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
     def _frame(self, windows: Windows, stream_row: int) -> bytes:
-        """Return windows as an encoded frame; stream_row is the row of the stream that they begin with."""
+        """Return windows as an encoded frame; stream_row is the row of the stream that they begin
+        with.
+        """
         faults_before = major_faults()
         with self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
             self.dataset.readahead.observe(major_faults() - faults_before)
-            return frame.encode(self.identity, self.position, stream_row, windows.shard.size, self.dataset.corpus.dtype.itemsize, tokens)
+            return frame.encode(
+                self.identity,
+                self.position,
+                stream_row,
+                windows.shard.size,
+                self.dataset.corpus.dtype.itemsize,
+                tokens,
+            )
 
 
 def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Dataset:
@@ -183,17 +225,25 @@ def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Datase
         fingerprint=dataset.fingerprint,
     )
     if context_length is not None:
-        described.windows_per_epoch = int(window_places(corpus.token_counts, context_length, has_epochs=True).sum())
-        described.window_starts = int(window_places(corpus.token_counts, context_length, has_epochs=False).sum())
+        described.windows_per_epoch = int(
+            window_places(corpus.token_counts, context_length, has_epochs=True).sum()
+        )
+        described.window_starts = int(
+            window_places(corpus.token_counts, context_length, has_epochs=False).sum()
+        )
     return described
 
 
 def _require_identity(expected: bytes, identity: bytes) -> None:
     if expected and len(expected) != _IDENTITY_BYTES:
-        raise InvalidRequest("expected_identity", f"has {len(expected)} bytes, not {_IDENTITY_BYTES}")
+        raise InvalidRequest(
+            "expected_identity", f"has {len(expected)} bytes, not {_IDENTITY_BYTES}"
+        )
     if expected and expected != identity:
         raise StreamMismatch(
-            "expected_identity", f"{expected.hex()} is not this stream's identity, {identity.hex()}: another corpus, order, seed or context length"
+            "expected_identity",
+            f"{expected.hex()} is not this stream's identity, {identity.hex()}: "
+            "another corpus, order, seed or context length",
         )
 
 
@@ -213,4 +263,6 @@ def _refuse(context: grpc.ServicerContext, error: TokenfeedError) -> NoReturn:
 
 def _fail(context: grpc.ServicerContext) -> NoReturn:
     _LOG.exception("failed peer=%s", context.peer())
-    context.abort(grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why")
+    context.abort(
+        grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
+    )

@@ -34,8 +34,9 @@ class Source:
 def parse_data(words: Sequence[str]) -> Source:
     """Return the dataset that the words after one --data stand for: [NAME=]PATH [PATH ...].
 
-    A path may be a file, a glob or a folder; the files of a glob and of a folder come in byte order of their names.
-    NAME is what stands before the first "=", where that is [A-Za-z0-9_-]+; without it, it is the first file's stem, or the folder's name.
+    A path may be a file, a glob or a folder; the files of a glob and of a folder come in byte order
+    of their names. NAME is what stands before the first "=", where that is [A-Za-z0-9_-]+; without
+    it, it is the first file's stem, or the folder's name.
     Raises: BadCorpus if there is no such file, or no name can be made.
     """
     named = _NAMED.fullmatch(words[0])
@@ -43,7 +44,11 @@ def parse_data(words: Sequence[str]) -> Source:
     paths = [path for word in (first, *words[1:]) for path in _expand(word)]
     name = named[1] if named else _stem(first if os.path.isdir(first) else paths[0])
     if not _NAME.fullmatch(name):
-        raise BadCorpus(first, f"{name!r} is no name for a dataset (letters, digits, '_', '.', '-'); give it one: --data NAME={first}")
+        raise BadCorpus(
+            first,
+            f"{name!r} is no name for a dataset (letters, digits, '_', '.', '-'); "
+            f"give it one: --data NAME={first}",
+        )
     return Source(name, tuple(paths))
 
 
@@ -53,7 +58,9 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
     for source in sources:
         if other := seen.get(source.name):
             raise InvalidRequest(
-                "--data", f"two datasets are named {source.name!r} ({other.paths[0]} and {source.paths[0]}); name one: --data NAME=PATH"
+                "--data",
+                f"two datasets are named {source.name!r} ({other.paths[0]} and {source.paths[0]}); "
+                "name one: --data NAME=PATH",
             )
         seen[source.name] = source
 
@@ -61,7 +68,11 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
 def _expand(word: str) -> list[str]:
     """Return the files that one word stands for, in order."""
     if os.path.isdir(word):
-        found = [entry.path for entry in os.scandir(word) if entry.is_file() and entry.name.endswith(SHARD_SUFFIXES)]
+        found = [
+            entry.path
+            for entry in os.scandir(word)
+            if entry.is_file() and entry.name.endswith(SHARD_SUFFIXES)
+        ]
         problem = f"is a folder without shards (files named *{', *'.join(SHARD_SUFFIXES)})"
     elif not os.path.lexists(word) and glob.has_magic(word):
         found = [path for path in glob.glob(word, recursive=True) if os.path.isfile(path)]

@@ -16,8 +16,9 @@ TokenfeedError
     Busy                an answer: come back later
     BadFrame            what arrived is not what was asked for
 
-Each says "subject: problem", where the subject is the field, file or address that it is about; both are kept as
-attributes. So a server's sentence becomes the same exception again on the client's side: `from_status`.
+Each says "subject: problem", where the subject is the field, file or address that it is about; both
+are kept as attributes. So a server's sentence becomes the same exception again on the client's
+side: `from_status`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class TokenfeedError(Exception):
     """Name of the gRPC status code that this error travels as."""
 
     def __init__(self, subject: str, problem: str) -> None:
-        """Keep what it is about (a field, a file, an address) and what is wrong, limit and cure included."""
+        """Keep what it is about (a field, a file, an address) and what is wrong, limit and cure
+        included.
+        """
         super().__init__(f"{subject}: {problem}")
         self.subject = subject
         self.problem = problem
@@ -71,7 +74,9 @@ class SamplesExhausted(RequestError):
 
 
 class StreamMismatch(RequestError):
-    """The server's stream is not the expected one: another corpus, order, seed or context length."""
+    """The server's stream is not the expected one: another corpus, order, seed or context
+    length.
+    """
 
     status = "FAILED_PRECONDITION"
 
@@ -118,7 +123,15 @@ class BadFrame(ServerAway):
 
 _FINAL: dict[str, type[TokenfeedError]] = {
     kind.status: kind
-    for kind in (InvalidRequest, NotServed, OverLimit, SamplesExhausted, StreamMismatch, NotTokenfeed, CorpusChanged)
+    for kind in (
+        InvalidRequest,
+        NotServed,
+        OverLimit,
+        SamplesExhausted,
+        StreamMismatch,
+        NotTokenfeed,
+        CorpusChanged,
+    )
 }
 
 

@@ -1,9 +1,10 @@
 """Where a stream stands: first sample, rank, world size and batch size <-> sample index.
 
-Pure arithmetic. The wire carries samples, never steps, so that a position means the same at any batch
-size and world size:
+Pure arithmetic. The wire carries samples, never steps, so that a position means the same at any
+batch size and world size:
 
-    sample = first_sample + k * world_size * batch_size + rank * batch_size + row        k = 0, 1, 2, ...
+    sample = first_sample + k * world_size * batch_size + rank * batch_size + row        k = 0, 1,
+    2, ...
 
 The rows of a stream are numbered through: row r of batch k is stream row k * batch_size + r.
 """
@@ -28,7 +29,8 @@ class Position:
     """One rank's place in the order of samples. What exists is valid.
 
     first_sample: sample of row 0 of rank 0 in the batch that the stream begins with, in [0, 2^63).
-    batch_size: rows per rank and batch, in [1, 2^20].  rank: in [0, world_size).  world_size: in [1, 2^32].
+    batch_size: rows per rank and batch, in [1, 2^20].  rank: in [0, world_size).  world_size: in
+    [1, 2^32].
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
@@ -42,7 +44,10 @@ class Position:
         require_range("batch_size", self.batch_size, 1, BATCH_SIZE_MAX + 1)
         require_range("world_size", self.world_size, 1, WORLD_SIZE_MAX + 1)
         if not 0 <= self.rank < self.world_size:
-            raise InvalidRequest("rank", f"{self.rank} is not in [0, world_size), and world_size is {self.world_size}")
+            raise InvalidRequest(
+                "rank",
+                f"{self.rank} is not in [0, world_size), and world_size is {self.world_size}",
+            )
         if self.first_sample < 0:
             raise InvalidRequest("first_sample", f"{self.first_sample} is negative")
         if self.first_sample >= SAMPLE_END:
@@ -60,7 +65,9 @@ class Position:
         return max(0, (SAMPLE_END - self.first_sample - past_own_rows) // self.stride + 1)
 
     def batch_first_sample(self, batch: int) -> int:
-        """Return the sample of row 0 of rank 0 in batch k of this stream: what a request for it says."""
+        """Return the sample of row 0 of rank 0 in batch k of this stream: what a request for it
+        says.
+        """
         return self.first_sample + batch * self.stride
 
     def samples(self, first_row: int, row_count: int) -> npt.NDArray[np.int64]:

@@ -1,4 +1,5 @@
-"""What is in a token file: one module per format, each turning a file's size and first bytes into a Layout.
+"""What is in a token file: one module per format, each turning a file's size and first bytes into a
+Layout.
 
 A format is a module with `NAME` and `layout(path, file_bytes, dtype)`, and a line in FORMATS.
 """
@@ -16,5 +17,7 @@ FORMATS = {raw.NAME: raw}
 
 
 def read_layout(path: str, file_bytes: int, dtype: np.dtype[np.unsignedinteger]) -> Layout:
-    """Return where the tokens of a file lie.  Raises: BadCorpus, naming the file and what is wrong with it."""
+    """Return where the tokens of a file lie.  Raises: BadCorpus, naming the file and what is wrong
+    with it.
+    """
     return raw.layout(path, file_bytes, dtype)

@@ -11,7 +11,8 @@ import numpy as np
 class Layout:
     """One run of tokens in a file.
 
-    dtype: as stored, little-endian.  first_byte: where the first token begins.  token_count: at least 1.
+    dtype: as stored, little-endian.  first_byte: where the first token begins.  token_count: at
+    least 1.
     """
 
     dtype: np.dtype[np.unsignedinteger]

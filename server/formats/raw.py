@@ -20,5 +20,9 @@ def layout(path: str, file_bytes: int, dtype: np.dtype[np.unsignedinteger]) -> L
     if file_bytes == 0:
         raise BadCorpus(path, "is empty")
     if file_bytes % dtype.itemsize:
-        raise BadCorpus(path, f"{file_bytes} bytes are no whole number of {dtype.name} tokens; is it of another --dtype, or cut short?")
+        raise BadCorpus(
+            path,
+            f"{file_bytes} bytes are no whole number of {dtype.name} tokens; "
+            "is it of another --dtype, or cut short?",
+        )
     return Layout(dtype, 0, file_bytes // dtype.itemsize)

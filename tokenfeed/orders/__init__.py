@@ -1,7 +1,7 @@
 """The orders by the name that they have on the wire: one published algorithm per file.
 
-A released order is never edited: `random-1` gives the same windows for ever. A better one is a new file and
-a new name.
+A released order is never edited: `random-1` gives the same windows for ever. A better one is a new
+file and a new name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import NotServed
+from tokenfeed.errors import NotServed
+
 from . import random_v1, sequential_v1, shuffled_v1
 
 
@@ -19,20 +20,23 @@ class Order(Protocol):
     """What a module of this folder offers.
 
     NAME: as on the wire.  USES_SEED: whether the seed is part of the identity.
-    HAS_EPOCHS: the places are the non-overlapping windows, each visited once per epoch; else every token offset.
+    HAS_EPOCHS: the places are the non-overlapping windows, each visited once per epoch; else every
+    token offset.
     """
 
     NAME: str
     USES_SEED: bool
     HAS_EPOCHS: bool
 
-    @staticmethod
-    def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:
+    def places(
+        self, samples: npt.NDArray[np.int64], seed: int, place_count: int, /
+    ) -> npt.NDArray[np.int64]:
         """Return the place of each sample, int64[n], each in [0, place_count)."""
         ...
 
 
-ORDERS: dict[str, Order] = {order.NAME: order for order in (random_v1, shuffled_v1, sequential_v1)}
+_RELEASED: tuple[Order, ...] = (random_v1, shuffled_v1, sequential_v1)
+ORDERS = {order.NAME: order for order in _RELEASED}
 DEFAULT = random_v1.NAME
 
 

@@ -1,16 +1,19 @@
 """Counter-based hashing for the orders: pure functions of 64-bit words, vectorized.
 
-`mix` is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014; the constants are Stafford's variant 13). Its only arithmetic is modulo 2^64, so any
-language reproduces it. docs/decisions/0001-orders.md says why it is this and not Philox.
+`mix` is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014; the constants are Stafford's variant 13). Its only arithmetic is
+modulo 2^64, so any language reproduces it. docs/decisions/0001-orders.md says why it is this and
+not Philox.
 """
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+Words: TypeAlias = npt.NDArray[np.uint64]
 """Arrays of 64-bit words. Never plain numpy scalars: those warn where arrays wrap."""
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -37,7 +40,9 @@ def mix(words: Words) -> Words:
 
 
 def key(index: int, *parts: Words) -> Words:
-    """Return subkey number `index` of a key made of several words: mix(... mix(mix(index) ^ part) ^ part ...)."""
+    """Return subkey number `index` of a key made of several words: mix(... mix(mix(index) ^ part) ^
+    part ...).
+    """
     z = mix(word(index))
     for part in parts:
         z = mix(z ^ part)
@@ -47,7 +52,8 @@ def key(index: int, *parts: Words) -> Words:
 def reduce_64(words: Words, limit: int) -> Words:
     """Return floor(word * limit / 2^64), in [0, limit): the high half of a 128-bit product.
 
-    words: uint64[n].  limit: in [1, 2^63].  Put together from 32-bit halves, since numpy has no 128-bit integers.
+    words: uint64[n].  limit: in [1, 2^63].  Put together from 32-bit halves, since numpy has no
+    128-bit integers.
     """
     limit_low, limit_high = np.uint64(limit & 0xFFFFFFFF), np.uint64(limit >> 32)
     high, low = words >> _SHIFT_32, words & _LOW_32
@@ -55,9 +61,12 @@ def reduce_64(words: Words, limit: int) -> Words:
     if limit >> 32 == 0:
         return middle >> _SHIFT_32
     carry = (middle & _LOW_32) + low * limit_high
-    return high * limit_high + (middle >> _SHIFT_32) + (carry >> _SHIFT_32)
+    product_high: Words = high * limit_high + (middle >> _SHIFT_32) + (carry >> _SHIFT_32)
+    return product_high
 
 
 def reduce_32(words: Words, limit: np.uint64) -> Words:
-    """Return floor((word >> 32) * limit / 2^32), in [0, limit).  words: uint64[n].  limit: in [1, 2^32]."""
+    """Return floor((word >> 32) * limit / 2^32), in [0, limit).  words: uint64[n].  limit: in [1,
+    2^32].
+    """
     return (words >> _SHIFT_32) * limit >> _SHIFT_32

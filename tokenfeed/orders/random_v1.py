@@ -1,7 +1,7 @@
 """`random-1`: windows at any token offset, with replacement, without end.
 
-What nanoGPT's get_batch draws, but by sample index and not by a generator that advances: the start is a
-keyed hash of the sample, so sample 10^14 costs what sample 0 costs. Released; never edited.
+What nanoGPT's get_batch draws, but by sample index and not by a generator that advances: the start
+is a keyed hash of the sample, so sample 10^14 costs what sample 0 costs. Released; never edited.
 """
 
 from __future__ import annotations

@@ -1,0 +1,9 @@
+# One-liners; CI calls the same.
+.PHONY: proto proto-check check test bench
+PYTHON ?= .venv/bin/python
+
+proto:        ; proto/generate.sh
+proto-check:  ; proto/generate.sh --check
+check:        ; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
+test:         ; $(PYTHON) -m pytest
+bench:        ; $(PYTHON) -m benchmarks.plan_rows && $(PYTHON) -m benchmarks.gather

@@ -1,0 +1,107 @@
+"""What the tests share: real servers on free ports, and small corpora in files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHARED_DATA = Path(os.environ.get("TOKENFEED_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
+@dataclass
+class Server:
+    """A server process that accepts connections at address, "localhost:PORT"."""
+
+    process: subprocess.Popen[str]
+    address: str
+    stderr_path: Path
+
+    @property
+    def stderr(self) -> str:
+        """What it has logged so far."""
+        return self.stderr_path.read_text()
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(signal_number)
+        return self.process.wait(timeout=10)
+
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start `python -m server` with some arguments, on a free port, and wait until it listens;
+    stopped after the test.
+    """
+    servers: list[Server] = []
+
+    def start(*arguments: str | Path, port: int = 0, wrapper: Sequence[str] = ()) -> Server:
+        stderr_path = tmp_path / f"server-{len(servers)}.log"
+        command = [
+            *wrapper,
+            sys.executable,
+            "-m",
+            "server",
+            *map(str, arguments),
+            "--port",
+            str(port),
+        ]
+        with stderr_path.open("w") as stderr:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        server = Server(process, f"localhost:{line.rpartition(':')[2].strip()}", stderr_path)
+        servers.append(server)
+        assert "listening on" in line, server.stderr
+        return server
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.wait(timeout=10)
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+
+
+WriteTokens = Callable[..., Path]
+
+
+@pytest.fixture
+def write_tokens(tmp_path: Path) -> WriteTokens:
+    """Write a raw token file and return its path: write_tokens(tokens, name="train.bin",
+    dtype="<u2").
+    """
+
+    def write(
+        tokens: Sequence[int] | np.ndarray, name: str = "train.bin", dtype: str = "<u2"
+    ) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.asarray(tokens).astype(dtype).tofile(path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder with real text and a tokenizer; the test is skipped where there is none."""
+    if not (SHARED_DATA / "tinyshakespeare.txt").exists():
+        pytest.skip(
+            "set TOKENFEED_TEST_DATA to a folder with tinyshakespeare.txt and gpt2-tokenizer.json"
+        )
+    return SHARED_DATA
