@@ -12,9 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = Path(os.environ.get("TOKENFEED_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+# Examples are the same on every run, and a slow machine is no failure.
+settings.register_profile("tokenfeed", derandomize=True, deadline=None)
+settings.load_profile("tokenfeed")
 
 
 @dataclass

@@ -23,11 +23,6 @@ _SHIFT_27, _SHIFT_30, _SHIFT_31, _SHIFT_32 = (np.uint64(n) for n in (27, 30, 31,
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
-def word(value: int) -> Words:
-    """Return value, in [0, 2^64), as uint64[1]."""
-    return np.array([value], dtype=np.uint64)
-
-
 def mix(words: Words) -> Words:
     """Return a hash of each word, a bijection of the 64-bit words.  uint64[n] -> uint64[n]."""
     z = words + _GAMMA
@@ -39,14 +34,9 @@ def mix(words: Words) -> Words:
     return z
 
 
-def key(index: int, *parts: Words) -> Words:
-    """Return subkey number `index` of a key made of several words: mix(... mix(mix(index) ^ part) ^
-    part ...).
-    """
-    z = mix(word(index))
-    for part in parts:
-        z = mix(z ^ part)
-    return z
+def subkeys(count: int, seed: int) -> Words:
+    """Return so many keys derived from a seed in [0, 2^64): key j is mix(mix(j) ^ seed)."""
+    return mix(mix(np.arange(count, dtype=np.uint64)) ^ np.uint64(seed))
 
 
 def reduce_64(words: Words, limit: int) -> Words:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .mix import key, mix, reduce_64, word
+from .mix import mix, reduce_64, subkeys
 
 NAME = "random-1"
 USES_SEED = True
@@ -22,5 +22,5 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
     samples: int64[n], each >= 0.  seed: in [0, 2^64).  place_count: in [1, 2^63).
     Returns: int64[n], each in [0, place_count), uniform.
     """
-    outer, inner = key(0, word(seed)), key(1, word(seed))
+    outer, inner = subkeys(2, seed)
     return reduce_64(mix(mix(samples.view(np.uint64) ^ outer) ^ inner), place_count).view(np.int64)

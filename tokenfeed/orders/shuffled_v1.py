@@ -14,7 +14,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from .mix import Words, key, mix, reduce_32, word
+from .mix import Words, mix, reduce_32, subkeys
 
 NAME = "shuffled-1"
 USES_SEED = True
@@ -68,7 +68,7 @@ def _round_keys(seed: int, epochs: Words, rounds: int) -> Words:
     """
     if epochs.size and (epochs[0] == epochs).all():
         epochs = epochs[:1]
-    return np.stack([key(index, word(seed), epochs) for index in range(rounds)])
+    return mix(subkeys(rounds, seed)[:, np.newaxis] ^ epochs)
 
 
 def _feistel(points: Words, keys: Words, side_a: int, side_b: int) -> Words:
