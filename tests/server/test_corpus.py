@@ -1,0 +1,239 @@
+"""The map and the gather, on real files."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.corpus import Corpus
+from tests.conftest import WriteTokens
+from tokenfeed.errors import BadCorpus, CorpusChanged
+from tokenfeed.plan import Windows
+
+PAGE_TOKENS = 2048
+OpenCorpus = Callable[..., Corpus]
+
+
+@pytest.fixture
+def open_corpus() -> Iterator[OpenCorpus]:
+    """Open corpora that are closed after the test: open_corpus(path, ..., dtype="<u2")."""
+    opened: list[Corpus] = []
+
+    def start(*paths: Path, dtype: str = "<u2") -> Corpus:
+        opened.append(Corpus("train", [str(path) for path in paths], np.dtype(dtype)))
+        return opened[-1]
+
+    yield start
+    for corpus in opened:
+        corpus.close()
+
+
+def windows(*places: tuple[int, int]) -> Windows:
+    shard, token_offset = np.array(places, dtype=np.int64).T
+    return Windows(shard.copy(), token_offset.copy())
+
+
+def gathered(corpus: Corpus, row_tokens: int, *places: tuple[int, int]) -> list[list[int]]:
+    with corpus.gather(windows(*places), row_tokens * corpus.dtype.itemsize) as tokens:
+        rows: list[list[int]] = tokens.view(corpus.dtype).reshape(-1, row_tokens).tolist()
+    return rows
+
+
+def test_rows_come_from_every_file_of_the_corpus(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """One address range: a frame is one copy, however many files its rows lie in."""
+    one = write_tokens(range(1, 10), "one.bin")
+    two = write_tokens(range(100, 5000), "two.bin")
+    corpus = open_corpus(one, two)
+
+    rows = gathered(corpus, 4, (1, 4896), (0, 0), (1, 0), (0, 5), (1, 2046))
+
+    assert rows == [
+        [4996, 4997, 4998, 4999],
+        [1, 2, 3, 4],
+        [100, 101, 102, 103],
+        [6, 7, 8, 9],
+        [2146, 2147, 2148, 2149],
+    ]
+
+
+def test_uint32_tokens_are_gathered_whole(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """A vocabulary beyond 65,536 needs them."""
+    corpus = open_corpus(write_tokens([70_000, 2**32 - 1, 5], dtype="<u4"), dtype="<u4")
+
+    assert gathered(corpus, 2, (0, 0), (0, 1)) == [[70_000, 2**32 - 1], [2**32 - 1, 5]]
+
+
+def test_more_rows_than_one_system_call_takes_are_all_there(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """The kernel takes 1,024 ranges at once; short rows make frames of many more."""
+    corpus = open_corpus(write_tokens(range(1, 60_001)))
+
+    rows = gathered(corpus, 2, *((0, i) for i in range(5000)))
+
+    assert rows == [[i + 1, i + 2] for i in range(5000)]
+
+
+def test_ten_thousand_files_leave_no_descriptor_open(
+    open_corpus: OpenCorpus, tmp_path: Path
+) -> None:
+    """Corpora have more shards than processes may have descriptors."""
+    before = len(os.listdir("/proc/self/fd"))
+    paths = [tmp_path / f"{i:05}.bin" for i in range(10_000)]
+    for i, path in enumerate(paths):
+        path.write_bytes(np.array([i, i + 1, i + 2], dtype="<u2").tobytes())
+
+    corpus = open_corpus(*paths)
+
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert gathered(corpus, 3, (9999, 0), (0, 0)) == [[9999, 10_000, 10_001], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("size_tokens", [0, 1, 10 * PAGE_TOKENS, 10 * PAGE_TOKENS + 77])
+def test_a_row_beyond_the_new_end_of_a_file_is_an_error_and_no_signal(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, size_tokens: int
+) -> None:
+    """Reading it through the map in user space would end the process with SIGBUS."""
+    path = write_tokens(np.arange(1, 20 * PAGE_TOKENS + 1) % 60_000 + 1)
+    corpus = open_corpus(path)
+    os.truncate(path, 2 * size_tokens)
+
+    with pytest.raises(CorpusChanged, match="'train' changed"):
+        gathered(corpus, 3000, (0, 17 * PAGE_TOKENS))
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 2, 3, 100, 2000, 4094])
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_cut_within_the_last_page_is_noticed_although_it_reads_as_zeros(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, cut_bytes: int, warm: bool
+) -> None:
+    """The kernel clears the rest of that page instead of reporting anything."""
+    path = write_tokens(np.full(4 * PAGE_TOKENS, 0x0101))
+    corpus = open_corpus(path)
+    if warm:
+        gathered(corpus, 10, (0, 0))
+    os.truncate(path, path.stat().st_size - cut_bytes)
+
+    with pytest.raises(CorpusChanged):
+        gathered(corpus, PAGE_TOKENS, (0, 3 * PAGE_TOKENS))
+
+
+def test_a_cut_is_noticed_where_the_file_ended_in_zeros(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """Then its last bytes look the same as before, and its size has to tell."""
+    tokens = np.full(4 * PAGE_TOKENS, 257)
+    tokens[-50:] = 0
+    path = write_tokens(tokens)
+    corpus = open_corpus(path)
+    for _ in range(2):
+        assert gathered(corpus, 60, (0, 4 * PAGE_TOKENS - 60))[0] == [257] * 10 + [0] * 50
+    os.truncate(path, path.stat().st_size - 200)
+
+    with pytest.raises(CorpusChanged):
+        gathered(corpus, 60, (0, 4 * PAGE_TOKENS - 120))
+
+
+def test_a_file_cut_and_grown_again_is_noticed(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """Its size is what it was, and its content is zeros."""
+    path = write_tokens(np.full(4 * PAGE_TOKENS, 257))
+    corpus = open_corpus(path)
+    gathered(corpus, 10, (0, 0))
+    os.truncate(path, 0)
+    os.truncate(path, 2 * 4 * PAGE_TOKENS)
+
+    with pytest.raises(CorpusChanged):
+        gathered(corpus, 10, (0, 5))
+
+
+def test_once_a_file_was_found_cut_nothing_more_is_handed_out(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """Half a corpus is another corpus: even rows that could still be read are refused."""
+    path = write_tokens(np.full(20 * PAGE_TOKENS, 257))
+    corpus = open_corpus(path)
+    os.truncate(path, 100)
+    with pytest.raises(CorpusChanged):
+        gathered(corpus, 10, (0, 10 * PAGE_TOKENS))
+
+    with pytest.raises(CorpusChanged):
+        gathered(corpus, 10, (0, 0))
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed", "grown"])
+def test_a_file_replaced_removed_or_grown_is_served_on(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, how: str
+) -> None:
+    """The opened content is still all there, whatever its name stands for now."""
+    path = write_tokens([1, 2, 3, 0])
+    corpus = open_corpus(path)
+    if how == "replaced":
+        write_tokens([9], "new.bin").replace(path)
+    elif how == "removed":
+        path.unlink()
+    else:
+        with path.open("ab") as file:
+            file.write(b"\x05\x00")
+
+    assert gathered(corpus, 4, (0, 0)) == [[1, 2, 3, 0]]
+
+
+def test_zeros_that_belong_to_the_corpus_are_served(
+    open_corpus: OpenCorpus, tmp_path: Path
+) -> None:
+    """Token 0 is a token; a sparse file is full of it."""
+    path = tmp_path / "sparse.bin"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    corpus = open_corpus(path)
+
+    assert gathered(corpus, 3, (0, 0), (0, (1 << 39) - 3)) == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_gathers_in_turn_use_the_same_memory(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """Freshly faulted memory costs twenty times the copy."""
+    corpus = open_corpus(write_tokens(range(1, 60_001)))
+    gathered(corpus, 1000, *((0, i) for i in range(500)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    for _ in range(20):
+        with corpus.gather(windows(*((0, i) for i in range(500))), 2000):
+            pass
+
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "empty", "odd", "pipe", "link to nothing"])
+def test_a_file_that_cannot_be_served_is_named(
+    open_corpus: OpenCorpus, tmp_path: Path, kind: str
+) -> None:
+    """The operator reads which file and what is wrong with it."""
+    path = tmp_path / "tokens.bin"
+    make: dict[str, Callable[[], Any]] = {
+        "missing": lambda: None,
+        "folder": path.mkdir,
+        "empty": path.touch,
+        "odd": lambda: path.write_bytes(b"123"),
+        "pipe": lambda: os.mkfifo(path),
+        "link to nothing": lambda: path.symlink_to("nowhere"),
+    }
+    make[kind]()
+
+    with pytest.raises(BadCorpus, match=r"tokens\.bin: ") as caught:
+        open_corpus(path)
+
+    assert caught.value.subject == str(path)

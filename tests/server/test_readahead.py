@@ -1,0 +1,105 @@
+"""Advice where the corpus is cold, and silence where it is warm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server import kernel
+from server.corpus import Corpus
+from server.readahead import ReadAhead
+from tokenfeed.plan import Windows
+
+TOKENS = 4 << 20
+ROW_BYTES = 4098
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[Corpus]:
+    path = tmp_path / "train.bin"
+    np.arange(TOKENS, dtype="<u2").tofile(path)
+    opened = Corpus("train", [str(path)], np.dtype("<u2"))
+    yield opened
+    opened.close()
+
+
+def drop_from_memory(corpus: Corpus) -> None:
+    for shard in corpus.shards:
+        descriptor = os.open(shard.path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def some_windows() -> Windows:
+    offsets = np.random.default_rng(1).integers(0, TOKENS - 3000, 64, dtype=np.int64)
+    return Windows(np.zeros_like(offsets), offsets)
+
+
+def resident_share(corpus: Corpus, windows: Windows) -> float:
+    first = corpus.ranges(windows, ROW_BYTES)[:, 0] // 4096 * 4096
+    return float(np.mean([kernel.resident(address, 4096) for address in first.tolist()]))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_advised_windows_are_read_before_anybody_gathers_them(
+    corpus: Corpus, at_once: bool
+) -> None:
+    """Cold random windows are read many at a time instead of one by one."""
+    windows = some_windows()
+    drop_from_memory(corpus)
+    assert resident_share(corpus, windows) < 0.5
+    readahead = ReadAhead(corpus)
+    readahead._at_once = at_once
+
+    readahead.advise(windows, ROW_BYTES)
+
+    for _ in range(1000):
+        if resident_share(corpus, windows) == 1.0:
+            break
+        os.sched_yield()
+        os.stat(corpus.shards[0].path)
+    assert resident_share(corpus, windows) == 1.0
+    readahead.close()
+
+
+def test_a_warm_corpus_is_left_in_peace(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice costs more than the gather of a row that is in memory."""
+    given: list[int] = []
+    monkeypatch.setattr(kernel, "read_ahead", lambda _, ranges: given.append(len(ranges)) or True)
+    readahead = ReadAhead(corpus)
+
+    for _ in range(10):
+        readahead.advise(some_windows(), ROW_BYTES)
+    assert given == []
+
+    drop_from_memory(corpus)
+    readahead.observe(major_faults=3)
+    readahead.advise(some_windows(), ROW_BYTES)
+    assert given == [64]
+    readahead.close()
+
+
+def test_faults_outweigh_what_the_kernel_says_is_resident(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of files that we could not write it says that everything is: only faults show the truth."""
+    monkeypatch.setattr(kernel, "resident", lambda *_: True)
+    readahead = ReadAhead(corpus)
+    readahead.advise(some_windows(), ROW_BYTES)
+
+    looked = []
+    for _ in range(4):
+        readahead.observe(major_faults=5)
+        frames = 0
+        while readahead._cold:
+            readahead.advise(some_windows(), ROW_BYTES)
+            frames += 1
+        looked.append(frames)
+
+    assert looked == [2, 4, 8, 16]
+    readahead.close()
