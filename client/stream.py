@@ -136,6 +136,8 @@ class FrameStream:
         with self._changed:
             while not (self._queue or self._ended or self._closed):
                 self._changed.wait()
+            if self._closed:
+                return None
             if self._queue:
                 rows = self._queue.popleft()
                 self._taken_row += len(rows)

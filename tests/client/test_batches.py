@@ -1,0 +1,171 @@
+"""RemoteBatches against a scripted server: arguments, shapes, iteration."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from client import RemoteBatches
+from tests.client.conftest import ScriptedServer
+from tokenfeed.errors import InvalidRequest, NotServed, SamplesExhausted, TokenfeedError
+
+
+def first_tokens(x: torch.Tensor) -> list[int]:
+    return x[:, 0].tolist()
+
+
+def test_a_batch_is_two_contiguous_int64_tensors_of_the_callers_shape(
+    scripted: ScriptedServer,
+) -> None:
+    """What every model and loss expects."""
+    with RemoteBatches(scripted.address, 4, 10, num_batches=1) as feed:
+        x, y = next(feed)
+
+    for tensor in (x, y):
+        assert tensor.shape == (4, 10)
+        assert tensor.dtype == torch.int64
+        assert tensor.is_contiguous()
+        assert tensor.device.type == "cpu"
+    assert torch.equal(x[:, 1:], y[:, :-1])
+
+
+def test_a_second_loop_goes_on_after_the_last_batch_handed_out(scripted: ScriptedServer) -> None:
+    """Breaking out of a loop loses nothing."""
+    with RemoteBatches(scripted.address, 3, 5, num_batches=6) as feed:
+        found = []
+        for x, _ in feed:
+            found += first_tokens(x)
+            if len(found) == 6:
+                break
+        for x, _ in feed:
+            found += first_tokens(x)
+
+    assert found == list(range(18))
+
+
+def test_batches_belong_to_the_caller(scripted: ScriptedServer) -> None:
+    """list(feed) is right: no batch is overwritten by a later one."""
+    with RemoteBatches(scripted.address, 3, 5, num_batches=50) as feed:
+        batches = list(feed)
+
+    assert [token for x, _ in batches for token in first_tokens(x)] == list(range(150))
+
+
+@pytest.mark.parametrize("start", [{"start_step": 5}, {"start_sample": 30}])
+def test_a_start_step_is_that_many_batches_of_all_ranks(
+    scripted: ScriptedServer, start: dict[str, int]
+) -> None:
+    """start_step is sugar for a sample index at this batch size and world size."""
+    with RemoteBatches(
+        scripted.address, 3, 5, rank=1, world_size=2, num_batches=2, **start
+    ) as feed:
+        found = [first_tokens(x) for x, _ in feed]
+
+    assert found == [[33, 34, 35], [39, 40, 41]]
+
+
+def test_no_batches_is_an_empty_loop(scripted: ScriptedServer) -> None:
+    """A loop over what is left of a finished run."""
+    assert list(RemoteBatches(scripted.address, 3, 5, num_batches=0)) == []
+
+
+def test_the_constructor_does_no_io() -> None:
+    """A config may be built on a machine that never sees the server."""
+    threads = threading.active_count()
+
+    RemoteBatches("no.such.host.invalid:50051", 32, 2048)
+
+    assert threading.active_count() == threads
+
+
+def test_an_iterator_that_is_let_go_of_leaves_no_thread(scripted: ScriptedServer) -> None:
+    """Nobody calls close() after a break."""
+    for x, _ in RemoteBatches(scripted.address, 3, 5):
+        assert first_tokens(x) == [0, 1, 2]
+        break
+    gc.collect()
+
+    assert not [t for t in threading.enumerate() if t.name == "tokenfeed-receiver"]
+
+
+def test_a_closed_iterator_is_at_its_end(scripted: ScriptedServer) -> None:
+    """Iterating on neither hangs nor reconnects."""
+    feed = RemoteBatches(scripted.address, 3, 5)
+    next(feed)
+    feed.close()
+    feed.close()
+
+    assert list(feed) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "subject"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"batch_size": "8"}, "batch_size"),
+        ({"context_length": 0}, "context_length"),
+        ({"context_length": -5}, "context_length"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"num_batches": -1}, "num_batches"),
+        ({"start_step": -1}, "start_step"),
+        ({"start_sample": -1}, "start_sample"),
+        ({"start_step": 1, "start_sample": 1}, "start_sample"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"rank": -1, "world_size": 2}, "rank"),
+        ({"rank": 0, "world_size": 0}, "world_size"),
+        ({"target": "localhost"}, "target"),
+        ({"target": ""}, "target"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_before_anything_is_sent(
+    arguments: dict[str, Any], subject: str
+) -> None:
+    """A negative number would travel as a huge one."""
+    given = {"target": "localhost:1", "batch_size": 2, "context_length": 4} | arguments
+
+    with pytest.raises(InvalidRequest) as caught:
+        RemoteBatches(**given)
+
+    assert caught.value.subject == subject
+
+
+def test_an_unknown_order_is_refused_before_anything_is_sent() -> None:
+    """With the names that there are."""
+    with pytest.raises(NotServed, match="random-1, shuffled-1, sequential-1"):
+        RemoteBatches("localhost:1", 2, 4, order="shuffle")
+
+
+def test_a_sample_of_2_63_is_refused_before_anything_is_sent() -> None:
+    """It would not fit the wire's int64."""
+    with pytest.raises(SamplesExhausted):
+        RemoteBatches("localhost:1", 2, 4, start_sample=2**63)
+
+
+def test_the_last_batches_below_sample_2_63_come_and_then_the_end(
+    scripted: ScriptedServer,
+) -> None:
+    """An endless stream ends where the numbers do."""
+    with RemoteBatches(scripted.address, 2, 4, start_sample=2**63 - 5) as feed:
+        assert len(list(feed)) == 2
+
+
+def test_every_error_is_a_tokenfeed_error_of_one_of_three_kinds() -> None:
+    """One except clause catches what tokenfeed raises on purpose, and nothing else."""
+    import client
+    from tokenfeed import errors
+
+    exported = [getattr(client, name) for name in client.__all__ if name != "RemoteBatches"]
+
+    assert {kind.__name__ for kind in exported} <= set(vars(errors))
+    for kind in exported:
+        assert issubclass(kind, TokenfeedError)
+        if kind is not TokenfeedError:
+            bases = (errors.RequestError, errors.CorpusError, errors.ServerAway)
+            assert issubclass(kind, bases)

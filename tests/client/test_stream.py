@@ -1,0 +1,338 @@
+"""The rows handed out are always 0, 1, 2, ..., whatever the server does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from client.stream import FrameStream, StreamRequest
+from tests.client.conftest import ScriptedServer, honest, honest_frames
+from tokenfeed import orders
+from tokenfeed.errors import (
+    CorpusChanged,
+    InvalidRequest,
+    NotServed,
+    NotTokenfeed,
+    OverLimit,
+    StreamMismatch,
+    TokenfeedError,
+    Unreachable,
+)
+from tokenfeed.position import Position
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+T = 4
+OpenStream = Callable[..., FrameStream]
+
+
+@pytest.fixture
+def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
+    """Open streams of the scripted server that are closed after the test."""
+    opened: list[FrameStream] = []
+
+    def start(
+        num_batches: int | None = 20, *, room_batches: int = 8, deadline_seconds: float = 10.0
+    ) -> FrameStream:
+        request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), num_batches)
+        stream = FrameStream(
+            scripted.address,
+            request,
+            prefetch_bytes=room_batches * 2 * 2 * (T + 1),
+            deadline_seconds=deadline_seconds,
+        )
+        opened.append(stream)
+        stream.start()
+        return stream
+
+    yield start
+    for stream in opened:
+        stream.close()
+
+
+def taken(stream: FrameStream) -> list[int]:
+    """The samples of the next rows."""
+    rows = stream.take()
+    assert rows is not None
+    found: list[int] = rows[:, 0].tolist()
+    return found
+
+
+def drain(stream: FrameStream, into: list[int]) -> None:
+    """Append the samples of all rows, up to the end or an error."""
+    while (rows := stream.take()) is not None:
+        into += rows[:, 0].tolist()
+
+
+def samples(stream: FrameStream) -> list[int]:
+    found: list[int] = []
+    drain(stream, found)
+    return found
+
+
+def cut_after(frames: int, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> Any:
+    def script(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for index, (_, message) in enumerate(honest_frames(request)):
+            if index == frames:
+                break
+            yield message
+        context.abort(code, "server: going away")
+
+    return script
+
+
+def refuse(code: grpc.StatusCode, details: str, *metadata: tuple[str, str]) -> Any:
+    def script(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.set_trailing_metadata(metadata)
+        context.abort(code, details)
+        yield b""
+
+    return script
+
+
+def damaged(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    for _, message in honest_frames(request):
+        yield message[:-1] + bytes([message[-1] ^ 4])
+
+
+def garbage(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield b"\xff" * 100
+
+
+def frame_twice(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    for _, message in honest_frames(request):
+        yield message
+        yield message
+
+
+def swapped(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    messages = [message for _, message in honest_frames(request, rows_per_frame=1)]
+    yield from messages[:1] + messages[:0:-1]
+
+
+def too_short(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield next(honest_frames(request))[1]
+
+
+def of_another_seed(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    other = pb.GetBatchRequest()
+    other.CopyFrom(request)
+    other.seed += 1
+    yield from honest(other, context)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        cut_after(0),
+        cut_after(2),
+        cut_after(1, grpc.StatusCode.INTERNAL),
+        cut_after(1, grpc.StatusCode.UNKNOWN),
+        cut_after(1, grpc.StatusCode.CANCELLED),
+        damaged,
+        garbage,
+        frame_twice,
+        swapped,
+        too_short,
+        of_another_seed,
+    ],
+)
+@pytest.mark.parametrize("call", [0, 1, 3])
+def test_nothing_is_lost_or_repeated_when_a_call_goes_wrong(
+    scripted: ScriptedServer, open_stream: OpenStream, script: Any, call: int
+) -> None:
+    """After any break the client asks for exactly what comes after its last good row."""
+    scripted.scripts = [honest] * call + [script]
+
+    found = samples(open_stream())
+
+    assert found == list(range(40))
+    assert scripted.scripts == []
+
+
+def test_a_break_within_a_batch_asks_for_the_rest_of_that_batch(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """Rows that have arrived are kept, whatever batch they are in."""
+
+    def cut_the_second(
+        request: pb.GetBatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        yield from (cut_after(1) if request.num_batches == 2 else honest)(request, context)
+
+    scripted.scripts = [cut_the_second, cut_the_second]
+
+    assert samples(open_stream()) == list(range(40))
+    asked = [(request.first_sample, request.first_row) for request in scripted.requests]
+    assert (4, 1) in asked
+
+
+def test_calls_are_bounded_and_one_is_always_ahead(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """A call without end would leave a stream unread whenever the trainer pauses."""
+    open_gate = threading.Event()
+    seen = threading.Semaphore(0)
+
+    def waits(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        seen.release()
+        assert open_gate.wait(10)
+        yield from honest(request, context)
+
+    scripted.scripts = [waits, waits]
+    stream = open_stream(num_batches=None)
+
+    assert seen.acquire(timeout=5)
+    assert seen.acquire(timeout=5)
+    assert all(request.HasField("num_batches") for request in scripted.requests)
+    assert [request.num_batches for request in scripted.requests] == [1, 2]
+    open_gate.set()
+    assert stream.take() is not None
+
+
+def test_a_trainer_that_pauses_leaves_no_call_unread(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """All that was asked for is received; nothing more is asked for until there is room."""
+    stream = open_stream(num_batches=None, room_batches=8)
+    while stream._received_row < 14:
+        threading.Event().wait(0.01)
+
+    asked = sum(request.num_batches for request in scripted.requests)
+
+    assert asked <= 8
+    assert stream._received_row == 2 * asked
+    assert [row for _ in range(10) for row in taken(stream)][:20] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
+        (grpc.StatusCode.NOT_FOUND, NotServed),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, OverLimit),
+        (grpc.StatusCode.FAILED_PRECONDITION, StreamMismatch),
+        (grpc.StatusCode.DATA_LOSS, CorpusChanged),
+        (grpc.StatusCode.UNIMPLEMENTED, NotTokenfeed),
+    ],
+)
+def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
+    scripted: ScriptedServer,
+    open_stream: OpenStream,
+    code: grpc.StatusCode,
+    kind: type[TokenfeedError],
+) -> None:
+    """Nobody waits ten minutes for a typing error."""
+    scripted.scripts = [refuse(code, "batch_size: 0 is not in [1, 10]")] * 9
+    stream = open_stream()
+
+    with pytest.raises(kind, match=r"0 is not in \[1, 10\]") as caught:
+        stream.take()
+
+    assert caught.value.subject == "batch_size"
+    assert len(scripted.requests) <= 2
+
+
+def test_what_arrived_before_an_error_is_handed_out_first(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """Those rows are good; the error comes after them."""
+
+    def lost_from_sample_5_on(
+        request: pb.GetBatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        lost = cut_after(1, grpc.StatusCode.DATA_LOSS)
+        yield from (lost if request.num_batches == 2 else honest)(request, context)
+
+    scripted.scripts = [lost_from_sample_5_on] * 9
+    stream = open_stream()
+
+    found: list[int] = []
+    with pytest.raises(CorpusChanged):
+        drain(stream, found)
+    assert found == [0, 1, 2, 3, 4]
+
+
+def test_a_server_that_is_busy_is_asked_again_after_the_time_it_names(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """A limit with a retry hint will pass."""
+    hint = ("grpc-retry-pushback-ms", "50")
+    busy = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "streams: 512 of 512 are in use", hint)
+    scripted.scripts = [busy, busy]
+
+    assert samples(open_stream()) == list(range(40))
+
+
+def test_another_identity_after_a_reconnect_is_refused_and_never_adopted(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """The identity is asked for once; every later call expects it."""
+    scripted.scripts = [cut_after(0), cut_after(0)]
+
+    samples(open_stream())
+
+    assert scripted.described == 1
+    assert len({request.expected_identity for request in scripted.requests}) == 1
+    assert len(scripted.requests[0].expected_identity) == 32
+
+
+def test_the_tokens_are_checked_against_the_described_fingerprint_and_not_the_frames(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """What was asked is part of what is checked."""
+    scripted.fingerprint = bytes(32)
+    stream = open_stream(deadline_seconds=0.2)
+
+    with pytest.raises(Unreachable, match="identity"):
+        stream.take()
+
+
+def test_a_dataset_has_to_be_named_where_several_are_served(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """Never the wrong corpus by chance."""
+    scripted.datasets = 2
+
+    with pytest.raises(NotServed, match="several are served"):
+        open_stream().take()
+
+
+def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
+    scripted: ScriptedServer,
+) -> None:
+    """The address is in the message: most often it is wrong."""
+    request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 1)
+    stream = FrameStream("localhost:1", request, prefetch_bytes=100, deadline_seconds=0.3)
+    stream.start()
+
+    with pytest.raises(Unreachable, match=r"localhost:1: no answer"):
+        stream.take()
+    stream.close()
+
+
+def test_closing_ends_the_thread_although_the_server_says_nothing(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """Break out of a loop, and nothing stays behind."""
+    stuck = threading.Event()
+    reached = threading.Event()
+
+    def silent(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        reached.set()
+        stuck.wait(10)
+        yield b""
+
+    scripted.scripts = [silent, silent]
+    stream = open_stream()
+    assert reached.wait(5)
+
+    stream.close()
+    stream.close()
+
+    assert not stream._thread.is_alive()
+    assert stream.take() is None
+    stuck.set()
