@@ -152,12 +152,11 @@ class FrameStream:
         with self._changed:
             self._closed = True
             self._queue.clear()
-            for call in self._calls:
-                call.cancel()
             self._changed.notify_all()
+        # Cancels whatever call the thread is in, also one that nobody answers.
+        self._channel.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-        self._channel.close()
 
     def _run(self) -> None:
         """The receiving thread."""

@@ -30,10 +30,10 @@ _READERS = 16
 _PROGRESS_SECONDS = 5.0
 
 # Of uint32 tokens read as uint16, every second one is the high half: 0 up to 65,535, 1 up to
-# 131,071, and so on.
+# 131,071, and so on; the others, the low halves, are nearly all greater than that.
 _HIGH_HALF_MAX = 3
-_PAIRS_MIN = 64
-"""Evidence of fewer pairs of tokens is none: a tiny corpus may look like anything."""
+_LOW_HALVES_MIN = 64
+"""With less evidence than that there is no suspicion: a sparse corpus may look like anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,14 @@ def open_dataset(
 class _Block:
     """What one block of the content was found to hold.
 
-    even_max, odd_max: greatest token at an even and at an odd place of its file.  pair_count: of
-    both together.
+    odd_max: greatest token at an odd place of its file.  even_large_count: tokens at even places
+    that are too great for the high half of a uint32 token.
     """
 
     size_bytes: int
     sha256: bytes
-    even_max: int
     odd_max: int
-    pair_count: int
+    even_large_count: int
 
 
 class _Content:
@@ -136,18 +135,17 @@ class _Content:
 
     def _scan_block(self, first_byte: int, end_byte: int, vocab_size: int | None) -> _Block:
         digest = hashlib.sha256()
-        even_max = odd_max = pair_count = 0
+        odd_max = even_large_count = 0
         for shard, first, end in self._pieces(first_byte, end_byte):
             content = shard.read(first, end - first)
             digest.update(content)
             tokens, first_token = _whole_tokens(content, first, self._corpus.dtype)
             if vocab_size is not None:
                 _require_in_vocabulary(shard, tokens, first_token, vocab_size)
-            if tokens.size >= 2:
-                evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
-                even_max, odd_max = max(even_max, int(evens.max())), max(odd_max, int(odds.max()))
-                pair_count += tokens.size // 2
-        return _Block(end_byte - first_byte, digest.digest(), even_max, odd_max, pair_count)
+            evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
+            odd_max = max(odd_max, int(odds.max(initial=0)))
+            even_large_count += int(np.count_nonzero(evens > _HIGH_HALF_MAX))
+        return _Block(end_byte - first_byte, digest.digest(), odd_max, even_large_count)
 
     def _pieces(self, first_byte: int, end_byte: int) -> Iterator[tuple[Shard, int, int]]:
         """Cut a block at the borders of the files: each piece's shard, first byte and end byte
@@ -185,14 +183,9 @@ def _require_in_vocabulary(shard: Shard, tokens: Stored, first_token: int, vocab
 def _require_no_halves(path: str, blocks: Iterable[_Block]) -> None:
     """Raise BadCorpus if tokens read as uint16 look like the halves of uint32 tokens."""
     blocks = list(blocks)
-    odd_max, even_max = (
-        max(block.odd_max for block in blocks),
-        max(block.even_max for block in blocks),
-    )
-    if (
-        sum(block.pair_count for block in blocks) >= _PAIRS_MIN
-        and odd_max <= _HIGH_HALF_MAX < even_max
-    ):
+    odd_max = max(block.odd_max for block in blocks)
+    evidence = sum(block.even_large_count for block in blocks)
+    if odd_max <= _HIGH_HALF_MAX and evidence >= _LOW_HALVES_MIN:
         raise BadCorpus(
             path,
             f"every second token is at most {odd_max}: this looks like uint32. "

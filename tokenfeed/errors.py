@@ -121,6 +121,9 @@ class BadFrame(ServerAway):
     status = "DATA_LOSS"
 
 
+_HEALING = frozenset(
+    ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "UNKNOWN", "INTERNAL")
+)
 _FINAL: dict[str, type[TokenfeedError]] = {
     kind.status: kind
     for kind in (
@@ -140,7 +143,8 @@ def from_status(status: str, details: str) -> TokenfeedError | None:
 
     status: name of the gRPC status code.  details: the server's sentence, "subject: problem".
     """
-    if status not in _FINAL:
+    if status in _HEALING:
         return None
     subject, colon, problem = details.partition(": ")
-    return _FINAL[status](subject, problem) if colon else _FINAL[status]("server", details)
+    kind = _FINAL.get(status, RequestError)
+    return kind(subject, problem) if colon else kind("server", f"{details} ({status})")

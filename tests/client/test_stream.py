@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -312,6 +314,23 @@ def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
     with pytest.raises(Unreachable, match=r"localhost:1: no answer"):
         stream.take()
     stream.close()
+
+
+def test_closing_ends_the_thread_although_nobody_answers_at_all() -> None:
+    """A machine that accepts connections and says nothing must not hold up the end of a run."""
+    with socket.create_server(("localhost", 0)) as black_hole:
+        target = f"localhost:{black_hole.getsockname()[1]}"
+        request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 1)
+        stream = FrameStream(target, request, prefetch_bytes=100, deadline_seconds=None)
+        stream.start()
+        connection, _ = black_hole.accept()
+
+        begun = time.monotonic()
+        stream.close()
+
+        assert time.monotonic() - begun < 2
+        assert not stream._thread.is_alive()
+        connection.close()
 
 
 def test_closing_ends_the_thread_although_the_server_says_nothing(

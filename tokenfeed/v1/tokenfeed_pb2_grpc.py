@@ -6,7 +6,8 @@ from tokenfeed.v1 import tokenfeed_pb2 as tokenfeed_dot_v1_dot_tokenfeed__pb2
 
 
 class TokenFeedStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Serves token batches. Everything is read-only, and every rpc may be repeated at will.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -27,15 +28,16 @@ class TokenFeedStub(object):
 
 
 class TokenFeedServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Serves token batches. Everything is read-only, and every rpc may be repeated at will.
+    """
 
     def GetBatch(self, request, context):
         """Streams the rows of num_batches batches, in order, as frames.
 
-        Idempotent: after UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED or a broken connection, ask any
-        server for what comes after the last row that arrived. RESOURCE_EXHAUSTED with the trailing metadata
-        "tokenfeed-retry-after-ms" may be asked again after so many milliseconds; without it, never.
-        No other status heals by asking again.
+        Idempotent: after UNAVAILABLE or any status that a broken connection or server leaves behind (DEADLINE_EXCEEDED,
+        CANCELLED, ABORTED, UNKNOWN, INTERNAL), ask any server for what comes after the last row that arrived.
+        RESOURCE_EXHAUSTED with the trailing metadata "grpc-retry-pushback-ms" may be asked again after so many milliseconds.
+        DATA_LOSS may heal on another server, which has its own files. No other status heals by asking again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,7 +71,8 @@ def add_TokenFeedServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TokenFeed(object):
-    """Missing associated documentation comment in .proto file."""
+    """Serves token batches. Everything is read-only, and every rpc may be repeated at will.
+    """
 
     @staticmethod
     def GetBatch(request,

@@ -1,0 +1,61 @@
+"""How many rows should be planned at once? Microseconds a row, by order and number of rows.
+
+Decides PLAN_ROWS in tokenfeed/plan.py and docs/decisions/0001-orders.md.
+Run: python -m benchmarks.plan_rows
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.report import print_table
+from tokenfeed import orders
+from tokenfeed.plan import Plan
+
+ROUNDS = 5
+CALLS = 100
+FILE_COUNTS = (1, 1000)
+
+
+def main() -> None:
+    """Print a table for one file and one for a thousand."""
+    for files in FILE_COUNTS:
+        counts = np.full(files, 10**12 // files, dtype=np.int64)
+        plans = {name: Plan(counts, 2048, order, 1337) for name, order in orders.ORDERS.items()}
+        figures: dict[str, list[float]] = {}
+        for _ in range(ROUNDS):
+            for name, plan in plans.items():
+                for rows in (32, 256, 4096):
+                    figures.setdefault(f"{name}, {rows} rows", []).append(nanoseconds(plan, rows))
+            philox = figures.setdefault("numpy Philox, a run of 32 rows", [])
+            philox.append(philox_nanoseconds(32))
+        print_table(f"planning, {files} file(s)", "ns a row", figures)
+
+
+def nanoseconds(plan: Plan, rows: int) -> float:
+    """Return the median time of a row when so many are planned at once, on rank 0 of 8."""
+    samples = np.arange(rows, dtype=np.int64) * 8
+    return _median_seconds(lambda: plan.windows(samples)) * 1e9 / rows
+
+
+def philox_nanoseconds(rows: int) -> float:
+    """Return the time of a row by numpy's own counter-based generator, for one run of samples."""
+    return (
+        _median_seconds(lambda: np.random.Philox(key=1337, counter=7).random_raw(rows)) * 1e9 / rows
+    )
+
+
+def _median_seconds(call: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(CALLS):
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    return float(np.median(taken))
+
+
+if __name__ == "__main__":
+    main()

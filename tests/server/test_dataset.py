@@ -1,0 +1,153 @@
+"""Opening a dataset: its fingerprint, and tokens that cannot be right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.dataset import Dataset, TokenChecks, open_dataset
+from server.shards import Source
+from tests import reference
+from tests.conftest import WriteTokens
+from tokenfeed.errors import BadCorpus
+
+OpenDataset = Callable[..., Dataset]
+
+
+@pytest.fixture
+def open_(tmp_path: Path) -> Iterator[OpenDataset]:
+    """Open datasets that are closed after the test."""
+    opened: list[Dataset] = []
+
+    def start(*paths: Path, dtype: str = "<u2", checks: TokenChecks | None = None) -> Dataset:
+        source = Source("train", tuple(map(str, paths)))
+        opened.append(open_dataset(source, np.dtype(dtype), checks or TokenChecks()))
+        return opened[-1]
+
+    yield start
+    for dataset in opened:
+        dataset.close()
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_the_fingerprint_is_the_published_one(
+    open_: OpenDataset, write_tokens: WriteTokens, dtype: str
+) -> None:
+    """Blocks of 1 MiB that run over the borders of files, hashed in several threads."""
+    random = np.random.default_rng(0)
+    lengths = (300_001, 3, 1_500_000, 700_777)
+    paths = [
+        write_tokens(random.integers(0, 60_000, length), f"{index}.bin", dtype)
+        for index, length in enumerate(lengths)
+    ]
+
+    dataset = open_(*paths, dtype=dtype)
+
+    contents = [path.read_bytes() for path in paths]
+    width = np.dtype(dtype).itemsize
+    assert dataset.fingerprint == reference.fingerprint(f"uint{8 * width}", contents, width)
+
+
+def test_the_fingerprint_of_a_large_corpus_is_over_the_published_blocks(
+    open_: OpenDataset, tmp_path: Path
+) -> None:
+    """Just above 1 GiB, over two sparse files with a few tokens in them."""
+    sizes = (2**29 + 6, 2**29 - 2)
+    paths = [tmp_path / f"{index}.bin" for index in range(2)]
+    for path, size in zip(paths, sizes, strict=True):
+        with path.open("wb") as file:
+            file.truncate(size)
+            for place in (0, size // 3 // 2 * 2, size - 2):
+                file.seek(place)
+                file.write(b"\x07\x01")
+
+    dataset = open_(*paths)
+
+    contents = [path.read_bytes() for path in paths]
+    assert dataset.fingerprint == reference.fingerprint("uint16", contents, 2)
+
+
+def test_one_token_changed_anywhere_is_another_fingerprint(
+    open_: OpenDataset, write_tokens: WriteTokens
+) -> None:
+    """Up to 1 GiB it guards every token."""
+    tokens = np.arange(1_200_000) % 5000
+    fingerprints = {open_(write_tokens(tokens)).fingerprint}
+    for place in (0, 599_999, 1_199_999):
+        changed = tokens.copy()
+        changed[place] += 1
+        fingerprints.add(open_(write_tokens(changed)).fingerprint)
+
+    assert len(fingerprints) == 4
+
+
+def test_a_token_beyond_the_vocabulary_is_named_with_its_place(
+    open_: OpenDataset, write_tokens: WriteTokens
+) -> None:
+    """An embedding fails on it hours later, on the device, without saying why."""
+    tokens = np.zeros(3_000_000, dtype=int)
+    tokens[2_345_678] = 50_257
+    path = write_tokens(tokens)
+
+    with pytest.raises(BadCorpus, match="token 2345678 is 50257, not below --vocab-size 50257"):
+        open_(path, checks=TokenChecks(vocab_size=50_257))
+    assert open_(path, checks=TokenChecks(vocab_size=50_258))
+
+
+def test_every_token_is_looked_at_where_that_is_asked_for(
+    open_: OpenDataset, tmp_path: Path
+) -> None:
+    """Above 1 GiB only a sample is looked at otherwise."""
+    path = tmp_path / "sparse.bin"
+    path.touch()
+    os.truncate(path, 2**30 + 2**21)
+    with path.open("r+b") as file:
+        file.seek(2 * 123_456_789)
+        file.write(b"\xff\xff")
+
+    open_(path, checks=TokenChecks(vocab_size=50_257))
+    with pytest.raises(BadCorpus, match="token 123456789 is 65535"):
+        open_(path, checks=TokenChecks(vocab_size=50_257, all_tokens=True))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_uint32_tokens_read_as_uint16_are_noticed(
+    open_: OpenDataset, write_tokens: WriteTokens, shards: int
+) -> None:
+    """Every other token would be 0 or 1, and a model would learn it."""
+    random = np.random.default_rng(0)
+    paths = [
+        write_tokens(random.integers(0, 128_256, 1001), f"{index}.bin", "<u4")
+        for index in range(shards)
+    ]
+
+    with pytest.raises(BadCorpus, match=r"looks like uint32. Pass --dtype uint32"):
+        open_(*paths)
+    assert open_(*paths, dtype="<u4").corpus.token_counts.tolist() == [1001] * shards
+    assert open_(*paths, checks=TokenChecks(doubt_dtype=False))
+
+
+@pytest.mark.parametrize("tokens", [[5, 0] * 20, [0, 1, 2, 3] * 1000, [0] * 5000, range(5000)])
+def test_tokens_that_may_well_be_uint16_are_not_doubted(
+    open_: OpenDataset, write_tokens: WriteTokens, tokens: list[int]
+) -> None:
+    """A tiny vocabulary, a tiny corpus, or a sparse file prove nothing."""
+    assert open_(write_tokens(tokens))
+
+
+def test_a_dataset_that_cannot_be_opened_leaves_nothing_mapped(
+    open_: OpenDataset, write_tokens: WriteTokens
+) -> None:
+    """A failed start in a long-lived process must not leak address space or descriptors."""
+    path = write_tokens([9] * 100)
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(BadCorpus):
+        open_(path, checks=TokenChecks(vocab_size=5))
+
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
