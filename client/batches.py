@@ -11,8 +11,7 @@ import torch
 
 from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.plan import SEED_END
-from tokenfeed.position import SAMPLE_END, Position, require_range
+from tokenfeed.position import Position
 
 from .ranks import data_parallel
 from .stream import PREFETCH_BYTES, FrameStream, Rows, StreamRequest
@@ -80,11 +79,7 @@ class RemoteBatches:
             _require_integer("batch_size", batch_size),
             _require_integer("context_length", context_length),
         )
-        require_range("context_length", context_length, 1, SAMPLE_END)
         seed, num_batches = _require_integer("seed", seed), _integer("num_batches", num_batches)
-        require_range("seed", seed, 0, SEED_END)
-        if num_batches is not None and num_batches < 0:
-            raise InvalidRequest("num_batches", f"{num_batches} is negative")
         first_sample = _first_sample(start_step, start_sample, batch_size * world_size)
         position = Position(first_sample, batch_size, rank, world_size)
         self._batch_size = batch_size

@@ -22,7 +22,8 @@ from tokenfeed import frame
 from tokenfeed.errors import BadFrame, NotServed, ServerAway, Unreachable
 from tokenfeed.identity import stream_identity
 from tokenfeed.orders import Order
-from tokenfeed.position import Position
+from tokenfeed.plan import SEED_END
+from tokenfeed.position import SAMPLE_END, Position, require_range
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .channel import Call, Channel, final_error, retry_after_seconds
@@ -44,9 +45,11 @@ _LOG_AGAIN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """What is wanted: one rank's rows of one stream.
+    """What is wanted: one rank's rows of one stream. What exists is valid.
 
-    dataset: "" is the only one served.  num_batches: None is without end.
+    dataset: "" is the only one served.  seed: in [0, 2^64).  context_length: T, at least 1.
+    num_batches: at least 0; None is without end.
+    Raises: InvalidRequest, before anything is sent: a negative number would travel as a huge one.
     """
 
     dataset: str
@@ -55,6 +58,13 @@ class StreamRequest:
     context_length: int
     position: Position
     num_batches: int | None
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        require_range("context_length", self.context_length, 1, SAMPLE_END)
+        require_range("seed", self.seed, 0, SEED_END)
+        if self.num_batches is not None:
+            require_range("num_batches", self.num_batches, 0, SAMPLE_END)
 
     @property
     def end_batch(self) -> int:

@@ -1,0 +1,80 @@
+"""python -m client: what a server serves, and one batch of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from client.__main__ import build_parser, main
+from tests.conftest import Serve, WriteTokens
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_describe_says_what_is_served(
+    serve: Serve, write_tokens: WriteTokens, capsys: Captured
+) -> None:
+    """The first thing to type at a new address."""
+    train, val = write_tokens(range(1, 1001)), write_tokens(range(1, 51), "val.bin")
+    server = serve("--data", train, "--data", val)
+
+    assert main(["describe", server.address, "--context-length", "100"]) == 0
+
+    shown = capsys.readouterr().out
+    assert "dataset train\n  tokens: 1,000 uint16 in 1 file(s)\n" in shown
+    assert "  windows of 100 tokens: 9 an epoch, 900 at random\n" in shown
+    assert "dataset val\n" in shown
+    assert "orders: random-1, shuffled-1, sequential-1\n" in shown
+
+
+def test_show_prints_a_batch_with_its_samples(
+    serve: Serve, write_tokens: WriteTokens, capsys: Captured
+) -> None:
+    """Which tokens are in sample 7? Without torch, without a trainer."""
+    server = serve("--data", write_tokens(range(100, 200)))
+    arguments = ["--order", "sequential", "--batch-size", "2", "--context-length", "3"]
+
+    assert main(["show", server.address, *arguments, "--start-sample", "7"]) == 0
+
+    assert capsys.readouterr().out == "sample 7: 121 122 123 124\nsample 8: 124 125 126 127\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["describe", "localhost"], "write HOST:PORT"),
+        (["describe", "localhost:1"], "localhost:1"),
+        (["show", "localhost:1", "--batch-size", "0"], "batch_size: 0"),
+        (["show", "localhost:1", "--seed", "-1"], "seed: -1"),
+        (["show", "localhost:1", "--context-length", "-1"], "context_length: -1"),
+        (["show", "localhost:1", "--tokenizer", "/dev/null"], "--tokenizer"),
+    ],
+)
+def test_what_cannot_be_done_ends_in_one_line(
+    arguments: list[str], problem: str, capsys: Captured
+) -> None:
+    """No traceback for a typing error."""
+    assert main(arguments) == 1
+
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert problem in line
+    assert line.count("\n") == 1
+
+
+def test_a_refusal_of_the_server_is_shown(
+    serve: Serve, write_tokens: WriteTokens, capsys: Captured
+) -> None:
+    """In the server's own words."""
+    server = serve("--data", write_tokens(range(10)))
+
+    assert main(["show", server.address, "--context-length", "10"]) == 1
+
+    assert "context_length: 10 is not in [1, 10)" in capsys.readouterr().err
+
+
+def test_every_command_has_help() -> None:
+    """And a default that it shows."""
+    assert "describe" in build_parser().format_help()
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
