@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -104,11 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    # While it starts it holds nothing that would have to be given back, so it may leave at once.
+    _on_signal(lambda: os._exit(0))
     require_fast_checksum()
     datasets = open_datasets(arguments)
+    stopped = threading.Event()
+    _on_signal(stopped.set)
     server = listener.create_server(TokenFeed(datasets, arguments.max_batch_bytes).handler())
     address = listener.bind(server, arguments.host, arguments.port)
     server.start()
@@ -116,6 +118,12 @@ def serve(arguments: argparse.Namespace) -> None:
     stopped.wait()
     _LOG.info("stopping")
     listener.stop(server)
+
+
+def _on_signal(react: Callable[[], None]) -> None:
+    """Call react on SIGTERM and Ctrl-C; as process 1 of a container there is no default."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: react())
 
 
 def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:

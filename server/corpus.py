@@ -1,9 +1,8 @@
 """The files of one dataset, mapped once, and the gather that reads windows from them.
 
 The only module that opens token files to serve them. All files lie in one reserved address range,
-page-aligned and in
-order, and their descriptors are closed again: 10,000 shards cost 10,000 map entries and not one
-descriptor.
+page-aligned and in order, and their descriptors are closed again: 10,000 shards cost 10,000 map
+entries and not one descriptor.
 
 The gather never touches the map in user space. A file cut short under a map kills the process that
 reads beyond its new end; the kernel's own copy out of the map reports an error instead

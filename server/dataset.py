@@ -7,6 +7,7 @@ that blocks spread over the whole. The same pass looks for tokens that cannot be
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import time
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ Stored = npt.NDArray[np.unsignedinteger]
 
 _LOG = logging.getLogger("tokenfeed.server")
 _READERS = 16
+_BLOCKS_AT_ONCE = 256
 _PROGRESS_SECONDS = 5.0
 
 # Of uint32 tokens read as uint16, every second one is the high half: 0 up to 65,535, 1 up to
@@ -121,17 +123,16 @@ class _Content:
         self._firsts = self._ends - sizes
         self.size_bytes = int(self._ends[-1])
 
-    def scan(self, blocks: list[tuple[int, int]], vocab_size: int | None) -> Iterator[_Block]:
-        """Read blocks, each (first_byte, end_byte), in several threads; what was found comes in
-        their order.  Raises: BadCorpus.
+    def scan(self, blocks: Iterator[tuple[int, int]], vocab_size: int | None) -> Iterator[_Block]:
+        """Read blocks, each (first_byte, end_byte), in several threads.
+
+        Yields: what was found, in the order of the blocks.  Raises: BadCorpus.
         """
-        with ThreadPoolExecutor(min(_READERS, len(blocks)), "tokenfeed-scan") as readers:
-            try:
+        with ThreadPoolExecutor(_READERS, "tokenfeed-scan") as readers:
+            while some := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
                 yield from readers.map(
-                    lambda block: self._scan_block(block[0], block[1], vocab_size), blocks
+                    lambda block: self._scan_block(block[0], block[1], vocab_size), some
                 )
-            finally:
-                readers.shutdown(wait=True, cancel_futures=True)
 
     def _scan_block(self, first_byte: int, end_byte: int, vocab_size: int | None) -> _Block:
         digest = hashlib.sha256()

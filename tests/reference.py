@@ -1,10 +1,10 @@
 """A second implementation of the tokenfeed protocol, written from docs/protocol.md alone.
 
 It exists so that the tests hold the product against something that shares no code, no library and
-no author's
-misreading with it: plain Python integers and loops, made to be compared with the document line by
-line, not to be fast. Its results are kept in tests/golden.json; `python -m tests.reference` prints
-them anew. It must never import the product, and it changes only where it departs from the document.
+no author's misreading with it: plain Python integers and loops, made to be compared with the
+document line by line, not to be fast. Its results are kept in tests/golden.json; `python -m
+tests.reference` prints them anew. It must never import the product, and it changes only where it
+departs from the document.
 """
 
 import hashlib

@@ -1,10 +1,9 @@
 """Tokens <-> bytes on the wire, and the checksum over both.
 
 A frame is an ordinary protobuf message, so any language's generated stub reads it. The hot path
-skips the
-protobuf runtime all the same: the tokens are the last field, so a frame is written as header, tag,
-length and tokens in one join, and read as a slice. Any other valid encoding is parsed by protobuf;
-a property test holds both together.
+skips the protobuf runtime all the same: the tokens are the last field, so a frame is written as
+header, tag, length and tokens in one join, and read as a slice. Any other valid encoding is parsed
+by protobuf; a property test holds both together.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ seed, context length and the files' token counts alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .orders import Order
 
@@ -25,19 +25,21 @@ SPREAD_BLOCKS = 4096
 SPREAD_BLOCK_BYTES = 4096
 
 
-def content_blocks(content_bytes: int, *, complete: bool = False) -> list[tuple[int, int]]:
-    """Return which blocks of a corpus are hashed, as (first_byte, end_byte) of the files' tokens
+def content_blocks(content_bytes: int, *, complete: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield which blocks of a corpus are hashed, as (first_byte, end_byte) of the files' tokens
     laid end to end.
 
     All of it in blocks of 2^20 bytes up to exactly 2^30 bytes (or where complete); above, 4,096
     blocks of 4,096 bytes spread evenly from the first byte to the last.
     """
     if complete or content_bytes <= COMPLETE_BYTES_MAX:
-        firsts = range(0, content_bytes, BLOCK_BYTES)
-        return [(first, min(first + BLOCK_BYTES, content_bytes)) for first in firsts]
-    room = content_bytes - SPREAD_BLOCK_BYTES
-    spread = (index * room // (SPREAD_BLOCKS - 1) for index in range(SPREAD_BLOCKS))
-    return [(first, first + SPREAD_BLOCK_BYTES) for first in spread]
+        for first in range(0, content_bytes, BLOCK_BYTES):
+            yield first, min(first + BLOCK_BYTES, content_bytes)
+    else:
+        room = content_bytes - SPREAD_BLOCK_BYTES
+        for index in range(SPREAD_BLOCKS):
+            first = index * room // (SPREAD_BLOCKS - 1)
+            yield first, first + SPREAD_BLOCK_BYTES
 
 
 def fingerprint(dtype: str, token_counts: Iterable[int], block_digests: Iterable[bytes]) -> bytes:
