@@ -17,6 +17,7 @@ import numpy as np
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.frame import require_fast_checksum
+from tokenfeed.position import require_range
 
 from . import listener
 from .dataset import Dataset, TokenChecks, open_dataset
@@ -98,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         serve(arguments)
     except TokenfeedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # A path may hold a line break; whoever reads the log by lines must not be misled.
+        print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
         return 1
     return 0
 
@@ -128,12 +130,11 @@ def _on_signal(react: Callable[[], None]) -> None:
 
 def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     """Open every dataset of the command line, by name.  Raises: TokenfeedError."""
-    if arguments.vocab_size is not None and arguments.vocab_size < 1:
-        raise InvalidRequest("--vocab-size", f"{arguments.vocab_size} is not at least 1")
+    if arguments.vocab_size is not None:
+        require_range("--vocab-size", arguments.vocab_size, 1, 1 << 32)
     if arguments.check_all_tokens and arguments.vocab_size is None:
         raise InvalidRequest("--check-all-tokens", "needs --vocab-size to check them against")
-    if arguments.max_batch_bytes < 1:
-        raise InvalidRequest("--max-batch-bytes", f"{arguments.max_batch_bytes} is not at least 1")
+    require_range("--max-batch-bytes", arguments.max_batch_bytes, 1, 1 << 63)
     sources = [parse_data(words) for words in arguments.data]
     require_distinct_names(sources)
     checks = TokenChecks(

@@ -6,6 +6,7 @@ addresses is content when one of them could be had.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import socket
@@ -91,8 +92,9 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
         family, _, _, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise InvalidRequest("--host", f"{host!r} is no address: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "not a name"
+        raise InvalidRequest("--host", f"{host!r} is no address: {why}") from error
     return family, str(address[0])
 
 
@@ -110,6 +112,10 @@ def _require_free(family: socket.AddressFamily, address: str, port: int) -> int:
             probe.bind((address, port))
             probe.listen(1)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise InvalidRequest(
+                    "--host", f"{address!r} is no address of this machine"
+                ) from error
             raise InvalidRequest(
                 "--port", f"{port} on {address} cannot be bound: {error.strerror}"
             ) from error

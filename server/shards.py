@@ -17,7 +17,6 @@ SHARD_SUFFIXES = (".bin",)
 """What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
 
 _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,9 @@ def parse_data(words: Sequence[str]) -> Source:
     first = named[2] if named else words[0]
     paths = [path for word in (first, *words[1:]) for path in _expand(word)]
     name = named[1] if named else _stem(first if os.path.isdir(first) else paths[0])
-    if not _NAME.fullmatch(name):
+    if not name.isprintable() or " " in name:
         raise BadCorpus(
-            first,
-            f"{name!r} is no name for a dataset (letters, digits, '_', '.', '-'); "
-            f"give it one: --data NAME={first}",
+            first, f"{name!r} is no name for a dataset; give it one: --data NAME={first}"
         )
     return Source(name, tuple(paths))
 
@@ -68,11 +65,7 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
 def _expand(word: str) -> list[str]:
     """Return the files that one word stands for, in order."""
     if os.path.isdir(word):
-        found = [
-            entry.path
-            for entry in os.scandir(word)
-            if entry.is_file() and entry.name.endswith(SHARD_SUFFIXES)
-        ]
+        found = _shards_in(word)
         problem = f"is a folder without shards (files named *{', *'.join(SHARD_SUFFIXES)})"
     elif not os.path.lexists(word) and glob.has_magic(word):
         found = [path for path in glob.glob(word, recursive=True) if os.path.isfile(path)]
@@ -82,6 +75,14 @@ def _expand(word: str) -> list[str]:
     if not found:
         raise BadCorpus(word, problem)
     return sorted(found, key=os.fsencode)
+
+
+def _shards_in(folder: str) -> list[str]:
+    try:
+        entries = [entry for entry in os.scandir(folder) if entry.is_file()]
+    except OSError as error:
+        raise BadCorpus(folder, f"cannot be read: {error.strerror}") from error
+    return [entry.path for entry in entries if entry.name.endswith(SHARD_SUFFIXES)]
 
 
 def _stem(path: str) -> str:
