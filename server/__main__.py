@@ -1,12 +1,15 @@
-"""python -m server: arguments -> objects -> serve. The only place where the server is wired
-together.
-"""
+"""python -m server: arguments -> objects -> serve. The only place where all of it is wired."""
 
 from __future__ import annotations
 
+import os
+
+# gRPC's core logs what peers send, line breaks included, straight to stderr; it reads this once,
+# when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 import argparse
 import logging
-import os
 import signal
 import sys
 import threading
@@ -23,6 +26,7 @@ from . import listener
 from .dataset import Dataset, TokenChecks, open_dataset
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
+from .watch import Watch
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -117,9 +121,11 @@ def serve(arguments: argparse.Namespace) -> None:
     address = listener.bind(server, arguments.host, arguments.port)
     server.start()
     print(f"tokenfeed {__version__} listening on {address}", flush=True)
+    watch = Watch(dataset.corpus for dataset in datasets.values())
     stopped.wait()
     _LOG.info("stopping")
     listener.stop(server)
+    watch.close()
 
 
 def _on_signal(react: Callable[[], None]) -> None:

@@ -11,6 +11,8 @@ reads beyond its new end; the kernel's own copy out of the map reports an error 
 
 from __future__ import annotations
 
+import enum
+import logging
 import mmap
 import os
 import stat
@@ -31,9 +33,20 @@ from .formats import Layout, read_layout
 
 Tokens = npt.NDArray[np.uint8]
 
-_TAIL_BYTES = 4  # no file that has a window is shorter: T + 1 tokens of 2 bytes at least
+_LOG = logging.getLogger("tokenfeed.server")
+
+_TAIL_BYTES = 4  # no file that has a window is shorter: two tokens of two bytes
 _SCRATCH_BYTES_KEPT = 4 * FRAME_BYTES_TARGET
 """A scratch file that had to grow beyond this for a giant row is not kept."""
+
+
+class Fate(enum.Enum):
+    """What may become of a file that is being served."""
+
+    SAME = "unchanged"
+    REPLACED = "replaced or removed; what was opened is served on"
+    GROWN = "grown; what was opened is served on"
+    WRITTEN = "cut short or written to in place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +57,25 @@ class Shard:
     layout: Layout
     facts: tuple[int, int, int, int]
     """Device, inode, size in bytes, time of the last write in nanoseconds."""
+    tail: bytes
+    """Its last bytes; zeros in place of them where the file is too short to have a window."""
 
     @property
     def size_bytes(self) -> int:
         """Size of the whole file."""
         return self.facts[2]
 
-    def changed(self) -> bool:
-        """Say whether the opened content may be gone: the file was cut short or written to in
-        place.
-
-        A file replaced by rename, or removed, is served on from the map; one that only grew as
-        well.
-        """
+    def fate(self) -> Fate:
+        """Say what has become of the file since it was opened."""
         try:
-            device, inode, size_bytes, modified_ns = _facts(os.stat(self.path))
+            now = _facts(os.stat(self.path))
         except OSError:
-            return False
-        if (device, inode) != self.facts[:2]:
-            return False
-        return size_bytes < self.size_bytes or (
-            size_bytes == self.size_bytes and modified_ns != self.facts[3]
-        )
+            return Fate.REPLACED
+        if now == self.facts:
+            return Fate.SAME
+        if now[:2] != self.facts[:2]:
+            return Fate.REPLACED
+        return Fate.GROWN if now[2] > self.size_bytes else Fate.WRITTEN
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes, counted from the first token, read around the map.
@@ -119,9 +129,11 @@ class Corpus:
         self._file_ends = firsts + np.array(
             [shard.size_bytes for shard in self.shards], dtype=np.int64
         )
-        self._tails: dict[int, bytes] = {}
+        tails = b"".join(shard.tail for shard in self.shards)
+        self._tails = np.frombuffer(tails, dtype=np.uint8).reshape(-1, _TAIL_BYTES)
         self._scratch = _ScratchPool()
         self._lost = False
+        self._warned: set[int] = set()
 
     def ranges(self, windows: Windows, row_bytes: int) -> kernel.Ranges:
         """Return where windows lie in memory, uint64[n, 2]: address and length in bytes."""
@@ -144,12 +156,24 @@ class Corpus:
             if not scratch.fill(self.ranges(windows, row_bytes)) or self._cut_within(
                 windows, scratch.content, row_bytes
             ):
-                self._lost = True
+                self._lose("a gather met a file that was cut short, or that cannot be read")
                 self.require_intact()
             yield scratch.content[: windows.shard.size * row_bytes]
 
+    def look(self) -> None:
+        """Look at every file: one written to in place loses the dataset, others cost a warning."""
+        for index, shard in enumerate(self.shards):
+            fate = shard.fate()
+            if fate is Fate.SAME or index in self._warned:
+                continue
+            self._warned.add(index)
+            if fate is Fate.WRITTEN:
+                self._lose(f"{shard.path}: {fate.value}")
+            else:
+                _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
+
     def require_intact(self) -> None:
-        """Raise CorpusChanged if a gather ever found a file cut short."""
+        """Raise CorpusChanged if a file was ever found cut short or written to."""
         if self._lost:
             raise CorpusChanged(
                 "dataset",
@@ -164,14 +188,19 @@ class Corpus:
             self._span_bytes = 0
             self._scratch.close()
 
+    def _lose(self, reason: str) -> None:
+        """Hand out nothing more of this dataset: half a corpus is another corpus."""
+        self._lost = True
+        _LOG.error("lost dataset=%s: %s", self.name, reason)
+
     def _cut_within(self, windows: Windows, content: Tokens, row_bytes: int) -> bool:
         """Say whether a row may have run over the end of a file that was cut within a page.
 
         The rest of that page reads as zeros, without an error; then the row's last byte is 0 as
         well, because the kernel takes away the pages beyond the cut before it clears the rest of
-        the page with the cut. So only files with a row that ends in 0 are suspect. Their last bytes
-        tell: after a cut they are gone, or zeros. Asking for the size of every file of every frame
-        would cost a third of a frame.
+        the page with the cut. So only files with a row that ends in 0 are suspect, and their own
+        last bytes tell: after a cut they are gone, or zeros. Asking for the size of every file of
+        every frame instead would cost a third of a frame.
         """
         last_bytes = content[row_bytes - 1 : windows.shard.size * row_bytes : row_bytes]
         suspects = np.unique(windows.shard[last_bytes == 0])
@@ -180,23 +209,13 @@ class Corpus:
         with self._scratch.lend(suspects.size * _TAIL_BYTES) as scratch:
             if not scratch.fill(_ranges(self._file_ends[suspects] - _TAIL_BYTES, _TAIL_BYTES)):
                 return True
-            tails = scratch.content[: suspects.size * _TAIL_BYTES].tobytes()
-        return any(
-            self._tail_changed(index, tails[place * _TAIL_BYTES : (place + 1) * _TAIL_BYTES])
-            for place, index in enumerate(suspects.tolist())
-        )
-
-    def _tail_changed(self, index: int, tail: bytes) -> bool:
-        """Say whether a file's last bytes are not what they were; the first time, and where they
-        are zeros, its size decides.
-        """
-        known = self._tails.get(index)
-        if known is not None and any(known):
-            return tail != known
-        if self.shards[index].changed():
-            return True
-        self._tails[index] = tail
-        return False
+            tails = scratch.content[: suspects.size * _TAIL_BYTES].reshape(-1, _TAIL_BYTES)
+            if (tails != self._tails[suspects]).any():
+                return True
+        # Where a file ends in zeros anyway, only the file system can tell.
+        silent = suspects[~self._tails[suspects].any(axis=1)]
+        fates = {self.shards[index].fate() for index in silent.tolist()}
+        return bool(fates & {Fate.WRITTEN, Fate.GROWN})
 
 
 class _Scratch:
@@ -271,7 +290,13 @@ def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
 
 def _map(path: str, dtype: np.dtype[np.unsignedinteger], address: int, span_bytes: int) -> Shard:
     with opened(path) as (descriptor, status):
-        shard = Shard(path, read_layout(path, status.st_size, dtype), _facts(status))
+        tail = os.pread(descriptor, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
+        shard = Shard(
+            path,
+            read_layout(path, status.st_size, dtype),
+            _facts(status),
+            tail.ljust(_TAIL_BYTES, b"\0"),
+        )
         if _pages_bytes(shard.size_bytes) != span_bytes:
             raise BadCorpus(
                 path, "changed while it was being opened; start again when it is complete"

@@ -135,8 +135,8 @@ def resident(address: int, size_bytes: int) -> bool:
     write, always yes.
     """
     pages = -(-size_bytes // PAGE_BYTES)
-    flags = (ctypes.c_ubyte * pages)()
-    return _libc.mincore(address, size_bytes, flags) == 0 and all(flag & 1 for flag in flags)
+    flags = np.zeros(pages, dtype=np.uint8)
+    return _libc.mincore(address, size_bytes, flags.ctypes.data) == 0 and bool((flags & 1).all())
 
 
 def _after(ranges: Ranges, part: Ranges, done_bytes: int) -> Ranges:

@@ -16,14 +16,12 @@ import grpc
 
 from tokenfeed.errors import InvalidRequest
 
-from .service import REQUEST_BYTES_MAX
+from .service import CALLS_MAX, REQUEST_BYTES_MAX
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-CALLS_MAX = 1024
-"""Calls at once; a thread each, started when first needed. A client has two under way, so this is
-512 streams.
-"""
+_CALLS_SPARE = 16
+"""Threads for calls that are refused because CALLS_MAX others are under way, and for Describe."""
 STOP_SECONDS = 0.5
 
 _OPTIONS = (
@@ -36,13 +34,11 @@ _OPTIONS = (
 def create_server(handler: grpc.GenericRpcHandler) -> grpc.Server:
     """Return a server that is not bound to any port yet.
 
-    Beyond CALLS_MAX a call is refused with RESOURCE_EXHAUSTED instead of waiting for a thread
-    unseen.
+    A call that finds no thread is refused with RESOURCE_EXHAUSTED instead of waiting unseen.
     """
-    pool = ThreadPoolExecutor(CALLS_MAX, "tokenfeed-call")
-    return grpc.server(
-        pool, handlers=[handler], options=_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
-    )
+    calls = CALLS_MAX + _CALLS_SPARE
+    pool = ThreadPoolExecutor(calls, "tokenfeed-call")
+    return grpc.server(pool, handlers=[handler], options=_OPTIONS, maximum_concurrent_rpcs=calls)
 
 
 def bind(server: grpc.Server, host: str | None, port: int) -> str:
@@ -54,9 +50,10 @@ def bind(server: grpc.Server, host: str | None, port: int) -> str:
     """
     if not 0 <= port <= 65535:
         raise InvalidRequest("--port", f"{port} is not in [0, 65535]")
-    if host is None:
-        host = "::" if _has_ipv6() else "0.0.0.0"
-    family, address = _resolve(host, port)
+    family, address = _resolve("0.0.0.0" if host is None else host, port)
+    if address == "0.0.0.0" and _has_ipv6():
+        # gRPC makes it all interfaces of both kinds anyway; so that is what is probed and said.
+        family, address = socket.AF_INET6, "::"
     port = _require_free(family, address, port)
     where = f"[{address}]" if family == socket.AF_INET6 else address
     try:
@@ -88,9 +85,10 @@ def _has_ipv6() -> bool:
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     """Return the family and the numeric address of a host of this machine."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
         family, _, _, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "not a name"

@@ -8,8 +8,10 @@ leaves: an unforeseen exception goes to the log alone.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -18,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from tokenfeed import __version__, frame, orders
 from tokenfeed.errors import (
+    Busy,
     InvalidRequest,
     NotServed,
     OverLimit,
@@ -36,7 +39,12 @@ from .readahead import ROWS_AHEAD, major_faults
 _LOG = logging.getLogger("tokenfeed.server")
 
 REQUEST_BYTES_MAX = 1 << 16
+CALLS_MAX = 1024
+"""Calls of GetBatch at once, each in a thread that is started when first needed. A client has two
+under way, so this is 512 streams."""
 _IDENTITY_BYTES = 32
+_BUSY_MILLISECONDS = 1000
+_NAME_SHOWN = 64
 _NAMES_SHOWN = 16  # a refusal has to fit into a header
 
 Answer = TypeVar("Answer")
@@ -46,10 +54,17 @@ Parsed = TypeVar("Parsed", bound=Message)
 class TokenFeed:
     """The service tokenfeed.v1.TokenFeed over some datasets."""
 
-    def __init__(self, datasets: Mapping[str, Dataset], batch_bytes_max: int) -> None:
-        """Serve datasets by name; a batch above batch_bytes_max is refused."""
+    def __init__(
+        self, datasets: Mapping[str, Dataset], batch_bytes_max: int, calls_max: int = CALLS_MAX
+    ) -> None:
+        """Serve datasets by name.
+
+        A batch above batch_bytes_max is refused; a call beyond calls_max is asked to come back.
+        """
         self._datasets = datasets
         self._batch_bytes_max = batch_bytes_max
+        self._calls_max = calls_max
+        self._calls = threading.BoundedSemaphore(calls_max)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a grpc.Server needs in order to route calls here."""
@@ -64,7 +79,8 @@ class TokenFeed:
     def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
         try:
-            yield from self._open(_parse(pb.GetBatchRequest, message)).frames()
+            with self._a_call():
+                yield from self._open(_parse(pb.GetBatchRequest, message)).frames()
         except TokenfeedError as error:
             _refuse(context, error)
         except Exception:  # noqa: BLE001 - its text must not reach the caller
@@ -78,6 +94,16 @@ class TokenFeed:
             _refuse(context, error)
         except Exception:  # noqa: BLE001 - its text must not reach the caller
             _fail(context)
+
+    @contextmanager
+    def _a_call(self) -> Iterator[None]:
+        """Count a call for as long as it lasts.  Raises: Busy beyond the limit."""
+        if not self._calls.acquire(blocking=False):
+            raise Busy("calls", f"{self._calls_max} are under way, the limit of this server")
+        try:
+            yield
+        finally:
+            self._calls.release()
 
     def _open(self, request: pb.GetBatchRequest) -> _Stream:
         """Check a request field by field and return the stream that it asks for."""
@@ -100,7 +126,7 @@ class TokenFeed:
         batch_count = request.num_batches if request.HasField("num_batches") else None
         if position.batches_left < (1 if batch_count is None else batch_count):
             raise SamplesExhausted(
-                "num_batches",
+                "first_sample" if batch_count is None else "num_batches",
                 f"only {position.batches_left} batches from first_sample on stay below sample 2^63",
             )
         identity = stream_identity(order, request.seed, request.context_length, dataset.fingerprint)
@@ -131,7 +157,7 @@ class TokenFeed:
         )
 
     def _dataset(self, name: str) -> Dataset:
-        names = sorted(self._datasets)
+        names = [served[:_NAME_SHOWN] for served in sorted(self._datasets)]
         served = ", ".join(names[:_NAMES_SHOWN]) + (
             f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         )
@@ -139,7 +165,9 @@ class TokenFeed:
             raise InvalidRequest("dataset", f"has to be named, since several are served: {served}")
         dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
         if dataset is None:
-            raise NotServed("dataset", f"{name[:64]!r} is not served here; there is {served}")
+            raise NotServed(
+                "dataset", f"{name[:_NAME_SHOWN]!r} is not served here; there is {served}"
+            )
         return dataset
 
     def _require_within_limits(self, batch_size: int, row_bytes: int) -> None:
@@ -257,7 +285,9 @@ def _parse(kind: Callable[[], Parsed], message: bytes) -> Parsed:
 
 
 def _refuse(context: grpc.ServicerContext, error: TokenfeedError) -> NoReturn:
-    _LOG.info("refused peer=%s status=%s %s", context.peer(), error.status, error)
+    _LOG.debug("refused peer=%s status=%s %s", context.peer(), error.status, error)
+    if isinstance(error, Busy):
+        context.set_trailing_metadata((("grpc-retry-pushback-ms", str(_BUSY_MILLISECONDS)),))
     context.abort(grpc.StatusCode[error.status], str(error))
 
 

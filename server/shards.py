@@ -42,7 +42,7 @@ def parse_data(words: Sequence[str]) -> Source:
     first = named[2] if named else words[0]
     paths = [path for word in (first, *words[1:]) for path in _expand(word)]
     name = named[1] if named else _stem(first if os.path.isdir(first) else paths[0])
-    if not name.isprintable() or " " in name:
+    if not name or not name.isprintable() or " " in name:
         raise BadCorpus(
             first, f"{name!r} is no name for a dataset; give it one: --data NAME={first}"
         )
@@ -78,11 +78,13 @@ def _expand(word: str) -> list[str]:
 
 
 def _shards_in(folder: str) -> list[str]:
+    """Return what is named like a shard; a link to nothing too, which must not go unnoticed."""
     try:
-        entries = [entry for entry in os.scandir(folder) if entry.is_file()]
+        names = os.listdir(folder)
     except OSError as error:
         raise BadCorpus(folder, f"cannot be read: {error.strerror}") from error
-    return [entry.path for entry in entries if entry.name.endswith(SHARD_SUFFIXES)]
+    named = [name for name in names if name.endswith(SHARD_SUFFIXES) and not name.startswith(".")]
+    return [path for name in named if not os.path.isdir(path := os.path.join(folder, name))]
 
 
 def _stem(path: str) -> str:

@@ -33,7 +33,7 @@ class Server:
     @property
     def stderr(self) -> str:
         """What it has logged so far."""
-        return self.stderr_path.read_text()
+        return self.stderr_path.read_text(errors="replace")
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""

@@ -190,6 +190,42 @@ def test_a_file_replaced_removed_or_grown_is_served_on(
     assert gathered(corpus, 4, (0, 0)) == [[1, 2, 3, 0]]
 
 
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        (lambda path: os.truncate(path, path.stat().st_size - 1), True),
+        (lambda path: path.write_bytes(path.read_bytes()), True),
+        (lambda path: os.utime(path), True),
+        (lambda path: path.unlink(), False),
+        (lambda path: path.open("ab").write(b"12"), False),
+        (lambda path: path.chmod(0o600), False),
+    ],
+    ids=["cut", "written in place", "touched", "removed", "grown", "permissions"],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_look_at_the_files_finds_what_reading_them_cannot(
+    open_corpus: OpenCorpus,
+    write_tokens: WriteTokens,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[Path], Any],
+    lost: bool,
+) -> None:
+    """Other tokens in the same place read as well as the right ones."""
+    path = write_tokens([70_000, 80_000, 90_000], dtype="<u4")
+    corpus = open_corpus(path, dtype="<u4")
+    change(path)
+
+    corpus.look()
+    corpus.look()
+
+    if lost:
+        with pytest.raises(CorpusChanged):
+            gathered(corpus, 2, (0, 0))
+    else:
+        assert gathered(corpus, 2, (0, 1)) == [[80_000, 90_000]]
+    assert len(caplog.messages) <= 1
+
+
 def test_zeros_that_belong_to_the_corpus_are_served(
     open_corpus: OpenCorpus, tmp_path: Path
 ) -> None:

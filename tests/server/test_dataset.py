@@ -52,6 +52,8 @@ def test_the_fingerprint_is_the_published_one(
     assert dataset.fingerprint == reference.fingerprint(f"uint{8 * width}", contents, width)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_the_fingerprint_of_a_large_corpus_is_over_the_published_blocks(
     open_: OpenDataset, tmp_path: Path
 ) -> None:

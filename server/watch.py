@@ -1,0 +1,36 @@
+"""Looks at the files of every dataset once a second, in a thread of its own.
+
+The gather notices what it cannot read. What can be read and is wrong all the same, since somebody
+wrote into a file while it was served, only the file system knows; asking it for every frame would
+cost more than the gather.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from .corpus import Corpus
+
+LOOK_SECONDS = 1.0
+
+
+class Watch:
+    """A thread that looks at corpora until it is closed."""
+
+    def __init__(self, corpora: Iterable[Corpus]) -> None:
+        """Begin to look."""
+        self._corpora = list(corpora)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tokenfeed-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. May be called twice."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            for corpus in self._corpora:
+                corpus.look()
