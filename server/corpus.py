@@ -35,9 +35,10 @@ Tokens = npt.NDArray[np.uint8]
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-_TAIL_BYTES = 4  # no file that has a window is shorter: two tokens of two bytes
 _SCRATCH_BYTES_KEPT = 4 * FRAME_BYTES_TARGET
 """A scratch file that had to grow beyond this for a giant row is not kept."""
+_SCRATCH_FILES_KEPT = 16
+"""Each is a descriptor and some MiB; more are in use only while more threads gather at once."""
 
 
 class Fate(enum.Enum):
@@ -57,8 +58,8 @@ class Shard:
     layout: Layout
     facts: tuple[int, int, int, int]
     """Device, inode, size in bytes, time of the last write in nanoseconds."""
-    tail: bytes
-    """Its last bytes; zeros in place of them where the file is too short to have a window."""
+    witness: tuple[int, int]
+    """Place and value of the last byte that is not 0; a value of 0 is that of a page of zeros."""
 
     @property
     def size_bytes(self) -> int:
@@ -75,7 +76,15 @@ class Shard:
             return Fate.SAME
         if now[:2] != self.facts[:2]:
             return Fate.REPLACED
-        return Fate.GROWN if now[2] > self.size_bytes else Fate.WRITTEN
+        if now[2] > self.size_bytes and self._witness_stands():
+            return Fate.GROWN
+        return Fate.WRITTEN
+
+    def _witness_stands(self) -> bool:
+        """Say whether the last byte that is not 0 is still there: a longer file may be another."""
+        place, value = self.witness
+        with opened(self.path) as (descriptor, _):
+            return value != 0 and os.pread(descriptor, 1, place) == bytes([value])
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes, counted from the first token, read around the map.
@@ -126,11 +135,9 @@ class Corpus:
         self._token_addresses = firsts + np.array(
             [shard.layout.first_byte for shard in self.shards], dtype=np.int64
         )
-        self._file_ends = firsts + np.array(
-            [shard.size_bytes for shard in self.shards], dtype=np.int64
-        )
-        tails = b"".join(shard.tail for shard in self.shards)
-        self._tails = np.frombuffer(tails, dtype=np.uint8).reshape(-1, _TAIL_BYTES)
+        witnesses = np.array([shard.witness for shard in self.shards], dtype=np.int64)
+        self._witness_addresses = firsts + witnesses[:, 0]
+        self._witness_values = witnesses[:, 1].astype(np.uint8)
         self._scratch = _ScratchPool()
         self._lost = False
         self._warned: set[int] = set()
@@ -153,23 +160,21 @@ class Corpus:
         """
         self.require_intact()
         with self._scratch.lend(windows.shard.size * row_bytes) as scratch:
-            if not scratch.fill(self.ranges(windows, row_bytes)) or self._cut_within(
-                windows, scratch.content, row_bytes
-            ):
+            complete = scratch.fill(self.ranges(windows, row_bytes))
+            if not complete or self._cut_within(windows, scratch.content, row_bytes):
                 self._lose("a gather met a file that was cut short, or that cannot be read")
-                self.require_intact()
+            # Once more: if the corpus was closed meanwhile, something else may be mapped there.
+            self.require_intact()
             yield scratch.content[: windows.shard.size * row_bytes]
 
     def look(self) -> None:
         """Look at every file: one written to in place loses the dataset, others cost a warning."""
         for index, shard in enumerate(self.shards):
             fate = shard.fate()
-            if fate is Fate.SAME or index in self._warned:
-                continue
-            self._warned.add(index)
-            if fate is Fate.WRITTEN:
+            if fate is Fate.WRITTEN and not self._lost:
                 self._lose(f"{shard.path}: {fate.value}")
-            else:
+            elif fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
+                self._warned.add(index)
                 _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
 
     def require_intact(self) -> None:
@@ -197,25 +202,26 @@ class Corpus:
         """Say whether a row may have run over the end of a file that was cut within a page.
 
         The rest of that page reads as zeros, without an error; then the row's last byte is 0 as
-        well, because the kernel takes away the pages beyond the cut before it clears the rest of
-        the page with the cut. So only files with a row that ends in 0 are suspect, and their own
-        last bytes tell: after a cut they are gone, or zeros. Asking for the size of every file of
-        every frame instead would cost a third of a frame.
+        well, if the file system takes away the pages beyond the cut before it clears the rest of
+        the page with the cut, as ext4 and tmpfs do (docs/decisions/0003-gather.md says where it
+        does not). So only files with a row that ends in 0 are suspect, and each has a witness: its
+        last byte that is not 0. After a cut before it, it is gone or 0; a cut behind it has only
+        taken zeros. Asking for the size of every file of every frame would cost a third of a frame.
         """
         last_bytes = content[row_bytes - 1 : windows.shard.size * row_bytes : row_bytes]
         suspects = np.unique(windows.shard[last_bytes == 0])
         if not suspects.size:
             return False
-        with self._scratch.lend(suspects.size * _TAIL_BYTES) as scratch:
-            if not scratch.fill(_ranges(self._file_ends[suspects] - _TAIL_BYTES, _TAIL_BYTES)):
+        known = self._witness_values[suspects]
+        with self._scratch.lend(suspects.size) as scratch:
+            if not scratch.fill(_ranges(self._witness_addresses[suspects], 1)):
                 return True
-            tails = scratch.content[: suspects.size * _TAIL_BYTES].reshape(-1, _TAIL_BYTES)
-            if (tails != self._tails[suspects]).any():
+            if (scratch.content[: suspects.size] != known).any():
                 return True
-        # Where a file ends in zeros anyway, only the file system can tell.
-        silent = suspects[~self._tails[suspects].any(axis=1)]
-        fates = {self.shards[index].fate() for index in silent.tolist()}
-        return bool(fates & {Fate.WRITTEN, Fate.GROWN})
+        # Where a file ends in a page of zeros, only the file system can tell.
+        return any(
+            self.shards[index].fate() is Fate.WRITTEN for index in suspects[known == 0].tolist()
+        )
 
 
 class _Scratch:
@@ -243,9 +249,7 @@ class _Scratch:
 
 
 class _ScratchPool:
-    """Scratch files that are not in use; as many exist as gathers ever ran at once, which is about
-    the number of cores.
-    """
+    """Scratch files that are not in use. As many exist as gathers run at once; few are kept."""
 
     def __init__(self) -> None:
         self._free: deque[_Scratch] = deque()  # its append and pop are atomic
@@ -261,7 +265,7 @@ class _ScratchPool:
             scratch.grow(size_bytes)
             yield scratch
         finally:
-            if scratch.content.size > _SCRATCH_BYTES_KEPT:
+            if scratch.content.size > _SCRATCH_BYTES_KEPT or len(self._free) >= _SCRATCH_FILES_KEPT:
                 scratch.close()
             else:
                 self._free.append(scratch)
@@ -290,19 +294,21 @@ def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
 
 def _map(path: str, dtype: np.dtype[np.unsignedinteger], address: int, span_bytes: int) -> Shard:
     with opened(path) as (descriptor, status):
-        tail = os.pread(descriptor, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
-        shard = Shard(
-            path,
-            read_layout(path, status.st_size, dtype),
-            _facts(status),
-            tail.ljust(_TAIL_BYTES, b"\0"),
-        )
+        layout, facts = read_layout(path, status.st_size, dtype), _facts(status)
+        shard = Shard(path, layout, facts, _witness(descriptor, status.st_size))
         if _pages_bytes(shard.size_bytes) != span_bytes:
             raise BadCorpus(
                 path, "changed while it was being opened; start again when it is complete"
             )
         kernel.map_file(address, descriptor, shard.size_bytes)
         return shard
+
+
+def _witness(descriptor: int, size_bytes: int) -> tuple[int, int]:
+    """Return place and value of the last byte of a file that is not 0, if its last page has one."""
+    first = max(0, size_bytes - 1) // kernel.PAGE_BYTES * kernel.PAGE_BYTES
+    content = os.pread(descriptor, size_bytes - first, first).rstrip(b"\0")
+    return (first + len(content) - 1, content[-1]) if content else (first, 0)
 
 
 def _reserve(path: str, span_bytes: int) -> int:

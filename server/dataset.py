@@ -49,7 +49,6 @@ class Dataset:
 
     def close(self) -> None:
         """Unmap its files."""
-        self.readahead.close()
         self.corpus.close()
 
 

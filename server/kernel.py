@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 from typing import Final
@@ -104,17 +105,22 @@ def copy_ranges(descriptor: int, ranges: Ranges) -> bool:
     return True
 
 
-def read_ahead(process: int, ranges: Ranges) -> bool:
+@functools.cache
+def _own_process() -> int:
+    return os.pidfd_open(os.getpid())
+
+
+def read_ahead(ranges: Ranges) -> bool:
     """Ask the kernel to start reading page-aligned ranges of this process' maps, without waiting
     for them.
 
-    process: a pidfd of this process.  Returns: False if the kernel refuses to be asked like that.
+    Returns: False if the kernel refuses to be asked like that.
     """
     for first in range(0, len(ranges), IOVECS_MAX):
         part = ranges[first : first + IOVECS_MAX]
         if (
             _libc.syscall(
-                _SYS_PROCESS_MADVISE, process, part.ctypes.data, len(part), _MADV_WILLNEED, 0
+                _SYS_PROCESS_MADVISE, _own_process(), part.ctypes.data, len(part), _MADV_WILLNEED, 0
             )
             < 0
         ):

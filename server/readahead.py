@@ -7,7 +7,6 @@ seen to be missing.
 
 from __future__ import annotations
 
-import os
 import resource
 
 import numpy as np
@@ -34,7 +33,6 @@ class ReadAhead:
     def __init__(self, corpus: Corpus) -> None:
         """Watch a corpus; assumes the worst until it has looked."""
         self._corpus = corpus
-        self._process = os.pidfd_open(os.getpid())
         self._at_once = True
         self._cold = True
         self._resident_in_a_row = 0
@@ -52,7 +50,7 @@ class ReadAhead:
             self._cold = self._resident_in_a_row < self._patience
             return
         self._resident_in_a_row = 0
-        self._at_once = self._at_once and kernel.read_ahead(self._process, pages)
+        self._at_once = self._at_once and kernel.read_ahead(pages)
         if not self._at_once:
             kernel.read_ahead_singly(pages)
 
@@ -67,10 +65,6 @@ class ReadAhead:
             self._cold = True
             self._resident_in_a_row = 0
             self._patience = min(2 * self._patience, _PATIENCE_MAX)
-
-    def close(self) -> None:
-        """Give back what the advice needs."""
-        os.close(self._process)
 
     def _seem_resident(self, pages: kernel.Ranges) -> bool:
         sample = pages[:: -(-len(pages) // _ROWS_SAMPLED)]

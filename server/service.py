@@ -108,6 +108,7 @@ class TokenFeed:
     def _open(self, request: pb.GetBatchRequest) -> _Stream:
         """Check a request field by field and return the stream that it asks for."""
         dataset = self._dataset(request.dataset)
+        dataset.corpus.require_intact()
         order = orders.find(request.order)
         position = Position(
             request.first_sample,

@@ -7,10 +7,13 @@ cost more than the gather.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 
 from .corpus import Corpus
+
+_LOG = logging.getLogger("tokenfeed.server")
 
 LOOK_SECONDS = 1.0
 
@@ -33,4 +36,11 @@ class Watch:
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             for corpus in self._corpora:
-                corpus.look()
+                _look(corpus)
+
+
+def _look(corpus: Corpus) -> None:
+    try:
+        corpus.look()
+    except Exception:  # noqa: BLE001 - the others still have to be looked at
+        _LOG.exception("could not look at dataset=%s", corpus.name)

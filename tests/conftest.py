@@ -66,10 +66,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
             )
+        server = Server(process, "", stderr_path)
+        servers.append(server)
         assert process.stdout is not None
         line = process.stdout.readline()
-        server = Server(process, f"localhost:{line.rpartition(':')[2].strip()}", stderr_path)
-        servers.append(server)
+        server.address = f"localhost:{line.rpartition(':')[2].strip()}"
         assert "listening on" in line, server.stderr
         return server
 

@@ -69,6 +69,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(60)
 def test_a_terabyte_is_ready_within_a_second_of_the_imports(serve: Serve, terabyte: Path) -> None:
     """A restart must cost a trainer no pause: nothing at start may grow with the corpus."""
     import_seconds = best(seconds_to_import)

@@ -128,20 +128,22 @@ def test_a_cut_within_the_last_page_is_noticed_although_it_reads_as_zeros(
         gathered(corpus, PAGE_TOKENS, (0, 3 * PAGE_TOKENS))
 
 
+@pytest.mark.parametrize("zeros", [50, PAGE_TOKENS, PAGE_TOKENS + 50])
 def test_a_cut_is_noticed_where_the_file_ended_in_zeros(
-    open_corpus: OpenCorpus, write_tokens: WriteTokens
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, zeros: int
 ) -> None:
     """Then its last bytes look the same as before, and its size has to tell."""
     tokens = np.full(4 * PAGE_TOKENS, 257)
-    tokens[-50:] = 0
+    tokens[-zeros:] = 0
     path = write_tokens(tokens)
     corpus = open_corpus(path)
     for _ in range(2):
-        assert gathered(corpus, 60, (0, 4 * PAGE_TOKENS - 60))[0] == [257] * 10 + [0] * 50
-    os.truncate(path, path.stat().st_size - 200)
+        last = gathered(corpus, 60, (0, 4 * PAGE_TOKENS - zeros - 10))[0]
+        assert last == ([257] * 10 + [0] * zeros)[:60]
+    os.truncate(path, path.stat().st_size - 2 * zeros - 200)
 
     with pytest.raises(CorpusChanged):
-        gathered(corpus, 60, (0, 4 * PAGE_TOKENS - 120))
+        gathered(corpus, 60, (0, 4 * PAGE_TOKENS - zeros - 120))
 
 
 def test_a_file_cut_and_grown_again_is_noticed(
@@ -196,11 +198,20 @@ def test_a_file_replaced_removed_or_grown_is_served_on(
         (lambda path: os.truncate(path, path.stat().st_size - 1), True),
         (lambda path: path.write_bytes(path.read_bytes()), True),
         (lambda path: os.utime(path), True),
+        (lambda path: path.write_bytes(b"\x07" * 40), True),
         (lambda path: path.unlink(), False),
         (lambda path: path.open("ab").write(b"12"), False),
         (lambda path: path.chmod(0o600), False),
     ],
-    ids=["cut", "written in place", "touched", "removed", "grown", "permissions"],
+    ids=[
+        "cut",
+        "written in place",
+        "touched",
+        "overwritten by a longer one",
+        "removed",
+        "grown",
+        "permissions",
+    ],
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_look_at_the_files_finds_what_reading_them_cannot(
@@ -224,6 +235,23 @@ def test_a_look_at_the_files_finds_what_reading_them_cannot(
     else:
         assert gathered(corpus, 2, (0, 1)) == [[80_000, 90_000]]
     assert len(caplog.messages) <= 1
+
+
+def test_a_file_that_grew_once_is_still_looked_at(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens
+) -> None:
+    """The warning about it must not be the last thing that is noticed."""
+    path = write_tokens([1, 2, 3])
+    corpus = open_corpus(path)
+    with path.open("ab") as file:
+        file.write(b"\x04\x00")
+    corpus.look()
+    write_tokens([3, 2, 1])
+
+    corpus.look()
+
+    with pytest.raises(CorpusChanged):
+        gathered(corpus, 2, (0, 0))
 
 
 def test_zeros_that_belong_to_the_corpus_are_served(

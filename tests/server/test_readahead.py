@@ -64,13 +64,12 @@ def test_advised_windows_are_read_before_anybody_gathers_them(
         os.sched_yield()
         os.stat(corpus.shards[0].path)
     assert resident_share(corpus, windows) == 1.0
-    readahead.close()
 
 
 def test_a_warm_corpus_is_left_in_peace(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Advice costs more than the gather of a row that is in memory."""
     given: list[int] = []
-    monkeypatch.setattr(kernel, "read_ahead", lambda _, ranges: given.append(len(ranges)) or True)
+    monkeypatch.setattr(kernel, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
     readahead = ReadAhead(corpus)
 
     for _ in range(10):
@@ -81,7 +80,6 @@ def test_a_warm_corpus_is_left_in_peace(corpus: Corpus, monkeypatch: pytest.Monk
     readahead.observe(major_faults=3)
     readahead.advise(some_windows(), ROW_BYTES)
     assert given == [64]
-    readahead.close()
 
 
 def test_faults_outweigh_what_the_kernel_says_is_resident(
@@ -102,4 +100,3 @@ def test_faults_outweigh_what_the_kernel_says_is_resident(
         looked.append(frames)
 
     assert looked == [2, 4, 8, 16]
-    readahead.close()
