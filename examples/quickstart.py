@@ -1,0 +1,127 @@
+"""From nothing to batches: makes a small real corpus, serves it, iterates over it, shows rows.
+
+The corpus is the documentation that comes with every Python. Run it from the repository's root:
+
+    python examples/quickstart.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from client import RemoteBatches
+
+VOCAB_SIZE = 4096
+BATCH_SIZE, CONTEXT_LENGTH = 32, 1024
+TOKENS_SHOWN = 48
+
+
+def main() -> int:
+    """Run all of it.  Returns: 0, or 1 if the server does not start."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("quickstart-data"), help="for the corpus"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long to iterate")
+    arguments = parser.parse_args()
+
+    tokenizer, path = make_corpus(arguments.folder)
+    with serving(path) as address:
+        show_rows(address, tokenizer)
+        print(
+            f"\n{tokens_per_second(address, arguments.seconds) / 1e6:.0f} million tokens/s, ",
+            end="",
+        )
+        print(f"batches of {BATCH_SIZE} x {CONTEXT_LENGTH} as int64 (x, y) on the CPU")
+    print("\nNow yourself, in two terminals:")
+    print(f"  python -m server --data {path} --port 50051")
+    print(f"  python -m client show localhost:50051 --tokenizer {arguments.folder}/tokenizer.json")
+    return 0
+
+
+def make_corpus(folder: Path) -> tuple[Tokenizer, Path]:
+    """Return a tokenizer and a file of flat uint16 tokens, made from Python's documentation."""
+    tokenizer_path, path = folder / "tokenizer.json", folder / "train.bin"
+    if path.exists():
+        return Tokenizer.from_file(str(tokenizer_path)), path
+    folder.mkdir(parents=True, exist_ok=True)
+    documents = [topics[name] for name in sorted(topics)]
+    tokenizer = train_tokenizer(documents)
+    tokenizer.save(str(tokenizer_path))
+    tokens = [token for document in documents for token in tokenizer.encode(document).ids]
+    np.array(tokens, dtype=np.uint16).tofile(path)
+    print(
+        f"made {path}: {len(tokens):,} tokens from {len(documents)} pages of Python's documentation"
+    )
+    return tokenizer, path
+
+
+def train_tokenizer(documents: list[str]) -> Tokenizer:
+    """Return a byte-level BPE tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[str]:
+    """Serve a token file on a free port of this machine, and lend the address."""
+    command = [sys.executable, "-m", "server", "--data", str(path), "--host", "127.0.0.1"]
+    server = subprocess.Popen(
+        [*command, "--port", "0", "--log-level", "warning"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline().strip()
+        if not line:
+            raise SystemExit("the server did not start; its last words are above")
+        print(line)
+        yield line.split()[-1]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def show_rows(address: str, tokenizer: Tokenizer) -> None:
+    """Print two rows as text, and how y follows x."""
+    with RemoteBatches(address, 2, CONTEXT_LENGTH, seed=1337, num_batches=1) as feed:
+        x, y = next(feed)
+    print(f"x: {tuple(x.shape)} {x.dtype}, y the same, shifted by one token")
+    for row in x:
+        print(f"  {tokenizer.decode(row[:TOKENS_SHOWN].tolist())!r} ...")
+    print(f"x[0]: {x[0, :8].tolist()} ...\ny[0]: {y[0, :8].tolist()} ...")
+
+
+def tokens_per_second(address: str, seconds: float) -> float:
+    """Return how many tokens of x arrive in a second."""
+    token_count = 0
+    with RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH) as feed:
+        next(feed)
+        begun = time.perf_counter()
+        for x, _ in feed:
+            token_count += x.numel()
+            if time.perf_counter() - begun >= seconds:
+                break
+        return token_count / (time.perf_counter() - begun)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Trains a small GPT on tiny Shakespeare from RemoteBatches, on the CPU, in a few minutes.
+
+One server serves two datasets: training windows come shuffled, validation windows in order. Only
+300,000 tokens and 50,257 of them to choose from: so the 4,096 most frequent tokens have an output
+each, and all others share one and are told apart by how often they occur. The loss is over the
+whole vocabulary all the same.
+
+    python examples/train_tinyshakespeare.py --data-folder FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from client import RemoteBatches
+
+DATA_FOLDER = os.environ.get(
+    "TOKENFEED_TEST_DATA", str(Path(__file__).parents[2] / "shared" / "data")
+)
+VOCAB_SIZE = 50_257
+FREQUENT = 4096
+CONTEXT_LENGTH, BATCH_SIZE = 128, 8
+WIDTH, HEADS, LAYERS, DROPOUT = 128, 4, 2, 0.2
+LEARNING_RATE, WARMUP_STEPS = 2e-3, 20
+EVALUATE_EVERY = 100
+
+
+def main() -> int:
+    """Train and evaluate.  Returns: 0, or 1 if --require-below is missed."""
+    arguments = parse_arguments()
+    torch.manual_seed(arguments.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        train, validation = tokenize_halves(Path(arguments.data_folder))
+        train.tofile(Path(folder) / "train.bin")
+        validation.tofile(Path(folder) / "val.bin")
+        print(f"{len(train):,} tokens to train on, {len(validation):,} to validate")
+        classes = Classes(train)
+        entropy = classes.unigram_loss(validation)
+        with serving(Path(folder)) as address:
+            loss = fit(address, classes, arguments, (len(validation) - 1) // CONTEXT_LENGTH)
+    print(f"validation loss {loss:.3f}, unigram entropy {entropy:.3f}")
+    return int(arguments.require_below is not None and loss >= arguments.require_below)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(description="Trains a small GPT from a tokenfeed server.")
+    parser.add_argument("--data-folder", default=DATA_FOLDER, help="has the text and the tokenizer")
+    parser.add_argument("--max-seconds", type=float, default=240.0, help="of training")
+    parser.add_argument("--max-steps", type=int, default=1500, help="of training")
+    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--stop-below", type=float, help="stop once the validation loss is below")
+    parser.add_argument("--require-below", type=float, help="exit 1 if the loss ends at or above")
+    return parser.parse_args()
+
+
+def tokenize_halves(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the GPT-2 tokens, uint16, of the first 90 % of the characters and of the rest."""
+    text = (folder / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(folder / "gpt2-tokenizer.json"))
+    cut = int(len(text) * 0.9)
+    train, validation = (
+        np.array(tokenizer.encode(part).ids, dtype=np.uint16) for part in (text[:cut], text[cut:])
+    )
+    return train, validation
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve both datasets on a free port of this machine, and lend the address."""
+    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", "0"]
+    datasets = ["--data", f"{folder}/train.bin", "--data", f"{folder}/val.bin"]
+    server = subprocess.Popen(
+        [*command, *datasets, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().split()[-1]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+class Classes:
+    """The outputs of the model: one for each frequent token, and one for all others together."""
+
+    def __init__(self, train: np.ndarray) -> None:
+        """Count the training tokens."""
+        counts = torch.bincount(torch.from_numpy(train.astype(np.int64)), minlength=VOCAB_SIZE)
+        rank = torch.argsort(torch.argsort(counts, descending=True, stable=True))
+        self.of_token = rank.clamp(max=FREQUENT - 1)
+        self.counts = torch.bincount(self.of_token, counts.double(), FREQUENT)
+        rare = self.of_token == FREQUENT - 1
+        # A token that training never saw is possible too: it counts as a third of an occurrence.
+        share = torch.where(rare, counts.double() + 1 / 3, 1.0)
+        share[rare] /= share[rare].sum()
+        self.nats_within_class = -share.log().float()
+
+    def unigram_loss(self, validation: np.ndarray) -> float:
+        """Return the loss of knowing nothing but how often each token occurs, in nats a token."""
+        tokens = torch.from_numpy(validation.astype(np.int64))
+        class_nats = -((self.counts + 1) / (self.counts + 1).sum()).log().float()
+        return float((class_nats[self.of_token[tokens]] + self.nats_within_class[tokens]).mean())
+
+
+class Block(nn.Module):
+    """Attention, then a small network, each added to what came in."""
+
+    def __init__(self) -> None:
+        """Make the weights."""
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.output = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, WIDTH] -> [B, T, WIDTH]
+        """Apply the block."""
+        rows, length, _ = x.shape
+        heads = self.query_key_value(self.norm_1(x)).view(rows, length, 3, HEADS, WIDTH // HEADS)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.dropout(self.output(mixed.transpose(1, 2).reshape(rows, length, WIDTH)))
+        return x + self.dropout(self.down(functional.gelu(self.up(self.norm_2(x)))))
+
+
+class GPT(nn.Module):
+    """A GPT whose output begins at how often each token occurs, so that it learns only the rest."""
+
+    def __init__(self, counts: Tensor) -> None:
+        """Make the weights.  counts: of each class in the training tokens, [FREQUENT]."""
+        super().__init__()
+        self.tokens, self.places = (
+            nn.Embedding(FREQUENT, WIDTH),
+            nn.Embedding(CONTEXT_LENGTH, WIDTH),
+        )
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.dropout = nn.RMSNorm(WIDTH), nn.Dropout(DROPOUT)
+        for weight in self.parameters():
+            if weight.dim() > 1:
+                nn.init.normal_(weight, std=0.02)
+        self.bias = nn.Parameter(((counts + 1) / (counts + 1).sum()).log().float())
+
+    def forward(self, classes: Tensor) -> Tensor:  # [B, T] -> [B, T, FREQUENT]
+        """Return the logits of the class that follows each."""
+        x = self.dropout(self.tokens(classes) + self.places.weight)
+        x = self.dropout(self.norm(self.blocks(x)))
+        return functional.linear(x, self.tokens.weight, self.bias)
+
+
+def fit(address: str, classes: Classes, arguments: argparse.Namespace, windows: int) -> float:
+    """Train until the time, the steps or --stop-below is reached.  Returns: the validation loss."""
+    model = GPT(classes.counts)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, (0.9, 0.95), weight_decay=0.1)
+    loss, waited, begun = float("inf"), 0.0, time.perf_counter()
+    with RemoteBatches(
+        address, BATCH_SIZE, CONTEXT_LENGTH, dataset="train", order="shuffled", seed=arguments.seed
+    ) as feed:
+        for step in range(1, arguments.max_steps + 1):
+            asked = time.perf_counter()
+            x, y = next(feed)
+            waited += time.perf_counter() - asked
+            decay = 1 - step / arguments.max_steps
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * min(1, step / WARMUP_STEPS) * (0.05 + 0.95 * decay)
+            optimizer.zero_grad()
+            class_loss(model, classes, x, y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            seconds = time.perf_counter() - begun
+            over = step == arguments.max_steps or seconds > arguments.max_seconds
+            if over or step % EVALUATE_EVERY == 0:
+                loss = validation_loss(address, model, classes, windows)
+                print(
+                    f"step {step}: {step * x.numel():,} tokens, validation loss {loss:.3f},",
+                    end=" ",
+                )
+                print(f"{seconds:.0f} s, of which {waited:.2f} s waited for data", flush=True)
+            if over or (arguments.stop_below is not None and loss < arguments.stop_below):
+                break
+    return loss
+
+
+def class_loss(model: GPT, classes: Classes, x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean loss of the classes, in nats a token."""
+    logits = model(classes.of_token[x])
+    return functional.cross_entropy(logits.flatten(0, 1), classes.of_token[y].flatten())
+
+
+@torch.no_grad()
+def validation_loss(address: str, model: GPT, classes: Classes, windows: int) -> float:
+    """Return the loss over every validation window once, in nats a token, over the vocabulary."""
+    model.eval()
+    total = 0.0
+    with RemoteBatches(
+        address, 1, CONTEXT_LENGTH, dataset="val", order="sequential", num_batches=windows
+    ) as feed:
+        for x, y in feed:
+            within = classes.nats_within_class[y].mean()
+            total += float(class_loss(model, classes, x, y) + within)
+    model.train()
+    return total / windows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
