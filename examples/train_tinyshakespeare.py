@@ -33,10 +33,11 @@ DATA_FOLDER = os.environ.get(
 )
 VOCAB_SIZE = 50_257
 FREQUENT = 4096
-CONTEXT_LENGTH, BATCH_SIZE = 128, 8
-WIDTH, HEADS, LAYERS, DROPOUT = 128, 4, 2, 0.2
-LEARNING_RATE, WARMUP_STEPS = 2e-3, 20
-EVALUATE_EVERY = 100
+CONTEXT_LENGTH, BATCH_SIZE = 32, 16
+WIDTH, HEADS, LAYERS, DROPOUT = 128, 4, 2, 0.1
+LEARNING_RATE, HEAD_LEARNING_RATE, EMBEDDING_LEARNING_RATE = 1e-3, 2e-3, 5e-3
+WARMUP_STEPS = 20
+EVALUATE_EVERY = 250
 
 
 def main() -> int:
@@ -105,8 +106,8 @@ class Classes:
         self.of_token = rank.clamp(max=FREQUENT - 1)
         self.counts = torch.bincount(self.of_token, counts.double(), FREQUENT)
         rare = self.of_token == FREQUENT - 1
-        # A token that training never saw is possible too: it counts as a third of an occurrence.
-        share = torch.where(rare, counts.double() + 1 / 3, 1.0)
+        # A token that training never saw is possible too: it counts as a fifth of an occurrence.
+        share = torch.where(rare, counts.double() + 1 / 5, 1.0)
         share[rare] /= share[rare].sum()
         self.nats_within_class = -share.log().float()
 
@@ -155,19 +156,22 @@ class GPT(nn.Module):
         for weight in self.parameters():
             if weight.dim() > 1:
                 nn.init.normal_(weight, std=0.02)
+        self.head = nn.Linear(WIDTH, FREQUENT, bias=False)
+        nn.init.zeros_(self.head.weight)
         self.bias = nn.Parameter(((counts + 1) / (counts + 1).sum()).log().float())
 
     def forward(self, classes: Tensor) -> Tensor:  # [B, T] -> [B, T, FREQUENT]
         """Return the logits of the class that follows each."""
         x = self.dropout(self.tokens(classes) + self.places.weight)
         x = self.dropout(self.norm(self.blocks(x)))
-        return functional.linear(x, self.tokens.weight, self.bias)
+        logits: Tensor = self.head(x) + self.bias
+        return logits
 
 
 def fit(address: str, classes: Classes, arguments: argparse.Namespace, windows: int) -> float:
     """Train until the time, the steps or --stop-below is reached.  Returns: the validation loss."""
     model = GPT(classes.counts)
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, (0.9, 0.95), weight_decay=0.1)
+    optimizer = make_optimizer(model)
     loss, waited, begun = float("inf"), 0.0, time.perf_counter()
     with RemoteBatches(
         address, BATCH_SIZE, CONTEXT_LENGTH, dataset="train", order="shuffled", seed=arguments.seed
@@ -176,9 +180,9 @@ def fit(address: str, classes: Classes, arguments: argparse.Namespace, windows: 
             asked = time.perf_counter()
             x, y = next(feed)
             waited += time.perf_counter() - asked
-            decay = 1 - step / arguments.max_steps
+            decay = 0.05 + 0.95 * (1 - step / arguments.max_steps)
             for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * min(1, step / WARMUP_STEPS) * (0.05 + 0.95 * decay)
+                group["lr"] = group["initial_lr"] * min(1, step / WARMUP_STEPS) * decay
             optimizer.zero_grad()
             class_loss(model, classes, x, y).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -197,6 +201,17 @@ def fit(address: str, classes: Classes, arguments: argparse.Namespace, windows: 
     return loss
 
 
+def make_optimizer(model: GPT) -> torch.optim.Optimizer:
+    """Return AdamW. Most tokens are in few of the batches, so theirs may be longer steps."""
+    rates = {"tokens": EMBEDDING_LEARNING_RATE, "places": EMBEDDING_LEARNING_RATE}
+    rates |= {"head": HEAD_LEARNING_RATE}
+    groups = [
+        {"params": [weight], "initial_lr": rates.get(name.partition(".")[0], LEARNING_RATE)}
+        for name, weight in model.named_parameters()
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1)
+
+
 def class_loss(model: GPT, classes: Classes, x: Tensor, y: Tensor) -> Tensor:
     """Return the mean loss of the classes, in nats a token."""
     logits = model(classes.of_token[x])
@@ -205,17 +220,17 @@ def class_loss(model: GPT, classes: Classes, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def validation_loss(address: str, model: GPT, classes: Classes, windows: int) -> float:
-    """Return the loss over every validation window once, in nats a token, over the vocabulary."""
+    """Return the loss over the validation windows, in nats a token, over the whole vocabulary."""
     model.eval()
     total = 0.0
     with RemoteBatches(
-        address, 1, CONTEXT_LENGTH, dataset="val", order="sequential", num_batches=windows
+        address, windows // 2, CONTEXT_LENGTH, dataset="val", order="sequential", num_batches=2
     ) as feed:
         for x, y in feed:
             within = classes.nats_within_class[y].mean()
             total += float(class_loss(model, classes, x, y) + within)
     model.train()
-    return total / windows
+    return total / 2
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from client import RemoteBatches
+from client.stream import FrameStream, StreamRequest
 from server import listener
 from server.dataset import Dataset, TokenChecks, open_dataset
 from server.readahead import ReadAhead
@@ -20,6 +20,7 @@ from server.service import TokenFeed
 from server.shards import Source
 from tokenfeed import frame, orders
 from tokenfeed.identity import stream_identity
+from tokenfeed.position import Position
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 CALL_SECONDS = 10.0
@@ -614,5 +615,8 @@ def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Datas
             (entry.key, entry.value) for entry in caught.value.trailing_metadata()
         ]
         first.cancel()
-        waiting = RemoteBatches(peer.address, 2, 16, dataset="long", num_batches=4)
-        assert len(list(waiting)) == 4
+        asked = StreamRequest("long", orders.find("random-1"), 0, 16, Position(0, 2), 1)
+        waiting = FrameStream(peer.address, asked, prefetch_bytes=1 << 20, deadline_seconds=10)
+        waiting.start()
+        assert waiting.take().shape == (2, 17)
+        waiting.close()
