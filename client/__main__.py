@@ -119,11 +119,9 @@ def run_show(arguments: argparse.Namespace) -> None:
     )
     stream.start()
     try:
-        sample = arguments.start_sample
-        while (rows := stream.take()) is not None:
-            for row in rows:
-                print(f"sample {sample}: {decode(row)}")
-                sample += 1
+        rows = [row for part in stream.peek(arguments.batch_size) or () for row in part]
+        for sample, row in enumerate(rows, arguments.start_sample):
+            print(f"sample {sample}: {decode(row)}")
     finally:
         stream.close()
 

@@ -11,7 +11,7 @@ import torch
 
 from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.position import Position
+from tokenfeed.position import Position, require_range
 
 from .ranks import data_parallel
 from .stream import PREFETCH_BYTES, FrameStream, Rows, StreamRequest
@@ -82,10 +82,14 @@ class RemoteBatches:
         seed, num_batches = _require_integer("seed", seed), _integer("num_batches", num_batches)
         first_sample = _first_sample(start_step, start_sample, batch_size * world_size)
         position = Position(first_sample, batch_size, rank, world_size)
+        require_range(
+            "prefetch_bytes", _require_integer("prefetch_bytes", prefetch_bytes), 0, 1 << 63
+        )
+        if not (deadline_seconds is None or deadline_seconds >= 0):
+            raise InvalidRequest("deadline_seconds", f"{deadline_seconds} is negative")
         self._batch_size = batch_size
         self._context_length = context_length
         self._device = torch.device(device)
-        self._held: list[Rows] = []
         self._stream = FrameStream(
             target,
             StreamRequest(
@@ -113,20 +117,18 @@ class RemoteBatches:
         if not self._started:
             self._started = True
             self._stream.start()
-        # Held on to until the batch is complete, so that a Ctrl-C while waiting loses nothing.
-        while sum(len(rows) for rows in self._held) < self._batch_size:
-            rows = self._stream.take()
-            if rows is None:
-                raise StopIteration
-            self._held.append(rows)
-        parts = self._take_held()
-        return self._widen_here(parts) if self._device.type == "cpu" else self._widen_there(parts)
+        parts = self._stream.peek(self._batch_size)
+        if parts is None:
+            raise StopIteration
+        batch = self._widen_here(parts) if self._device.type == "cpu" else self._widen_there(parts)
+        # Last of all, so that a Ctrl-C on the way here leaves the stream where it was.
+        self._stream.advance(self._batch_size)
+        return batch
 
     def close(self) -> None:
         """End the thread and the connection. May be called twice; iterating afterwards stops at
         once.
         """
-        self._held.clear()
         self._finalizer()
 
     def __enter__(self) -> RemoteBatches:
@@ -142,20 +144,6 @@ class RemoteBatches:
         """Close."""
         self.close()
 
-    def _take_held(self) -> list[Rows]:
-        """Return the rows of one batch, in as many parts as frames brought them; keep what is
-        beyond it.
-        """
-        parts = []
-        missing = self._batch_size
-        while missing:
-            rows = self._held.pop(0)
-            parts.append(rows[:missing])
-            if len(rows) > missing:
-                self._held.insert(0, rows[missing:])
-            missing -= len(parts[-1])
-        return parts
-
     def _widen_here(self, parts: list[Rows]) -> Batch:
         """Widen into fresh tensors on the CPU, straight from the frames that the rows came in."""
         x = torch.empty((self._batch_size, self._context_length), dtype=torch.int64)
@@ -170,8 +158,9 @@ class RemoteBatches:
 
     def _widen_there(self, parts: list[Rows]) -> Batch:
         """Copy to the device as narrow as the tokens came, and widen there."""
-        narrow, mask = _NARROW[parts[0].itemsize]
-        staged = torch.from_numpy(np.concatenate(parts).view(narrow)).to(self._device)
+        rows = np.concatenate(parts)
+        narrow, mask = _NARROW[rows.itemsize]
+        staged = torch.from_numpy(rows.view(narrow)).to(self._device)
         wide = staged.to(torch.int64) & mask
         return wide[:, :-1].contiguous(), wide[:, 1:].contiguous()
 

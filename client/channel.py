@@ -91,6 +91,8 @@ def final_error(error: grpc.RpcError) -> TokenfeedError | None:
 
 def retry_after_seconds(error: grpc.RpcError) -> float | None:
     """Return how long the server asks us to stay away, or None if it does not say."""
+    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return None
     for entry in error.trailing_metadata() or ():
         if entry.key == "grpc-retry-pushback-ms" and str(entry.value).isdecimal():
             return int(entry.value) / 1000

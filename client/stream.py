@@ -19,7 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed import frame
-from tokenfeed.errors import BadFrame, NotServed, ServerAway, Unreachable
+from tokenfeed.errors import (
+    BadFrame,
+    InvalidRequest,
+    SamplesExhausted,
+    ServerAway,
+    Unreachable,
+)
 from tokenfeed.identity import stream_identity
 from tokenfeed.orders import Order
 from tokenfeed.plan import SEED_END
@@ -39,6 +45,7 @@ end.
 
 _BACKOFF_SECONDS_FIRST = 0.1
 _BACKOFF_SECONDS_MAX = 2.0
+_PAUSE_SECONDS_MAX = 30.0
 _DESCRIBE_SECONDS = 5.0
 _LOG_AGAIN_SECONDS = 30.0
 
@@ -65,12 +72,16 @@ class StreamRequest:
         require_range("seed", self.seed, 0, SEED_END)
         if self.num_batches is not None:
             require_range("num_batches", self.num_batches, 0, SAMPLE_END)
+        left = self.position.batches_left
+        if left < (1 if self.num_batches is None else self.num_batches):
+            raise SamplesExhausted(
+                "num_batches", f"only {left} batches from the first sample on stay below 2^63"
+            )
 
     @property
     def end_batch(self) -> int:
-        """Batches of the stream: those asked for, or those that there are below sample 2^63."""
-        left = self.position.batches_left
-        return left if self.num_batches is None else min(left, self.num_batches)
+        """Batches of the stream: those asked for, or all that there are below sample 2^63."""
+        return self.position.batches_left if self.num_batches is None else self.num_batches
 
     def message(self, first_row: int, end_batch: int, identity: bytes) -> pb.GetBatchRequest:
         """Return the request for stream rows from first_row on, up to the end of batch end_batch -
@@ -126,6 +137,7 @@ class FrameStream:
         # Guarded by the condition, which is notified whenever one of them changes.
         self._changed = threading.Condition()
         self._queue: deque[Rows] = deque()
+        self._queued_rows = 0
         self._taken_row = 0
         self._calls: deque[Call] = deque()
         self._closed = False
@@ -136,26 +148,41 @@ class FrameStream:
         """Begin to receive."""
         self._thread.start()
 
-    def take(self) -> Rows | None:
-        """Return the next rows, uint16 or uint32 [n, T + 1], read-only, n >= 1; None at the end.
-        Waits for them.
+    def peek(self, row_count: int) -> list[Rows] | None:
+        """Return the next rows, in as many parts as frames brought them; None at the end. Waits.
 
-        Raises: the error that ended the stream, once everything that had arrived before it is
-        taken.
+        Each part: uint16 or uint32 [n, T + 1], read-only; row_count rows in all, at most a batch.
+        They stay the next ones until `advance`.
+        Raises: the error that ended the stream, once too few rows are left for a batch.
         """
         with self._changed:
-            while not (self._queue or self._ended or self._closed):
+            while not (self._queued_rows >= row_count or self._ended or self._closed):
                 self._changed.wait()
             if self._closed:
                 return None
-            if self._queue:
+            if self._queued_rows < row_count:
+                if self._error is not None:
+                    raise self._error
+                return None
+            parts = []
+            for rows in self._queue:
+                parts.append(rows[:row_count])
+                row_count -= len(parts[-1])
+                if row_count == 0:
+                    break
+            return parts
+
+    def advance(self, row_count: int) -> None:
+        """Leave behind rows that `peek` has returned, which makes room for others."""
+        with self._changed:
+            self._taken_row += row_count
+            self._queued_rows -= row_count
+            while row_count:
                 rows = self._queue.popleft()
-                self._taken_row += len(rows)
-                self._changed.notify_all()
-                return rows
-            if self._error is not None:
-                raise self._error
-            return None
+                if len(rows) > row_count:
+                    self._queue.appendleft(rows[row_count:])
+                row_count -= min(len(rows), row_count)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop receiving and end the thread. May be called twice, and from any thread."""
@@ -217,11 +244,9 @@ class FrameStream:
             described = self._channel.describe(
                 pb.DescribeRequest(dataset=request.dataset), _DESCRIBE_SECONDS
             )
-            if not request.dataset and len(described.datasets) != 1:
+            if len(described.datasets) != 1:
                 names = ", ".join(dataset.name for dataset in described.datasets)
-                raise NotServed(
-                    "dataset", f"several are served, so dataset= has to name one of {names}"
-                )
+                raise InvalidRequest("dataset", f"has to name one of those served: {names}")
             fingerprint = described.datasets[0].fingerprint
             self._identity = stream_identity(
                 request.order, request.seed, request.context_length, fingerprint
@@ -245,8 +270,11 @@ class FrameStream:
                     self._received_row,
                 )
                 self._received_row += len(rows)
+                if self._received_row > self._requested_batch * self._batch_rows:
+                    raise BadFrame("call", "brought more rows than were asked for")
                 with self._changed:
                     self._queue.append(rows)
+                    self._queued_rows += len(rows)
                     self._changed.notify_all()
                 self._send_ahead(identity, wait=False)
             with self._changed:
@@ -318,6 +346,7 @@ class _Retry:
         if now - self._logged >= _LOG_AGAIN_SECONDS:
             self._logged = now
             _LOG.warning("waiting for server target=%s reason=%s", self._target, reason)
-        pause_seconds = self._pause_seconds if asked_seconds is None else asked_seconds
+        asked_seconds = self._pause_seconds if asked_seconds is None else asked_seconds
+        pause_seconds = min(asked_seconds, _PAUSE_SECONDS_MAX)
         self._pause_seconds = min(2 * self._pause_seconds, _BACKOFF_SECONDS_MAX)
         return pause_seconds

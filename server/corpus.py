@@ -12,10 +12,12 @@ reads beyond its new end; the kernel's own copy out of the map reports an error 
 from __future__ import annotations
 
 import enum
+import hashlib
 import logging
 import mmap
 import os
 import stat
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +31,7 @@ from tokenfeed.frame import FRAME_BYTES_TARGET
 from tokenfeed.plan import Windows
 
 from . import kernel
-from .formats import Layout, read_layout
+from .formats import HEAD_BYTES, Layout, read_layout
 
 Tokens = npt.NDArray[np.uint8]
 
@@ -38,7 +40,9 @@ _LOG = logging.getLogger("tokenfeed.server")
 _SCRATCH_BYTES_KEPT = 4 * FRAME_BYTES_TARGET
 """A scratch file that had to grow beyond this for a giant row is not kept."""
 _SCRATCH_FILES_KEPT = 16
-"""Each is a descriptor and some MiB; more are in use only while more threads gather at once."""
+"""Each is two descriptors and some MiB."""
+_GATHERS_AT_ONCE = 64
+"""Enough to keep disk and processor busy; others wait, instead of using up descriptors."""
 
 
 class Fate(enum.Enum):
@@ -60,6 +64,7 @@ class Shard:
     """Device, inode, size in bytes, time of the last write in nanoseconds."""
     witness: tuple[int, int]
     """Place and value of the last byte that is not 0; a value of 0 is that of a page of zeros."""
+    last_page_sha256: bytes
 
     @property
     def size_bytes(self) -> int:
@@ -76,15 +81,16 @@ class Shard:
             return Fate.SAME
         if now[:2] != self.facts[:2]:
             return Fate.REPLACED
-        if now[2] > self.size_bytes and self._witness_stands():
-            return Fate.GROWN
-        return Fate.WRITTEN
+        return Fate.GROWN if now[2] > self.size_bytes and self._only_grew() else Fate.WRITTEN
 
-    def _witness_stands(self) -> bool:
-        """Say whether the last byte that is not 0 is still there: a longer file may be another."""
-        place, value = self.witness
-        with opened(self.path) as (descriptor, _):
-            return value != 0 and os.pread(descriptor, 1, place) == bytes([value])
+    def _only_grew(self) -> bool:
+        """Say whether what was the last page is still the same: a longer file may be another."""
+        try:
+            with opened(self.path) as (descriptor, _):
+                page = _last_page(descriptor, self.size_bytes)[1]
+        except (BadCorpus, OSError):
+            return False
+        return hashlib.sha256(page).digest() == self.last_page_sha256
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes, counted from the first token, read around the map.
@@ -97,7 +103,10 @@ class Shard:
                 raise BadCorpus(
                     self.path, "changed while it was being opened; start again when it is complete"
                 )
-            content = os.pread(descriptor, size_bytes, self.layout.first_byte + first_byte)
+            try:
+                content = os.pread(descriptor, size_bytes, self.layout.first_byte + first_byte)
+            except OSError as error:
+                raise BadCorpus(self.path, f"cannot be read: {error.strerror}") from error
         if len(content) != size_bytes:
             raise BadCorpus(
                 self.path, "became shorter while it was being read; start again when it is complete"
@@ -159,9 +168,10 @@ class Corpus:
         Raises: CorpusChanged if a file was cut short: then nothing of these rows is handed out.
         """
         self.require_intact()
-        with self._scratch.lend(windows.shard.size * row_bytes) as scratch:
+        # Beside the rows there is room for the witnesses, at most one a row.
+        with self._scratch.lend(windows.shard.size * (row_bytes + 1)) as scratch:
             complete = scratch.fill(self.ranges(windows, row_bytes))
-            if not complete or self._cut_within(windows, scratch.content, row_bytes):
+            if not complete or self._cut_within(windows, scratch, row_bytes):
                 self._lose("a gather met a file that was cut short, or that cannot be read")
             # Once more: if the corpus was closed meanwhile, something else may be mapped there.
             self.require_intact()
@@ -198,7 +208,7 @@ class Corpus:
         self._lost = True
         _LOG.error("lost dataset=%s: %s", self.name, reason)
 
-    def _cut_within(self, windows: Windows, content: Tokens, row_bytes: int) -> bool:
+    def _cut_within(self, windows: Windows, scratch: _Scratch, row_bytes: int) -> bool:
         """Say whether a row may have run over the end of a file that was cut within a page.
 
         The rest of that page reads as zeros, without an error; then the row's last byte is 0 as
@@ -208,16 +218,15 @@ class Corpus:
         last byte that is not 0. After a cut before it, it is gone or 0; a cut behind it has only
         taken zeros. Asking for the size of every file of every frame would cost a third of a frame.
         """
-        last_bytes = content[row_bytes - 1 : windows.shard.size * row_bytes : row_bytes]
-        suspects = np.unique(windows.shard[last_bytes == 0])
+        end = windows.shard.size * row_bytes
+        suspects = np.unique(windows.shard[scratch.content[row_bytes - 1 : end : row_bytes] == 0])
         if not suspects.size:
             return False
         known = self._witness_values[suspects]
-        with self._scratch.lend(suspects.size) as scratch:
-            if not scratch.fill(_ranges(self._witness_addresses[suspects], 1)):
-                return True
-            if (scratch.content[: suspects.size] != known).any():
-                return True
+        if not scratch.fill(_ranges(self._witness_addresses[suspects], 1), first_byte=end):
+            return True
+        if (scratch.content[end : end + suspects.size] != known).any():
+            return True
         # Where a file ends in a page of zeros, only the file system can tell.
         return any(
             self.shards[index].fate() is Fate.WRITTEN for index in suspects[known == 0].tolist()
@@ -237,11 +246,9 @@ class _Scratch:
             os.ftruncate(self._descriptor, max(size_bytes, FRAME_BYTES_TARGET))
             self.content = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.uint8)
 
-    def fill(self, ranges: kernel.Ranges) -> bool:
-        """Copy mapped ranges to the beginning, one after another; say whether all of them could be
-        read.
-        """
-        return kernel.copy_ranges(self._descriptor, ranges)
+    def fill(self, ranges: kernel.Ranges, first_byte: int = 0) -> bool:
+        """Copy mapped ranges to first_byte and on; say whether all of them could be read."""
+        return kernel.copy_ranges(self._descriptor, ranges, first_byte)
 
     def close(self) -> None:
         """Give the memory back once nobody looks at it."""
@@ -249,26 +256,32 @@ class _Scratch:
 
 
 class _ScratchPool:
-    """Scratch files that are not in use. As many exist as gathers run at once; few are kept."""
+    """Lends scratch files, a bounded number at once, and keeps a few for the next gathers."""
 
     def __init__(self) -> None:
         self._free: deque[_Scratch] = deque()  # its append and pop are atomic
+        self._at_once = threading.BoundedSemaphore(_GATHERS_AT_ONCE)
 
     @contextmanager
     def lend(self, size_bytes: int) -> Iterator[_Scratch]:
-        """Lend a scratch file of at least so many bytes that nobody else uses."""
-        try:
-            scratch = self._free.pop()
-        except IndexError:
-            scratch = _Scratch()
-        try:
-            scratch.grow(size_bytes)
-            yield scratch
-        finally:
-            if scratch.content.size > _SCRATCH_BYTES_KEPT or len(self._free) >= _SCRATCH_FILES_KEPT:
-                scratch.close()
-            else:
-                self._free.append(scratch)
+        """Lend a scratch file of at least so many bytes that nobody else uses; waits for its turn.
+
+        A borrower must not borrow a second one: all of them might wait for each other.
+        """
+        with self._at_once:
+            try:
+                scratch = self._free.pop()
+            except IndexError:
+                scratch = _Scratch()
+            try:
+                scratch.grow(size_bytes)
+                yield scratch
+            finally:
+                giant = scratch.content.size > _SCRATCH_BYTES_KEPT
+                if giant or len(self._free) >= _SCRATCH_FILES_KEPT:
+                    scratch.close()
+                else:
+                    self._free.append(scratch)
 
     def close(self) -> None:
         """Close those that nobody uses at present."""
@@ -284,31 +297,47 @@ def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
     try:
         # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            yield descriptor, os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+    try:
+        yield descriptor, os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _map(path: str, dtype: np.dtype[np.unsignedinteger], address: int, span_bytes: int) -> Shard:
     with opened(path) as (descriptor, status):
-        layout, facts = read_layout(path, status.st_size, dtype), _facts(status)
-        shard = Shard(path, layout, facts, _witness(descriptor, status.st_size))
+        head = os.pread(descriptor, HEAD_BYTES, 0)
+        first_byte, page = _last_page(descriptor, status.st_size)
+        shard = Shard(
+            path,
+            read_layout(path, status.st_size, head, dtype),
+            _facts(status),
+            _witness(first_byte, page),
+            hashlib.sha256(page).digest(),
+        )
         if _pages_bytes(shard.size_bytes) != span_bytes:
             raise BadCorpus(
                 path, "changed while it was being opened; start again when it is complete"
             )
-        kernel.map_file(address, descriptor, shard.size_bytes)
+        try:
+            kernel.map_file(address, descriptor, shard.size_bytes)
+        except OSError as error:
+            cure = "a process maps at most vm.max_map_count files (65530 by default)"
+            raise BadCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
         return shard
 
 
-def _witness(descriptor: int, size_bytes: int) -> tuple[int, int]:
-    """Return place and value of the last byte of a file that is not 0, if its last page has one."""
-    first = max(0, size_bytes - 1) // kernel.PAGE_BYTES * kernel.PAGE_BYTES
-    content = os.pread(descriptor, size_bytes - first, first).rstrip(b"\0")
-    return (first + len(content) - 1, content[-1]) if content else (first, 0)
+def _last_page(descriptor: int, size_bytes: int) -> tuple[int, bytes]:
+    """Return where the last page of a file of that size begins, and what is in it."""
+    first_byte = max(0, size_bytes - 1) // kernel.PAGE_BYTES * kernel.PAGE_BYTES
+    return first_byte, os.pread(descriptor, size_bytes - first_byte, first_byte)
+
+
+def _witness(first_byte: int, page: bytes) -> tuple[int, int]:
+    """Return place and value of the last byte of a page that is not 0; value 0 if all are."""
+    content = page.rstrip(b"\0")
+    return (first_byte + len(content) - 1, content[-1]) if content else (first_byte, 0)
 
 
 def _reserve(path: str, span_bytes: int) -> int:

@@ -85,14 +85,14 @@ def expect_random_access(address: int, size_bytes: int) -> None:
     _libc.madvise(address, size_bytes, _MADV_RANDOM)
 
 
-def copy_ranges(descriptor: int, ranges: Ranges) -> bool:
-    """Copy mapped ranges, one after another, into the file behind descriptor, from its beginning.
+def copy_ranges(descriptor: int, ranges: Ranges, first_byte: int) -> bool:
+    """Copy mapped ranges, one after another, into the file behind descriptor, from first_byte on.
 
     Returns: whether all of it could be read. If not, the file beneath the map was cut short, or its
     disk fails; reading it in user space instead would end the process with SIGBUS.  Raises: OSError
     where the file cannot be written.
     """
-    copied = 0
+    copied = first_byte
     while len(ranges):
         part = ranges[:IOVECS_MAX]
         done = _libc.pwritev(descriptor, part.ctypes.data, len(part), copied)
@@ -116,14 +116,14 @@ def read_ahead(ranges: Ranges) -> bool:
 
     Returns: False if the kernel refuses to be asked like that.
     """
+    try:
+        process = _own_process()
+    except (OSError, AttributeError):
+        return False
     for first in range(0, len(ranges), IOVECS_MAX):
         part = ranges[first : first + IOVECS_MAX]
-        if (
-            _libc.syscall(
-                _SYS_PROCESS_MADVISE, _own_process(), part.ctypes.data, len(part), _MADV_WILLNEED, 0
-            )
-            < 0
-        ):
+        ranges_at, count = part.ctypes.data, len(part)
+        if _libc.syscall(_SYS_PROCESS_MADVISE, process, ranges_at, count, _MADV_WILLNEED, 0) < 0:
             return ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)
     return True
 

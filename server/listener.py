@@ -34,11 +34,11 @@ _OPTIONS = (
 def create_server(handler: grpc.GenericRpcHandler) -> grpc.Server:
     """Return a server that is not bound to any port yet.
 
-    A call that finds no thread is refused with RESOURCE_EXHAUSTED instead of waiting unseen.
+    The service itself refuses calls beyond CALLS_MAX, with a hint when to come back; gRPC's own
+    limit would refuse them for good.
     """
-    calls = CALLS_MAX + _CALLS_SPARE
-    pool = ThreadPoolExecutor(calls, "tokenfeed-call")
-    return grpc.server(pool, handlers=[handler], options=_OPTIONS, maximum_concurrent_rpcs=calls)
+    pool = ThreadPoolExecutor(CALLS_MAX + _CALLS_SPARE, "tokenfeed-call")
+    return grpc.server(pool, handlers=[handler], options=_OPTIONS)
 
 
 def bind(server: grpc.Server, host: str | None, port: int) -> str:

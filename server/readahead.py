@@ -16,11 +16,12 @@ from tokenfeed.plan import Windows
 from . import kernel
 from .corpus import Corpus
 
-# On a cold file, advising the windows of the next 16 batches of 32 x 2048 (512 rows) read 100-130
-# Mtok/s, against 16 without and 0.3-2 with the kernel's own read-ahead. 2 shared cores, 2026-11.
-ROWS_AHEAD = 512
+# The windows of the next 16 batches of 32 x 2048: enough for a disk to work on at once.
+# docs/decisions/0004-readahead.md
+READ_AHEAD_BYTES = 2 << 20
 _ROWS_SAMPLED = 8
-_PATIENCE_MAX = 256
+_FRAMES_DISTRUSTED = 4
+_FRAMES_DISTRUSTED_MAX = 256
 
 
 class ReadAhead:
@@ -35,21 +36,19 @@ class ReadAhead:
         self._corpus = corpus
         self._at_once = True
         self._cold = True
-        self._resident_in_a_row = 0
-        self._patience = 1
+        self._frames_distrusted = 0
+        self._distrust = _FRAMES_DISTRUSTED
 
     def advise(self, windows: Windows, row_bytes: int) -> None:
-        """Have the kernel start reading windows that will be gathered soon, unless they seem to be
-        in memory already.
-        """
+        """Have the kernel start reading windows that are gathered soon, if they seem to be cold."""
         if not self._cold or not windows.shard.size:
             return
         pages = _whole_pages(self._corpus.ranges(windows, row_bytes))
-        if self._seem_resident(pages):
-            self._resident_in_a_row += 1
-            self._cold = self._resident_in_a_row < self._patience
+        if self._frames_distrusted > 0:
+            self._frames_distrusted -= 1
+        elif self._seem_resident(pages):
+            self._cold = False
             return
-        self._resident_in_a_row = 0
         self._at_once = self._at_once and kernel.read_ahead(pages)
         if not self._at_once:
             kernel.read_ahead_singly(pages)
@@ -58,13 +57,12 @@ class ReadAhead:
         """Learn from how many pages a gather had to wait for.
 
         The kernel says of files that we could not write that all their pages are resident. Then
-        only faults tell: each time they prove the sample wrong, it takes more of it to be believed
-        again.
+        only faults tell: each time they prove the sample wrong, it is not asked for longer.
         """
         if major_faults and not self._cold:
             self._cold = True
-            self._resident_in_a_row = 0
-            self._patience = min(2 * self._patience, _PATIENCE_MAX)
+            self._frames_distrusted = self._distrust
+            self._distrust = min(2 * self._distrust, _FRAMES_DISTRUSTED_MAX)
 
     def _seem_resident(self, pages: kernel.Ranges) -> bool:
         sample = pages[:: -(-len(pages) // _ROWS_SAMPLED)]

@@ -34,7 +34,7 @@ from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Posit
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .dataset import Dataset
-from .readahead import ROWS_AHEAD, major_faults
+from .readahead import READ_AHEAD_BYTES, major_faults
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -206,6 +206,7 @@ class _Stream:
         batches = self.position.batches_left if self.batch_count is None else self.batch_count
         end_row = batches * self.position.batch_size
         chunk_rows = max(PLAN_ROWS, frame.rows_per_frame(frame.FRAME_BYTES_TARGET, self.row_bytes))
+        rows_ahead = frame.rows_per_frame(READ_AHEAD_BYTES, self.row_bytes)
         frame_bytes = frame.FRAME_BYTES_FIRST
         for chunk_first in range(self.first_row, end_row, chunk_rows):
             row_count = min(chunk_rows, end_row - chunk_first)
@@ -214,9 +215,9 @@ class _Stream:
             while first < row_count:
                 end = min(first + frame.rows_per_frame(frame_bytes, self.row_bytes), row_count)
                 self.dataset.readahead.advise(
-                    windows[advised_end : end + ROWS_AHEAD], self.row_bytes
+                    windows[advised_end : end + rows_ahead], self.row_bytes
                 )
-                advised_end = end + ROWS_AHEAD
+                advised_end = end + rows_ahead
                 message = self._frame(windows[first:end], chunk_first + first)
                 handed_over = time.monotonic()
                 yield message

@@ -41,7 +41,7 @@ def parse_data(words: Sequence[str]) -> Source:
     named = _NAMED.fullmatch(words[0])
     first = named[2] if named else words[0]
     paths = [path for word in (first, *words[1:]) for path in _expand(word)]
-    name = named[1] if named else _stem(first if os.path.isdir(first) else paths[0])
+    name = named[1] if named else _own_name(first, paths[0])
     if not name or not name.isprintable() or " " in name:
         raise BadCorpus(
             first, f"{name!r} is no name for a dataset; give it one: --data NAME={first}"
@@ -87,5 +87,8 @@ def _shards_in(folder: str) -> list[str]:
     return [path for name in named if not os.path.isdir(path := os.path.join(folder, name))]
 
 
-def _stem(path: str) -> str:
-    return os.path.splitext(os.path.basename(os.path.abspath(path)))[0]
+def _own_name(word: str, first_path: str) -> str:
+    """Return the name of a folder, or the stem of the first file."""
+    if os.path.isdir(word):
+        return os.path.basename(os.path.abspath(word))
+    return os.path.splitext(os.path.basename(first_path))[0]

@@ -237,7 +237,7 @@ def _read_varint(message: bytes, first: int) -> tuple[int, int]:
     within ten bytes.
     """
     value = 0
-    for index, byte in enumerate(message[first : first + 10]):
+    for index, byte in enumerate(message[first : first + 5]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return value, first + index + 1

@@ -18,8 +18,8 @@ from .position import require_range
 
 SEED_END = 1 << 64
 PLAN_ROWS = 4096
-"""Rows worth planning at once: array arithmetic costs 25 (random) to 140 microseconds (shuffled)
-for 32 samples and 60 to 330 for 4,096. 2 shared cores, 2026-11; `python -m benchmarks.plan_rows`
+"""Rows worth planning at once: array arithmetic costs 42 (random) to 177 microseconds (shuffled)
+for 32 samples and 82 to 412 for 4,096. 2 shared cores, 2026-11; `python -m benchmarks.plan_rows`
 finds it again.
 """
 

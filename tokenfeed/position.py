@@ -3,8 +3,7 @@
 Pure arithmetic. The wire carries samples, never steps, so that a position means the same at any
 batch size and world size:
 
-    sample = first_sample + k * world_size * batch_size + rank * batch_size + row        k = 0, 1,
-    2, ...
+    sample = first_sample + k * world_size * batch_size + rank * batch_size + row    (k = 0, 1, ...)
 
 The rows of a stream are numbered through: row r of batch k is stream row k * batch_size + r.
 """

@@ -11,6 +11,11 @@ from .layout import Layout
 NAME = "raw"
 
 
+def recognises(head: bytes) -> bool:
+    """Return True: a file of tokens alone may begin with anything."""
+    return True
+
+
 def layout(path: str, file_bytes: int, dtype: np.dtype[np.unsignedinteger]) -> Layout:
     """Return the layout of a file that is all tokens.
 

@@ -55,18 +55,21 @@ def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
         stream.close()
 
 
-def taken(stream: FrameStream) -> list[int]:
-    """The samples of the next rows."""
-    rows = stream.take()
-    assert rows is not None
-    found: list[int] = rows[:, 0].tolist()
+def take(stream: FrameStream) -> list[int] | None:
+    """The sample of the next row, in a list; None at the end."""
+    parts = stream.peek(1)
+    if parts is None:
+        return None
+    assert [len(part) for part in parts] == [1]
+    stream.advance(1)
+    found: list[int] = parts[0][:, 0].tolist()
     return found
 
 
 def drain(stream: FrameStream, into: list[int]) -> None:
     """Append the samples of all rows, up to the end or an error."""
-    while (rows := stream.take()) is not None:
-        into += rows[:, 0].tolist()
+    while (sample := take(stream)) is not None:
+        into += sample
 
 
 def samples(stream: FrameStream) -> list[int]:
@@ -192,7 +195,7 @@ def test_calls_are_bounded_and_one_is_always_ahead(
     assert all(request.HasField("num_batches") for request in scripted.requests)
     assert [request.num_batches for request in scripted.requests] == [1, 2]
     open_gate.set()
-    assert stream.take() is not None
+    assert take(stream) is not None
 
 
 def test_a_trainer_that_pauses_leaves_no_call_unread(
@@ -207,7 +210,7 @@ def test_a_trainer_that_pauses_leaves_no_call_unread(
 
     assert asked <= 8
     assert stream._received_row == 2 * asked
-    assert [row for _ in range(10) for row in taken(stream)][:20] == list(range(20))
+    assert [take(stream) for _ in range(20)] == [[sample] for sample in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,7 @@ def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
     stream = open_stream()
 
     with pytest.raises(kind, match=r"0 is not in \[1, 10\]") as caught:
-        stream.take()
+        take(stream)
 
     assert caught.value.subject == "batch_size"
     assert len(scripted.requests) <= 2
@@ -290,7 +293,7 @@ def test_the_tokens_are_checked_against_the_described_fingerprint_and_not_the_fr
     stream = open_stream(deadline_seconds=0.2)
 
     with pytest.raises(Unreachable, match="identity"):
-        stream.take()
+        take(stream)
 
 
 def test_a_dataset_has_to_be_named_where_several_are_served(
@@ -299,8 +302,8 @@ def test_a_dataset_has_to_be_named_where_several_are_served(
     """Never the wrong corpus by chance."""
     scripted.datasets = 2
 
-    with pytest.raises(NotServed, match="several are served"):
-        open_stream().take()
+    with pytest.raises(InvalidRequest, match="name one of those served"):
+        take(open_stream())
 
 
 def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
@@ -312,7 +315,7 @@ def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
     stream.start()
 
     with pytest.raises(Unreachable, match=r"localhost:1: no answer"):
-        stream.take()
+        take(stream)
     stream.close()
 
 
@@ -353,5 +356,5 @@ def test_closing_ends_the_thread_although_the_server_says_nothing(
     stream.close()
 
     assert not stream._thread.is_alive()
-    assert stream.take() is None
+    assert take(stream) is None
     stuck.set()

@@ -618,5 +618,5 @@ def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Datas
         asked = StreamRequest("long", orders.find("random-1"), 0, 16, Position(0, 2), 1)
         waiting = FrameStream(peer.address, asked, prefetch_bytes=1 << 20, deadline_seconds=10)
         waiting.start()
-        assert waiting.take().shape == (2, 17)
+        assert [len(part) for part in waiting.peek(2) or ()] == [2]
         waiting.close()

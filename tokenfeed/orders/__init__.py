@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import NotServed
-
+from ..errors import NotServed
 from . import random_v1, sequential_v1, shuffled_v1
 
 
