@@ -8,6 +8,8 @@ The corpus is the documentation that comes with every Python. Run it from the re
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +30,8 @@ TOKENS_SHOWN = 48
 
 def main() -> int:
     """Run all of it.  Returns: 0, or 1 if the server does not start."""
+    # By default SIGTERM ends Python without `finally`, and the server would outlive us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -48,20 +52,28 @@ def main() -> int:
     print("\nNow yourself, in two terminals:")
     print(f"  python -m server --data {path} --port 50051")
     print(f"  python -m client show localhost:50051 --tokenizer {arguments.folder}/tokenizer.json")
+    print("\nor in your training script:")
+    print("  from client import RemoteBatches")
+    print(f'  for x, y in RemoteBatches("localhost:50051", {BATCH_SIZE}, {CONTEXT_LENGTH}): ...')
     return 0
 
 
 def make_corpus(folder: Path) -> tuple[Tokenizer, Path]:
     """Return a tokenizer and a file of flat uint16 tokens, made from Python's documentation."""
     tokenizer_path, path = folder / "tokenizer.json", folder / "train.bin"
-    if path.exists():
+    if path.exists() and tokenizer_path.exists():
         return Tokenizer.from_file(str(tokenizer_path)), path
+    if path.exists() or tokenizer_path.exists():
+        raise SystemExit(f"{folder} has one of {path.name} and {tokenizer_path.name}; remove it")
     folder.mkdir(parents=True, exist_ok=True)
     documents = [topics[name] for name in sorted(topics)]
     tokenizer = train_tokenizer(documents)
-    tokenizer.save(str(tokenizer_path))
     tokens = [token for document in documents for token in tokenizer.encode(document).ids]
-    np.array(tokens, dtype=np.uint16).tofile(path)
+    # Under their names only once they are whole: the next run takes what it finds.
+    np.array(tokens, dtype=np.uint16).tofile(f"{path}.partial")
+    tokenizer.save(f"{tokenizer_path}.partial")
+    os.replace(f"{tokenizer_path}.partial", tokenizer_path)
+    os.replace(f"{path}.partial", path)
     print(
         f"made {path}: {len(tokens):,} tokens from {len(documents)} pages of Python's documentation"
     )

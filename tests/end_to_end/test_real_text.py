@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,17 +51,24 @@ def halves(example: ModuleType, shared_data: Path) -> Halves:
 
 def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 60) -> str:
     """Run a Python command as a user would, and return what it prints."""
-    answer = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, *map(str, command)],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=seconds,
-        check=False,
+        start_new_session=True,
     )
-    assert answer.returncode == 0, answer.stderr + answer.stdout
-    return answer.stdout
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=seconds)
+        except BaseException:
+            # The whole group: an example's server must not outlive a test that ran out of time.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, stderr + stdout
+    return stdout
 
 
 def test_tiny_shakespeare_has_the_counts_that_nanogpt_publishes(halves: Halves) -> None:
