@@ -20,8 +20,9 @@ import numpy.typing as npt
 from tokenfeed import identity
 from tokenfeed.errors import BadCorpus
 
-from .corpus import Corpus, Shard
+from .corpus import Corpus
 from .readahead import ReadAhead
+from .shard import Shard
 from .shards import Source
 
 Stored = npt.NDArray[np.unsignedinteger]

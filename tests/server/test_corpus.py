@@ -160,6 +160,31 @@ def test_a_file_cut_and_grown_again_is_noticed(
         gathered(corpus, 10, (0, 5))
 
 
+@pytest.mark.parametrize("zeros", [0, 1, PAGE_TOKENS, 5 * PAGE_TOKENS + 7, 40 * PAGE_TOKENS])
+@pytest.mark.parametrize("grown_by", [0, 2, 5000])
+@pytest.mark.parametrize("first_seen_by", ["gather", "look"])
+def test_a_hole_in_a_file_that_ended_in_zeros_is_told_from_growth(
+    open_corpus: OpenCorpus,
+    write_tokens: WriteTokens,
+    zeros: int,
+    grown_by: int,
+    first_seen_by: str,
+) -> None:
+    """Cut to half and grown again between two frames: its end looks as it always did."""
+    tokens = np.full(60 * PAGE_TOKENS, 257)
+    tokens[tokens.size - zeros :] = 0
+    path = write_tokens(tokens)
+    corpus = open_corpus(path)
+    gathered(corpus, 10, (0, 0))
+    os.truncate(path, 2 * 10 * PAGE_TOKENS)
+    os.truncate(path, 2 * 60 * PAGE_TOKENS + grown_by)
+    if first_seen_by == "look":
+        corpus.look()
+
+    with pytest.raises(CorpusChanged):
+        gathered(corpus, 3000, (0, 10 * PAGE_TOKENS - 20))
+
+
 def test_once_a_file_was_found_cut_nothing_more_is_handed_out(
     open_corpus: OpenCorpus, write_tokens: WriteTokens
 ) -> None:
