@@ -15,7 +15,9 @@ from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import Position
 
 from .channel import describe
-from .stream import PREFETCH_BYTES, FrameStream, Rows, StreamRequest
+from .dataset import RemoteDataset
+from .request import StreamRequest
+from .stream import PREFETCH_BYTES, Counters, FrameStream, Rows
 
 _WAIT_SECONDS = 5.0
 _TOKENS_SHOWN = 16
@@ -114,15 +116,20 @@ def run_show(arguments: argparse.Namespace) -> None:
         Position(arguments.start_sample, arguments.batch_size),
         num_batches=1,
     )
-    stream = FrameStream(
-        arguments.target, request, prefetch_bytes=PREFETCH_BYTES, deadline_seconds=_WAIT_SECONDS
+    remote = RemoteDataset(
+        arguments.target,
+        arguments.dataset,
+        arguments.context_length,
+        deadline_seconds=_WAIT_SECONDS,
     )
+    stream = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     stream.start()
     try:
         rows = [row for part in stream.peek(arguments.batch_size) or () for row in part]
         for sample, row in enumerate(rows, arguments.start_sample):
             print(f"sample {sample}: {decode(row)}")
     finally:
+        remote.close()
         stream.close()
 
 

@@ -1,39 +1,75 @@
-"""RemoteBatches: frames -> (x, y) on the device, prefetched. Knows nothing of grpc."""
+"""RemoteBatches: frames -> (x, y) on the device, prefetched, resumable. Knows nothing of grpc."""
 
 from __future__ import annotations
 
-import operator
+import logging
 import weakref
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenfeed import orders
-from tokenfeed.errors import InvalidRequest
-from tokenfeed.position import Position, require_range
+from tokenfeed.errors import InvalidRequest, SamplesExhausted
+from tokenfeed.position import SAMPLE_END, Position, require_range
 
-from .ranks import data_parallel
-from .stream import PREFETCH_BYTES, FrameStream, Rows, StreamRequest
+from .arguments import count, first_sample, integer, optional_integer
+from .dataset import RemoteDataset
+from .delivery import delivery_to
+from .epochs import Epoch, EpochPlan, Tail, pad_targets
+from .ranks import Group, data_parallel
+from .reader import Reader
+from .request import StreamRequest
+from .state import StreamParts, read_state, require_same_stream, write_state
+from .stream import PREFETCH_BYTES, Counters
+from .widening import X_DTYPES, Batch, require_fits
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-_NARROW = {2: (np.int16, 0xFFFF), 4: (np.int32, 0xFFFFFFFF)}
-"""What tokens travel to a device as, and the mask that undoes the sign: torch has few operations
-for uint16.
-"""
+_LOG = logging.getLogger("tokenfeed.client")
 
 
-class RemoteBatches:
+class FeedPosition(NamedTuple):
+    """Where a feed stands.
+
+    samples: handed out before, by all ranks, counted from sample 0 of the stream.  epoch: that the
+    next sample is in; None where the order has no epochs.
+    """
+
+    samples: int
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStats:
+    """What a feed has done so far, on this rank.
+
+    batches, tokens: handed out (tokens of x).  wait_seconds: that `next` waited for data.
+    reconnects: times that a stream broke and was taken up again.  samples, epoch: as in
+    FeedPosition.
+    """
+
+    batches: int
+    tokens: int
+    wait_seconds: float
+    reconnects: int
+    samples: int
+    epoch: int | None
+
+
+class RemoteBatches(IterableDataset[Batch]):
     """Batches from a tokenfeed server, as if the corpus were local.
 
         for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
             ...
 
-    Yields (x, y): contiguous int64 tensors of shape (batch_size, context_length) on device; y is x
-    shifted by one token. They belong to the caller. It is an iterator: a second `for` goes on after
-    the last batch handed out. Nothing is sent before the first batch is asked for; from then on a
-    thread receives ahead. `close()`, or leaving a `with` block, ends it.
+    Yields (x, y): contiguous integer tensors of shape (batch_size, context_length) on device; y is
+    x shifted by one token, int64. They belong to the caller. It is an iterator: a second `for` goes
+    on after the last batch handed out. Nothing is sent before the first batch is asked for; from
+    then on a thread receives ahead. `close()`, or leaving a `with` block, ends it.
+
+    For one consumer thread; `state_dict`, `position`, `stats` and `close` may be called from any.
     """
 
     def __init__(
@@ -43,11 +79,13 @@ class RemoteBatches:
         context_length: int,
         *,
         device: torch.device | str = "cpu",
+        x_dtype: torch.dtype = torch.int64,
         seed: int = 0,
         dataset: str | None = None,
         order: str = "random",
         rank: int | None = None,
         world_size: int | None = None,
+        group: Group | None = None,
         start_step: int = 0,
         start_sample: int | None = None,
         num_batches: int | None = None,
@@ -57,15 +95,16 @@ class RemoteBatches:
         """Describe a stream of batches; does no I/O.
 
         target: "HOST:PORT".  batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x,
-        in [1, longest file).
+        in [1, longest file).  x_dtype: torch.int64 or torch.int32.
         seed: in [0, 2^64).  dataset: its name; may be left out where only one is served.
         order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each
         window once per epoch).
-        rank, world_size: data-parallel coordinates; by default torch.distributed's, else RANK and
-        WORLD_SIZE, else 0 of 1.
+        rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh whose
+        coordinates they are.  By default torch.distributed's, else RANK and WORLD_SIZE, else 0 of
+        1.
         start_step: batches of all ranks to begin after, at this batch size and world size.
-        start_sample: the same as a sample index, whatever the sizes were before.  num_batches: None
-        is without end.
+        start_sample: the same as a sample index, whatever the sizes were before.  num_batches:
+        where the stream ends, counted from there; None is without end.
         prefetch_bytes: room for what is received ahead.  deadline_seconds: how long to wait for a
         server that is away.
 
@@ -74,62 +113,90 @@ class RemoteBatches:
         Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
         deadline_seconds.
         """
-        rank, world_size = data_parallel(_integer("rank", rank), _integer("world_size", world_size))
-        batch_size, context_length = (
-            _require_integer("batch_size", batch_size),
-            _require_integer("context_length", context_length),
+        rank, world_size = data_parallel(
+            optional_integer("rank", rank), optional_integer("world_size", world_size), group
         )
-        seed, num_batches = _require_integer("seed", seed), _integer("num_batches", num_batches)
-        first_sample = _first_sample(start_step, start_sample, batch_size * world_size)
-        position = Position(first_sample, batch_size, rank, world_size)
-        require_range(
-            "prefetch_bytes", _require_integer("prefetch_bytes", prefetch_bytes), 0, 1 << 63
-        )
+        batch_size = integer("batch_size", batch_size)
+        context_length = integer("context_length", context_length)
+        num_batches = optional_integer("num_batches", num_batches)
+        prefetch_bytes = integer("prefetch_bytes", prefetch_bytes)
+        require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
         if not (deadline_seconds is None or deadline_seconds >= 0):
             raise InvalidRequest("deadline_seconds", f"{deadline_seconds} is negative")
-        self._batch_size = batch_size
-        self._context_length = context_length
-        self._device = torch.device(device)
-        self._stream = FrameStream(
-            target,
-            StreamRequest(
-                dataset or "",
-                orders.find(_versioned(order)),
-                seed,
-                context_length,
-                position,
-                num_batches,
+        if x_dtype not in X_DTYPES:
+            raise InvalidRequest("x_dtype", f"{x_dtype} is not torch.int64 or torch.int32")
+        # Checks every range, and is what later requests differ from by their position alone.
+        self._request = StreamRequest(
+            dataset or "",
+            orders.find(_versioned(order)),
+            integer("seed", seed),
+            context_length,
+            Position(
+                first_sample(start_step, start_sample, batch_size * world_size),
+                batch_size,
+                rank,
+                world_size,
             ),
-            prefetch_bytes=prefetch_bytes,
-            deadline_seconds=deadline_seconds,
+            num_batches,
         )
-        self._started = False
-        # Runs when this iterator is let go of, and at interpreter exit: the thread must not outlive
-        # either.
-        self._finalizer = weakref.finalize(self, self._stream.close)
+        self._end_sample = SAMPLE_END if num_batches is None else self._sample_of(num_batches)
+        self._device = torch.device(device)
+        self._x_dtype = x_dtype
+        self._prefetch_bytes = prefetch_bytes
+        self._remote = RemoteDataset(
+            target, self._request.dataset, context_length, deadline_seconds=deadline_seconds
+        )
+        self._finalizer = weakref.finalize(self, self._remote.close)
+        self._reader: Reader | None = None
+        self._sample = self._request.position.first_sample
+        self._loaded = True
+        self._batch_count = 0
+        self._counters = Counters()
+
+    # --- iterating ---
 
     def __iter__(self) -> RemoteBatches:
-        """Return this iterator itself: every `for` over it goes on where the last one stopped."""
+        """Return this iterator itself: every `for` over it goes on where the last one stopped.
+
+        Raises: InvalidRequest in a DataLoader's worker process.
+        """
+        if get_worker_info() is not None:
+            raise InvalidRequest(
+                "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
+            )
         return self
 
     def __next__(self) -> Batch:
         """Return the next (x, y), waiting for it if need be."""
-        if not self._started:
-            self._started = True
-            self._stream.start()
-        parts = self._stream.peek(self._batch_size)
-        if parts is None:
+        batch = self._next(None)
+        if batch is None:
             raise StopIteration
-        batch = self._widen_here(parts) if self._device.type == "cpu" else self._widen_there(parts)
-        # Last of all, so that a Ctrl-C on the way here leaves the stream where it was.
-        self._stream.advance(self._batch_size)
         return batch
 
-    def close(self) -> None:
-        """End the thread and the connection. May be called twice; iterating afterwards stops at
-        once.
+    def copy_into(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+        """Put the next batch into tensors of the caller's, such as a CUDA graph's static inputs.
+
+        x, y: [batch_size, context_length], int64 or int32, on the feed's device.  On CUDA the work
+        is enqueued on the current stream.  Returns: False at the end, with both left as they are.
+        Raises: InvalidRequest if they do not fit.
         """
+        position = self._request.position
+        shape = (position.batch_size, self._request.context_length)
+        for name, tensor in (("x", x), ("y", y)):
+            require_fits(name, tensor, shape, self._own_device())
+        return self._next((x, y)) is not None
+
+    def skip(self, samples: int) -> None:
+        """Leave out samples, of all ranks together, from the next one on: to jump a loss spike.
+
+        Every rank has to skip as many.  Raises: InvalidRequest if negative; SamplesExhausted.
+        """
+        self._go_to(self._sample + count("samples", samples))
+
+    def close(self) -> None:
+        """End threads and connection. May be called twice; iterating afterwards stops at once."""
         self._finalizer()
+        self._drop_reader()
 
     def __enter__(self) -> RemoteBatches:
         """Return this iterator; the `with` block closes it."""
@@ -144,54 +211,190 @@ class RemoteBatches:
         """Close."""
         self.close()
 
-    def _widen_here(self, parts: list[Rows]) -> Batch:
-        """Widen into fresh tensors on the CPU, straight from the frames that the rows came in."""
-        x = torch.empty((self._batch_size, self._context_length), dtype=torch.int64)
-        y = torch.empty_like(x)
-        x_rows, y_rows = x.numpy(), y.numpy()
-        first = 0
-        for rows in parts:
-            np.copyto(x_rows[first : first + len(rows)], rows[:, :-1])
-            np.copyto(y_rows[first : first + len(rows)], rows[:, 1:])
-            first += len(rows)
-        return x, y
+    # --- where it stands ---
 
-    def _widen_there(self, parts: list[Rows]) -> Batch:
-        """Copy to the device as narrow as the tokens came, and widen there."""
-        rows = np.concatenate(parts)
-        narrow, mask = _NARROW[rows.itemsize]
-        staged = torch.from_numpy(rows.view(narrow)).to(self._device)
-        wide = staged.to(torch.int64) & mask
-        return wide[:, :-1].contiguous(), wide[:, 1:].contiguous()
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch handed out, as plain values.
+
+        Says nothing of rank, world size, batch size, address or device: any rank may load it, in
+        any number of ranks.  Asks the server for the corpus' fingerprint if nothing was read yet.
+        """
+        return write_state(self._sample, self._parts())
+
+    def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Go on from a saved position.
+
+        allow: parts of the stream that may differ ("order", "seed", "context_length",
+        "fingerprint"); what differs is logged.  num_batches still ends where it did.
+        Raises: StreamMismatch, naming what differs; InvalidRequest if state is none.
+        """
+        sample, saved = read_state(state)
+        require_same_stream(saved, self._parts(), allow)
+        self._go_to(sample)
+
+    @property
+    def position(self) -> FeedPosition:
+        """Where the feed stands: samples and epoch."""
+        if not self._request.order.HAS_EPOCHS:
+            return FeedPosition(self._sample, None)
+        return FeedPosition(self._sample, self._sample // max(1, self._windows_per_epoch()))
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of the dataset, all files together."""
+        return self._remote.await_described().token_count
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Whole batches of this rank in an epoch.  Raises: InvalidRequest for an order without
+        epochs.
+        """
+        return len(self.epoch(0))
+
+    def stats(self) -> FeedStats:
+        """Return what the feed has done so far."""
+        position = self._request.position
+        return FeedStats(
+            batches=self._batch_count,
+            tokens=self._batch_count * position.batch_size * self._request.context_length,
+            wait_seconds=self._counters.wait_seconds,
+            reconnects=self._counters.reconnects,
+            samples=self._sample,
+            epoch=self.position.epoch if self._batch_count else None,
+        )
+
+    # --- epochs ---
+
+    def epoch(self, epoch: int, tail: Tail = "drop") -> Epoch:
+        """Return one epoch as a sized iterable, with the same number of batches on every rank.
+
+        epoch: from 0.  tail: what becomes of the samples that make no whole batch on all ranks:
+        "drop" leaves them out; "wrap" fills up with the next epoch's first samples; "pad" does too,
+        with y = -100 throughout, so that a loss leaves those rows out.
+        Each `for` starts it anew; only the first one after a state from within it was loaded goes
+        on from there. The feed's position follows, and is the next epoch's first sample after the
+        last batch.
+        Raises: InvalidRequest for an order without epochs.
+        """
+        epoch = count("epoch", epoch)
+        if not self._request.order.HAS_EPOCHS:
+            raise InvalidRequest(
+                "order",
+                f"{self._request.order.NAME} draws windows without end and has no epochs; "
+                "'shuffled' and 'sequential' have",
+            )
+        return Epoch(self, epoch, tail)
+
+    def plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
+        """Return which samples an epoch's batches hold. For Epoch."""
+        position = self._request.position
+        return EpochPlan(
+            self._windows_per_epoch(),
+            position.batch_size,
+            position.rank,
+            position.world_size,
+            epoch,
+            tail,
+        )
+
+    def read_epoch(self, plan: EpochPlan) -> Iterator[Batch]:
+        """Read an epoch. For Epoch."""
+        begin = plan.first_sample
+        if self._loaded and plan.first_sample <= self._sample < plan.end_sample:
+            begin = self._sample
+        self._loaded = False
+        if dropped := plan.dropped_count(begin):
+            _LOG.info("epoch=%d drops samples=%d", plan.epoch, dropped)
+        batch_count = plan.batch_count(begin)
+        if batch_count == 0:
+            self._sample = plan.end_sample
+            return
+        reader = self._open(begin, batch_count)
+        try:
+            for index in range(batch_count):
+                own_rows = plan.own_rows(reader.sample)
+                batch = reader.next()
+                if batch is None:
+                    return
+                if plan.tail == "pad":
+                    pad_targets(batch[1], own_rows)
+                self._sample = plan.end_sample if index == batch_count - 1 else reader.sample
+                self._batch_count += 1
+                yield batch
+        finally:
+            reader.close()
+
+    # --- inside ---
+
+    def _next(self, out: Batch | None) -> Batch | None:
+        if self._reader is None or self._reader.sample != self._sample:
+            self._drop_reader()
+            position = self._request.position
+            batches_left = max(0, self._end_sample - self._sample) // position.stride
+            if self._remote.closed or batches_left == 0:
+                return None
+            self._reader = self._open(self._sample, batches_left)
+        try:
+            batch = self._reader.next(out)
+        except BaseException:
+            # A Ctrl-C, say: what was not handed out is asked for again.
+            self._drop_reader()
+            raise
+        if batch is not None:
+            self._sample = self._reader.sample
+            self._loaded = False
+            self._batch_count += 1
+        return batch
+
+    def _open(self, sample: int, num_batches: int) -> Reader:
+        """Begin to read batches from a sample on."""
+        self._remote.require_own_process()
+        own, position = self._request, self._request.position
+        place = Position(sample, position.batch_size, position.rank, position.world_size)
+        num_batches = min(num_batches, place.batches_left)
+        shape = (position.batch_size, own.context_length)
+        return Reader(
+            self._remote,
+            StreamRequest(own.dataset, own.order, own.seed, own.context_length, place, num_batches),
+            delivery_to(self._own_device(), shape, self._x_dtype),
+            prefetch_bytes=self._prefetch_bytes,
+            counters=self._counters,
+        )
+
+    def _drop_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _go_to(self, sample: int) -> None:
+        if sample >= SAMPLE_END:
+            raise SamplesExhausted("samples", f"{sample} is not in [0, 2^63)")
+        self._drop_reader()
+        self._sample = sample
+        self._loaded = True
+
+    def _sample_of(self, batch: int) -> int:
+        return self._request.position.batch_first_sample(batch)
+
+    def _parts(self) -> StreamParts:
+        own = self._request
+        return StreamParts(
+            order=own.order.NAME,
+            seed=own.seed if own.order.USES_SEED else 0,
+            context_length=own.context_length,
+            fingerprint=self._remote.await_described().fingerprint.hex(),
+        )
+
+    def _windows_per_epoch(self) -> int:
+        return self._remote.await_described().windows_per_epoch
+
+    def _own_device(self) -> torch.device:
+        """Return the device with its index, which "cuda" alone takes from the current one."""
+        if self._device.type == "cuda" and self._device.index is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        return self._device
 
 
 def _versioned(order: str) -> str:
     """Return the name on the wire of an order: "random" is "random-1", for ever."""
     return order if "-" in order else f"{order}-1"
-
-
-def _first_sample(start_step: int, start_sample: int | None, samples_per_step: int) -> int:
-    step, sample = (
-        _require_integer("start_step", start_step),
-        _integer("start_sample", start_sample),
-    )
-    if step < 0:
-        raise InvalidRequest("start_step", f"{step} is negative")
-    if sample is None:
-        return step * samples_per_step
-    if step != 0:
-        raise InvalidRequest("start_sample", "is given together with start_step; give one of them")
-    if sample < 0:
-        raise InvalidRequest("start_sample", f"{sample} is negative")
-    return sample
-
-
-def _integer(name: str, value: int | None) -> int | None:
-    return None if value is None else _require_integer(name, value)
-
-
-def _require_integer(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidRequest(name, f"{value!r} is no integer") from None

@@ -56,8 +56,7 @@ class Channel:
         target: "HOST:PORT", or a name that gRPC resolves ("dns:///host:port").  Raises:
         InvalidRequest if it has no port.
         """
-        if not isinstance(target, str) or (":" not in target.rpartition("]")[2]):
-            raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
+        require_address(target)
         self.target = target
         self._channel = grpc.insecure_channel(target, _OPTIONS)
         self._get_batch: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
@@ -80,6 +79,12 @@ class Channel:
     def close(self) -> None:
         """Cancel all calls and let go of the connection."""
         self._channel.close()
+
+
+def require_address(target: str) -> None:
+    """Raise InvalidRequest unless target has a port."""
+    if not isinstance(target, str) or (":" not in target.rpartition("]")[2]):
+        raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
 
 
 def final_error(error: grpc.RpcError) -> TokenfeedError | None:

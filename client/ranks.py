@@ -11,25 +11,36 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from tokenfeed.errors import InvalidRequest
 
 _LOG = logging.getLogger("tokenfeed.client")
 
+Group: TypeAlias = Any
+"""A torch.distributed ProcessGroup or a DeviceMesh with one dimension; torch may be missing."""
+
 _LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def data_parallel(
-    rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ
+    rank: int | None,
+    world_size: int | None,
+    group: Group | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> tuple[int, int]:
-    """Return (rank, world_size), from the first of: both arguments; torch.distributed; RANK and
-    WORLD_SIZE; 0 of 1.
+    """Return (rank, world_size), from the first of: both arguments; group; torch.distributed; RANK
+    and WORLD_SIZE; 0 of 1.
 
-    Raises: InvalidRequest if only one of the two is known, or if a launcher started several
-    processes and none says which this is.
+    Raises: InvalidRequest if only one of the two is known, if this process is not in the group, or
+    if a launcher started several processes and none says which this is.
     """
+    if group is not None and (rank is not None or world_size is not None):
+        raise InvalidRequest("group", "is given together with rank= or world_size=; give one")
     if rank is not None or world_size is not None:
         found, source = _both("rank=", rank, "world_size=", world_size), "arguments"
+    elif group is not None:
+        found, source = _in_group(group), "group"
     elif (distributed := _torch_distributed()) is not None:
         found, source = distributed, "torch.distributed"
     elif "RANK" in environment or "WORLD_SIZE" in environment:
@@ -42,6 +53,29 @@ def data_parallel(
         found, source = (0, 1), "default"
     _LOG.info("data-parallel rank=%d world_size=%d from=%s", *found, source)
     return found
+
+
+def _in_group(group: Group) -> tuple[int, int]:
+    """Return this process' coordinates in a ProcessGroup or a DeviceMesh."""
+    import torch.distributed as dist
+
+    if hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise InvalidRequest(
+                "group",
+                f"is a mesh with {group.ndim} dimensions; pass the data-parallel one, "
+                'such as mesh["dp"]',
+            )
+        group = group.get_group()
+    try:
+        rank = dist.get_rank(group)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise InvalidRequest(
+            "group", f"{group!r} is no initialized ProcessGroup or DeviceMesh: {error}"
+        ) from error
+    if rank < 0:
+        raise InvalidRequest("group", "does not hold this process; pass the group that it is in")
+    return rank, dist.get_world_size(group)
 
 
 def _torch_distributed() -> tuple[int, int] | None:

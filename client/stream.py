@@ -8,7 +8,6 @@ exactly what comes after the last row that arrived.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -19,22 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed import frame
-from tokenfeed.errors import (
-    BadFrame,
-    InvalidRequest,
-    SamplesExhausted,
-    ServerAway,
-    Unreachable,
-)
-from tokenfeed.identity import stream_identity
-from tokenfeed.orders import Order
-from tokenfeed.plan import SEED_END
-from tokenfeed.position import SAMPLE_END, Position, require_range
-from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.errors import BadFrame
 
-from .channel import Call, Channel, final_error, retry_after_seconds
-
-_LOG = logging.getLogger("tokenfeed.client")
+from .channel import Call
+from .dataset import RemoteDataset
+from .memory import keep_freed_memory
+from .request import StreamRequest
 
 Rows = npt.NDArray[np.unsignedinteger]
 
@@ -43,64 +32,15 @@ PREFETCH_BYTES = 32 << 20
 end.
 """
 
-_BACKOFF_SECONDS_FIRST = 0.1
-_BACKOFF_SECONDS_MAX = 2.0
-_PAUSE_SECONDS_MAX = 30.0
-_DESCRIBE_SECONDS = 5.0
-_LOG_AGAIN_SECONDS = 30.0
 
-
-@dataclass(frozen=True, slots=True)
-class StreamRequest:
-    """What is wanted: one rank's rows of one stream. What exists is valid.
-
-    dataset: "" is the only one served.  seed: in [0, 2^64).  context_length: T, at least 1.
-    num_batches: at least 0; None is without end.
-    Raises: InvalidRequest, before anything is sent: a negative number would travel as a huge one.
+@dataclass(slots=True)
+class Counters:
+    """What streams count for `stats`.  wait_seconds: that the consumer waited for rows.
+    reconnects: attempts after the first one of a stream.
     """
 
-    dataset: str
-    order: Order
-    seed: int
-    context_length: int
-    position: Position
-    num_batches: int | None
-
-    def __post_init__(self) -> None:
-        """Check every range."""
-        require_range("context_length", self.context_length, 1, SAMPLE_END)
-        require_range("seed", self.seed, 0, SEED_END)
-        if self.num_batches is not None:
-            require_range("num_batches", self.num_batches, 0, SAMPLE_END)
-        left = self.position.batches_left
-        if left < (1 if self.num_batches is None else self.num_batches):
-            raise SamplesExhausted(
-                "num_batches", f"only {left} batches from the first sample on stay below 2^63"
-            )
-
-    @property
-    def end_batch(self) -> int:
-        """Batches of the stream: those asked for, or all that there are below sample 2^63."""
-        return self.position.batches_left if self.num_batches is None else self.num_batches
-
-    def message(self, first_row: int, end_batch: int, identity: bytes) -> pb.GetBatchRequest:
-        """Return the request for stream rows from first_row on, up to the end of batch end_batch -
-        1.
-        """
-        batch, row = divmod(first_row, self.position.batch_size)
-        return pb.GetBatchRequest(
-            batch_size=self.position.batch_size,
-            context_length=self.context_length,
-            seed=self.seed,
-            dataset=self.dataset,
-            order=self.order.NAME,
-            first_sample=self.position.batch_first_sample(batch),
-            first_row=row,
-            num_batches=end_batch - batch,
-            rank=self.position.rank,
-            world_size=self.position.world_size,
-            expected_identity=identity,
-        )
+    wait_seconds: float = 0.0
+    reconnects: int = 0
 
 
 class FrameStream:
@@ -108,28 +48,28 @@ class FrameStream:
 
     def __init__(
         self,
-        target: str,
+        remote: RemoteDataset,
         request: StreamRequest,
         *,
         prefetch_bytes: int,
-        deadline_seconds: float | None,
+        counters: Counters,
     ) -> None:
         """Prepare a stream; no I/O before `start`.
 
         prefetch_bytes: room for rows asked for and not yet taken, on the assumption of 2 bytes a
         token; at least two batches.
-        deadline_seconds: how long to wait for a server that is away; None is for ever.
         """
-        self._channel = Channel(target)
+        self._remote = remote
         self._request = request
+        self._counters = counters
         self._batch_rows = request.position.batch_size
         batch_bytes = 2 * (request.context_length + 1) * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
-        self._deadline_seconds = deadline_seconds
-        self._identity: bytes | None = None
+        self._retry = remote.patience()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
 
         # Used by the receiving thread alone.
+        self._attempts = 0
         self._received_row = 0
         self._requested_batch = 0
         self._call_batches = 1
@@ -146,7 +86,12 @@ class FrameStream:
 
     def start(self) -> None:
         """Begin to receive."""
+        keep_freed_memory()
         self._thread.start()
+
+    def ready(self, row_count: int) -> bool:
+        """Say whether `peek` would return at once with so many rows."""
+        return self._queued_rows >= row_count
 
     def peek(self, row_count: int) -> list[Rows] | None:
         """Return the next rows, in as many parts as frames brought them; None at the end. Waits.
@@ -156,8 +101,10 @@ class FrameStream:
         Raises: the error that ended the stream, once too few rows are left for a batch.
         """
         with self._changed:
-            while not (self._queued_rows >= row_count or self._ended or self._closed):
-                self._changed.wait()
+            if not self._has_answer(row_count):
+                began = time.perf_counter()
+                self._changed.wait_for(lambda: self._has_answer(row_count))
+                self._counters.wait_seconds += time.perf_counter() - began
             if self._closed:
                 return None
             if self._queued_rows < row_count:
@@ -172,6 +119,9 @@ class FrameStream:
                     break
             return parts
 
+    def _has_answer(self, row_count: int) -> bool:
+        return self._queued_rows >= row_count or self._ended or self._closed
+
     def advance(self, row_count: int) -> None:
         """Leave behind rows that `peek` has returned, which makes room for others."""
         with self._changed:
@@ -185,13 +135,17 @@ class FrameStream:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop receiving and end the thread. May be called twice, and from any thread."""
+        """Stop receiving and end the thread. May be called twice, and from any thread.
+
+        A server that does not even describe its dataset holds it up, unless that is closed
+        first.
+        """
         with self._changed:
             self._closed = True
             self._queue.clear()
+            for call in self._calls:
+                call.cancel()
             self._changed.notify_all()
-        # Cancels whatever call the thread is in, also one that nobody answers.
-        self._channel.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -199,7 +153,7 @@ class FrameStream:
         """The receiving thread."""
         error: BaseException | None = None
         try:
-            self._receive_to_the_end()
+            self._retry.until_done(self._attempt, self._pause)
         except BaseException as caught:  # noqa: BLE001 - handed to the consumer, whatever it is
             error = caught
         with self._changed:
@@ -207,51 +161,29 @@ class FrameStream:
             self._error = error
             self._changed.notify_all()
 
-    def _receive_to_the_end(self) -> None:
-        """Receive all rows, from as many attempts as it takes.  Raises: what no further attempt
-        would heal.
+    def _attempt(self) -> None:
+        """Receive all rows that are still missing.  Raises: what broke it, unless that was
+        `close`.
         """
-        retry = _Retry(self._channel.target, self._deadline_seconds)
-        while not self._closed and self._received_row < self._request.end_batch * self._batch_rows:
-            row_before = self._received_row
-            try:
-                self._receive(self._known_identity())
-                continue
-            except grpc.RpcError as error:
-                if self._closed:
-                    return
-                if final := final_error(error):
-                    raise final from None
-                reason, pause_seconds = (
-                    f"{error.code().name}: {error.details()}",
-                    retry_after_seconds(error),
-                )
-            except ServerAway as error:
-                reason, pause_seconds = str(error), None
-            finally:
-                self._drop_calls()
-            if self._received_row > row_before:
-                retry = _Retry(self._channel.target, self._deadline_seconds)
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed, retry.pause(reason, pause_seconds))
+        if self._is_closed():
+            return
+        self._counters.reconnects += self._attempts > 0
+        self._attempts += 1
+        try:
+            self._receive(self._request.identity(self._remote.described().fingerprint))
+        except (grpc.RpcError, ValueError):
+            # A call on a channel that was closed meanwhile is a ValueError.
+            if not self._is_closed():
+                raise
+        finally:
+            self._drop_calls()
 
-    def _known_identity(self) -> bytes:
-        """Return the stream's identity, derived from the server's fingerprint and our own request;
-        asks only the first time.
-        """
-        if self._identity is None:
-            request = self._request
-            described = self._channel.describe(
-                pb.DescribeRequest(dataset=request.dataset), _DESCRIBE_SECONDS
-            )
-            if len(described.datasets) != 1:
-                names = ", ".join(dataset.name for dataset in described.datasets)
-                raise InvalidRequest("dataset", f"has to name one of those served: {names}")
-            fingerprint = described.datasets[0].fingerprint
-            self._identity = stream_identity(
-                request.order, request.seed, request.context_length, fingerprint
-            )
-        return self._identity
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(self._is_closed, seconds)
+
+    def _is_closed(self) -> bool:
+        return self._closed or self._remote.closed
 
     def _receive(self, identity: bytes) -> None:
         """Receive rows with calls that follow each other, one sent ahead, until the end or until
@@ -270,6 +202,7 @@ class FrameStream:
                     self._received_row,
                 )
                 self._received_row += len(rows)
+                self._retry.alive()
                 if self._received_row > self._requested_batch * self._batch_rows:
                     raise BadFrame("call", "brought more rows than were asked for")
                 with self._changed:
@@ -298,7 +231,7 @@ class FrameStream:
                 first_row = max(self._requested_batch * self._batch_rows, self._received_row)
                 self._requested_batch += batches
                 self._calls.append(
-                    self._channel.get_batch(
+                    self._remote.channel.get_batch(
                         self._request.message(first_row, self._requested_batch, identity)
                     )
                 )
@@ -317,36 +250,3 @@ class FrameStream:
             for call in self._calls:
                 call.cancel()
             self._calls.clear()
-
-
-class _Retry:
-    """How long to wait for a server that is away, and when to give up."""
-
-    def __init__(self, target: str, deadline_seconds: float | None) -> None:
-        self._target = target
-        self._deadline_seconds = deadline_seconds
-        self._away_since: float | None = None
-        self._logged = float("-inf")
-        self._pause_seconds = _BACKOFF_SECONDS_FIRST
-
-    def pause(self, reason: str, asked_seconds: float | None) -> float:
-        """Return how many seconds to wait before the next attempt.  Raises: Unreachable past the
-        deadline.
-        """
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        away_seconds = now - self._away_since
-        if self._deadline_seconds is not None and away_seconds >= self._deadline_seconds:
-            raise Unreachable(
-                self._target,
-                f"no answer for {away_seconds:.0f} s ({reason}). "
-                "Is the server up, and the address right?",
-            )
-        if now - self._logged >= _LOG_AGAIN_SECONDS:
-            self._logged = now
-            _LOG.warning("waiting for server target=%s reason=%s", self._target, reason)
-        asked_seconds = self._pause_seconds if asked_seconds is None else asked_seconds
-        pause_seconds = min(asked_seconds, _PAUSE_SECONDS_MAX)
-        self._pause_seconds = min(2 * self._pause_seconds, _BACKOFF_SECONDS_MAX)
-        return pause_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ T = 8
 # A trainer in a process of its own: prints the SHA-256 of its rows, and saves them.
 TRAINER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from client import RemoteBatches
 target, order, start_sample, batch_size, rank, world_size, num_batches, out = sys.argv[1:]
@@ -108,12 +110,12 @@ def test_a_server_that_is_not_there_yet_is_waited_for(
     port = int(probe.address.rpartition(":")[2])
     assert probe.stop() == 0
     feed = RemoteBatches(probe.address, 2, T, num_batches=3)
-    feed._stream.start()
-    feed._started = True
 
-    serve("--data", path, port=port)
+    with ThreadPoolExecutor(1) as thread:
+        batches = thread.submit(list, feed)
+        serve("--data", path, port=port)
 
-    assert len(list(feed)) == 3
+        assert len(batches.result()) == 3
 
 
 def test_a_corpus_swapped_behind_a_running_stream_is_refused(

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from client.stream import FrameStream, StreamRequest
+from client.dataset import RemoteDataset
+from client.request import StreamRequest
+from client.stream import Counters, FrameStream
 from server import listener
 from server.dataset import Dataset, TokenChecks, open_dataset
 from server.readahead import ReadAhead
@@ -616,7 +618,8 @@ def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Datas
         ]
         first.cancel()
         asked = StreamRequest("long", orders.find("random-1"), 0, 16, Position(0, 2), 1)
-        waiting = FrameStream(peer.address, asked, prefetch_bytes=1 << 20, deadline_seconds=10)
+        remote = RemoteDataset(peer.address, "long", 16, deadline_seconds=10)
+        waiting = FrameStream(remote, asked, prefetch_bytes=1 << 20, counters=Counters())
         waiting.start()
         assert [len(part) for part in waiting.peek(2) or ()] == [2]
         waiting.close()

@@ -1,0 +1,119 @@
+"""Rows of a stream -> (x, y) on a device: one way for each kind of device."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol
+
+import torch
+
+from .staging import CudaEngine, Engine, Mark, Ring
+from .stream import FrameStream
+from .widening import NARROW, Batch, join_into, widen_here, widen_there
+
+
+class Delivery(Protocol):
+    """Takes batches from a stream and puts them where the model is."""
+
+    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+        """Return the next batch, in out where that is given, else in fresh tensors; None at the
+        end. Waits.
+        """
+
+
+class _Shape:
+    """What all ways have in common: size, type and place of a batch."""
+
+    def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype, device: torch.device) -> None:
+        """shape: (batch_size, context_length)."""
+        self._shape = shape
+        self._x_dtype = x_dtype
+        self._device = device
+
+    def _fresh(self) -> Batch:
+        return (
+            torch.empty(self._shape, dtype=self._x_dtype, device=self._device),
+            torch.empty(self._shape, dtype=torch.int64, device=self._device),
+        )
+
+
+class HostDelivery(_Shape):
+    """To the CPU: widened once, out of the frames that arrived."""
+
+    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+        """Return the next batch in host memory."""
+        parts = stream.peek(self._shape[0])
+        if parts is None:
+            return None
+        batch = out or self._fresh()
+        widen_here(parts, *batch)
+        # Last of all, so that a Ctrl-C on the way here leaves the stream where it was.
+        stream.advance(self._shape[0])
+        return batch
+
+
+class PlainDelivery(_Shape):
+    """To a device without a ring, such as MPS: one narrow copy, widened there."""
+
+    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+        """Return the next batch on the device."""
+        parts = stream.peek(self._shape[0])
+        if parts is None:
+            return None
+        batch_size, context_length = self._shape
+        rows = torch.empty((batch_size, context_length + 1), dtype=NARROW[parts[0].itemsize])
+        join_into(parts, rows)
+        batch = out or self._fresh()
+        widen_there(rows.to(self._device), *batch)
+        stream.advance(batch_size)
+        return batch
+
+
+class StagedDelivery(_Shape, Generic[Mark]):
+    """To a CUDA device, through a ring: each call sends the following batch on its way too."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        x_dtype: torch.dtype,
+        device: torch.device,
+        engine: Engine[Mark],
+    ) -> None:
+        """engine: of that device."""
+        super().__init__(shape, x_dtype, device)
+        self._engine = engine
+        self._ring: Ring[Mark] | None = None
+
+    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+        """Return the next batch on the device; work that widens it is enqueued on the current
+        stream.
+        """
+        if (self._ring is None or not self._ring.staged_count) and not self._stage(stream):
+            return None
+        assert self._ring is not None
+        batch = out or self._fresh()
+        self._ring.take(*batch)
+        if stream.ready(self._shape[0]):
+            self._stage(stream)
+        return batch
+
+    def _stage(self, stream: FrameStream) -> bool:
+        batch_size, context_length = self._shape
+        parts = stream.peek(batch_size)
+        if parts is None:
+            return False
+        if self._ring is None:
+            # How wide tokens are stored is known from the first frame on.
+            dtype = NARROW[parts[0].itemsize]
+            self._ring = Ring(self._engine, (batch_size, context_length + 1), dtype)
+        self._ring.stage(parts)
+        stream.advance(batch_size)
+        return True
+
+
+def delivery_to(device: torch.device, shape: tuple[int, int], x_dtype: torch.dtype) -> Delivery:
+    """Return the way to a device for batches of shape (batch_size, context_length)."""
+    if device.type == "cpu":
+        return HostDelivery(shape, x_dtype, device)
+    if device.type == "cuda":
+        return StagedDelivery(shape, x_dtype, device, CudaEngine(device))
+    return PlainDelivery(shape, x_dtype, device)

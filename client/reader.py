@@ -1,0 +1,59 @@
+"""One pass over consecutive batches: a stream and the delivery of its rows."""
+
+from __future__ import annotations
+
+import weakref
+
+from .dataset import RemoteDataset
+from .delivery import Delivery
+from .request import StreamRequest
+from .stream import Counters, FrameStream
+from .widening import Batch
+
+
+class Reader:
+    """Hands out the batches of a request in order. Starts to receive when it is made."""
+
+    def __init__(
+        self,
+        remote: RemoteDataset,
+        request: StreamRequest,
+        delivery: Delivery,
+        *,
+        prefetch_bytes: int,
+        counters: Counters,
+    ) -> None:
+        """Begin to receive ahead."""
+        self._delivery = delivery
+        self._stride = request.position.stride
+        self._remote = remote
+        self._stream = FrameStream(
+            remote, request, prefetch_bytes=prefetch_bytes, counters=counters
+        )
+        # Runs when this reader is let go of, and at interpreter exit: the thread must not outlive
+        # either.
+        self._finalizer = weakref.finalize(self, _close, remote, self._stream)
+        self.sample = request.position.first_sample
+        """Of row 0 of rank 0 in the batch that comes next."""
+        self._stream.start()
+
+    def next(self, out: Batch | None = None) -> Batch | None:
+        """Return the next batch, in out where that is given; None at the end. Waits.
+
+        Raises: InvalidRequest in a fork; what ended the stream.
+        After any exception the reader is of no more use: nobody knows how far it came.
+        """
+        self._remote.require_own_process()
+        batch = self._delivery.next(self._stream, out)
+        if batch is not None:
+            self.sample += self._stride
+        return batch
+
+    def close(self) -> None:
+        """End the thread. May be called twice."""
+        self._finalizer()
+
+
+def _close(remote: RemoteDataset, stream: FrameStream) -> None:
+    if not remote.forked:
+        stream.close()

@@ -1,0 +1,94 @@
+"""What a saved position is: plain values, versioned, and checked before they are trusted.
+
+Pure. A state says which stream it belongs to by the parts of the identity: by the hash alone it
+could not say what differs.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.position import SAMPLE_END, require_range
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParts:
+    """What makes a stream the same stream (tokenfeed.identity).
+
+    order: with its version.  seed: 0 where the order ignores it.  context_length: T.  fingerprint:
+    of the corpus, 64 hexadecimal digits.
+    """
+
+    order: str
+    seed: int
+    context_length: int
+    fingerprint: str
+
+
+PARTS = tuple(field.name for field in fields(StreamParts))
+
+
+def write_state(sample: int, parts: StreamParts) -> dict[str, Any]:
+    """Return a position as what JSON, torch.save and torch.distributed.checkpoint take.
+
+    sample: the next one of row 0 of rank 0, in [0, 2^63).
+    """
+    return {"version": STATE_VERSION, "sample": sample, **asdict(parts)}
+
+
+def read_state(state: Any) -> tuple[int, StreamParts]:
+    """Return the sample and the stream of a state.  Raises: InvalidRequest if it is none."""
+    if not isinstance(state, dict):
+        raise InvalidRequest("state", f"is no dict but {type(state).__name__}")
+    if state.get("version") != STATE_VERSION:
+        raise InvalidRequest(
+            "state", f"has version {state.get('version')!r}, and this client reads {STATE_VERSION}"
+        )
+    missing = [name for name in ("sample", *PARTS) if name not in state]
+    if missing:
+        raise InvalidRequest("state", f"lacks {', '.join(missing)}")
+    numbers = {name: _integer(state, name) for name in ("sample", "seed", "context_length")}
+    require_range("state.sample", numbers["sample"], 0, SAMPLE_END)
+    return numbers["sample"], StreamParts(
+        order=str(state["order"]),
+        seed=numbers["seed"],
+        context_length=numbers["context_length"],
+        fingerprint=str(state["fingerprint"]),
+    )
+
+
+def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
+    """Compare the stream that a state belongs to with one's own.
+
+    allow: parts that may differ; a difference is logged.  Raises: StreamMismatch, naming what
+    differs; InvalidRequest if allow names no part.
+    """
+    if isinstance(allow, str) or not set(allow) <= set(PARTS):
+        raise InvalidRequest("allow", f"{allow!r} is no collection of {', '.join(PARTS)}")
+    for name in PARTS:
+        before, now = getattr(saved, name), getattr(own, name)
+        if before == now:
+            continue
+        if name not in allow:
+            raise StreamMismatch(
+                name,
+                f"the state was saved with {before}, and this stream has {now}: its samples are "
+                f"others. allow=({name!r},) resumes all the same",
+            )
+        _LOG.warning("resumed on another stream: %s was %s, is %s", name, before, now)
+
+
+def _integer(state: dict[str, Any], name: str) -> int:
+    try:
+        return operator.index(state[name])
+    except TypeError:
+        raise InvalidRequest(f"state.{name}", f"{state[name]!r} is no integer") from None

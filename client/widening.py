@@ -1,0 +1,65 @@
+"""Tokens as they travel -> (x, y) as a model takes them.
+
+Tokens travel as narrow as they are stored. torch has few operations for unsigned tensors, so on a
+device they are signed ones of the same width, and a mask undoes the sign.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tokenfeed.errors import InvalidRequest
+
+from .stream import Rows
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+X_DTYPES = (torch.int64, torch.int32)
+NARROW = {2: torch.int16, 4: torch.int32}
+"""Width of a stored token in bytes -> what it is on a device until it is widened."""
+
+_NARROW_NUMPY = {2: np.int16, 4: np.int32}
+_MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
+
+
+def widen_here(parts: list[Rows], x: torch.Tensor, y: torch.Tensor) -> None:
+    """Widen rows into x and y on the CPU, straight from the frames that they came in.
+
+    parts: uint16 or uint32 [n, T + 1], B rows in all.  x, y: [B, T], int64 or int32.
+    """
+    x_rows, y_rows = x.numpy(), y.numpy()
+    first = 0
+    for rows in parts:
+        end = first + len(rows)
+        np.copyto(x_rows[first:end], rows[:, :-1], casting="unsafe")
+        np.copyto(y_rows[first:end], rows[:, 1:], casting="unsafe")
+        first = end
+
+
+def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Widen rows into x and y, all on one device.
+
+    narrow: int16 or int32 [B, T + 1], tokens as they are stored.  x, y: [B, T], int64 or int32.
+    """
+    for wide, tokens in ((x, narrow[:, :-1]), (y, narrow[:, 1:])):
+        wide.copy_(tokens)
+        if wide.element_size() > narrow.element_size():
+            wide.bitwise_and_(_MASKS[narrow.element_size()])
+
+
+def join_into(parts: list[Rows], narrow: torch.Tensor) -> None:
+    """Copy rows, part after part, into a signed tensor [B, T + 1] in host memory."""
+    np.concatenate([rows.view(_NARROW_NUMPY[rows.itemsize]) for rows in parts], out=narrow.numpy())
+
+
+def require_fits(
+    name: str, tensor: torch.Tensor, shape: tuple[int, int], device: torch.device
+) -> None:
+    """Raise InvalidRequest unless tensor can take half a batch: its shape, type and device."""
+    if tuple(tensor.shape) != shape:
+        raise InvalidRequest(name, f"has shape {tuple(tensor.shape)}, and a batch {shape}")
+    if tensor.dtype not in X_DTYPES:
+        raise InvalidRequest(name, f"is {tensor.dtype}; tokens fit torch.int64 and torch.int32")
+    if tensor.device != device:
+        raise InvalidRequest(name, f"is on {tensor.device}, and the batches go to {device}")
