@@ -70,15 +70,19 @@ class FrameStream:
 
         # Used by the receiving thread alone.
         self._attempts = 0
-        self._received_row = 0
         self._requested_batch = 0
         self._call_batches = 1
 
-        # Guarded by the condition, which is notified whenever one of them changes.
-        self._changed = threading.Condition()
+        # Each written by one thread alone, and read by the other without a lock.
         self._queue: deque[Rows] = deque()
-        self._queued_rows = 0
+        self._received_row = 0
         self._taken_row = 0
+
+        # Guarded by the condition. Who waits says so before it looks for the last time, and only
+        # then is it notified: locks for each batch would cost a tenth of it.
+        self._changed = threading.Condition()
+        self._room_awaited = False
+        self._rows_awaited = False
         self._calls: deque[Call] = deque()
         self._closed = False
         self._ended = False
@@ -91,7 +95,7 @@ class FrameStream:
 
     def ready(self, row_count: int) -> bool:
         """Say whether `peek` would return at once with so many rows."""
-        return self._queued_rows >= row_count
+        return self._received_row - self._taken_row >= row_count
 
     def peek(self, row_count: int) -> list[Rows] | None:
         """Return the next rows, in as many parts as frames brought them; None at the end. Waits.
@@ -100,39 +104,46 @@ class FrameStream:
         They stay the next ones until `advance`.
         Raises: the error that ended the stream, once too few rows are left for a batch.
         """
-        with self._changed:
-            if not self._has_answer(row_count):
-                began = time.perf_counter()
-                self._changed.wait_for(lambda: self._has_answer(row_count))
-                self._counters.wait_seconds += time.perf_counter() - began
-            if self._closed:
-                return None
-            if self._queued_rows < row_count:
-                if self._error is not None:
-                    raise self._error
-                return None
-            parts = []
-            for rows in self._queue:
-                parts.append(rows[:row_count])
-                row_count -= len(parts[-1])
-                if row_count == 0:
-                    break
-            return parts
-
-    def _has_answer(self, row_count: int) -> bool:
-        return self._queued_rows >= row_count or self._ended or self._closed
+        if not self._has_answer(row_count):
+            self._await_rows(row_count)
+        if self._closed:
+            return None
+        if not self.ready(row_count):
+            if self._error is not None:
+                raise self._error
+            return None
+        parts = []
+        for rows in self._queue:
+            parts.append(rows[:row_count])
+            row_count -= len(parts[-1])
+            if row_count == 0:
+                break
+        return parts
 
     def advance(self, row_count: int) -> None:
         """Leave behind rows that `peek` has returned, which makes room for others."""
+        rows_left = row_count
+        while rows_left:
+            rows = self._queue[0]
+            if len(rows) > rows_left:
+                self._queue[0] = rows[rows_left:]
+                break
+            rows_left -= len(self._queue.popleft())
+        self._taken_row += row_count
+        if self._room_awaited:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _has_answer(self, row_count: int) -> bool:
+        return self.ready(row_count) or self._ended or self._closed
+
+    def _await_rows(self, row_count: int) -> None:
+        began = time.perf_counter()
         with self._changed:
-            self._taken_row += row_count
-            self._queued_rows -= row_count
-            while row_count:
-                rows = self._queue.popleft()
-                if len(rows) > row_count:
-                    self._queue.appendleft(rows[row_count:])
-                row_count -= min(len(rows), row_count)
-            self._changed.notify_all()
+            self._rows_awaited = True
+            self._changed.wait_for(lambda: self._has_answer(row_count))
+            self._rows_awaited = False
+        self._counters.wait_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Stop receiving and end the thread. May be called twice, and from any thread.
@@ -142,7 +153,6 @@ class FrameStream:
         """
         with self._changed:
             self._closed = True
-            self._queue.clear()
             for call in self._calls:
                 call.cancel()
             self._changed.notify_all()
@@ -201,14 +211,14 @@ class FrameStream:
                     self._request.position,
                     self._received_row,
                 )
-                self._received_row += len(rows)
-                self._retry.alive()
-                if self._received_row > self._requested_batch * self._batch_rows:
+                if self._received_row + len(rows) > self._requested_batch * self._batch_rows:
                     raise BadFrame("call", "brought more rows than were asked for")
-                with self._changed:
-                    self._queue.append(rows)
-                    self._queued_rows += len(rows)
-                    self._changed.notify_all()
+                self._retry.alive()
+                self._queue.append(rows)
+                self._received_row += len(rows)
+                if self._rows_awaited:
+                    with self._changed:
+                        self._changed.notify_all()
                 self._send_ahead(identity, wait=False)
             with self._changed:
                 self._calls.popleft()
@@ -224,8 +234,8 @@ class FrameStream:
             if batches == 0:
                 return
             with self._changed:
-                while wait and not (self._calls or self._closed or self._has_room(batches)):
-                    self._changed.wait()
+                if wait and not self._calls:
+                    self._await_room(batches)
                 if self._closed or not self._has_room(batches):
                     return
                 first_row = max(self._requested_batch * self._batch_rows, self._received_row)
@@ -237,6 +247,11 @@ class FrameStream:
                 )
             # The first calls are short, so that the first batch is not late.
             self._call_batches = min(2 * self._call_batches, self._room_batches // 2)
+
+    def _await_room(self, batches: int) -> None:
+        self._room_awaited = True
+        self._changed.wait_for(lambda: self._closed or self._has_room(batches))
+        self._room_awaited = False
 
     def _has_room(self, batches: int) -> bool:
         """Say whether so many more batches fit. Never needs more than is freed by taking what was
