@@ -6,6 +6,12 @@ Responses are not deserialized by grpc: a frame is sliced, not parsed (tokenfeed
 
 from __future__ import annotations
 
+import os
+
+# gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; what is
+# worth a line is said by `retry`. It reads this once, when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from collections.abc import Iterator
 from typing import Protocol
 

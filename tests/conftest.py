@@ -35,6 +35,17 @@ class Server:
         """What it has logged so far."""
         return self.stderr_path.read_text(errors="replace")
 
+    def connection_count(self) -> int:
+        """How many TCP connections are established to its port."""
+        port = int(self.address.rpartition(":")[2])
+        lines = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/{self.process.pid}/net/{table}").read_text().splitlines()[1:]
+        ]
+        # Local address, and the state: 01 is established.
+        return sum(line[1].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
+
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(signal_number)

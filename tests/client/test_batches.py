@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from client import RemoteBatches
+from client.delivery import PlainDelivery, StagedDelivery
 from tests.client.conftest import ScriptedServer
+from tests.client.simulated_device import Device, Mark
 from tokenfeed.errors import InvalidRequest, NotServed, SamplesExhausted, TokenfeedError
 
 
@@ -169,3 +171,109 @@ def test_every_error_is_a_tokenfeed_error_of_one_of_three_kinds() -> None:
         if kind is not TokenfeedError:
             bases = (errors.RequestError, errors.CorpusError, errors.ServerAway)
             assert issubclass(kind, bases)
+
+
+def test_inputs_may_be_int32_and_targets_stay_int64(scripted: ScriptedServer) -> None:
+    """Embeddings take either; cross_entropy takes only int64."""
+    with RemoteBatches(scripted.address, 3, 5, x_dtype=torch.int32) as feed:
+        x, y = next(feed)
+
+    assert (x.dtype, y.dtype) == (torch.int32, torch.int64)
+    assert first_tokens(x) == [0, 1, 2]
+
+
+def test_a_batch_may_be_put_into_tensors_of_the_callers(scripted: ScriptedServer) -> None:
+    """A captured graph reads the same memory at each replay."""
+    x, y = torch.full((3, 5), -1), torch.full((3, 5), -1)
+    with RemoteBatches(scripted.address, 3, 5, num_batches=2) as feed:
+        assert feed.copy_into(x, y)
+        assert first_tokens(x) == [0, 1, 2]
+        assert feed.copy_into(x, y)
+        assert first_tokens(x) == [3, 4, 5]
+        assert not feed.copy_into(x, y)
+        assert first_tokens(x) == [3, 4, 5]
+        assert y.min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "problem"),
+    [
+        (
+            torch.empty(3, 4, dtype=torch.int64),
+            torch.empty(3, 5, dtype=torch.int64),
+            "x: has shape",
+        ),
+        (
+            torch.empty(3, 5, dtype=torch.int64),
+            torch.empty(5, 3, dtype=torch.int64),
+            "y: has shape",
+        ),
+        (torch.empty(3, 5), torch.empty(3, 5, dtype=torch.int64), "x: is torch.float32"),
+        (
+            torch.empty(3, 5, dtype=torch.int64),
+            torch.empty(3, 5, dtype=torch.int64, device="meta"),
+            "y: is on meta",
+        ),
+    ],
+)
+def test_tensors_that_a_batch_does_not_fit_into_are_refused(
+    x: torch.Tensor, y: torch.Tensor, problem: str
+) -> None:
+    """Before anything is sent, and named."""
+    with pytest.raises(InvalidRequest, match=problem):
+        RemoteBatches("localhost:1", 3, 5).copy_into(x, y)
+
+
+def test_an_interrupted_call_loses_nothing(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a notebook, and the cell is run again."""
+    with RemoteBatches(scripted.address, 3, 5) as feed:
+        found = first_tokens(next(feed)[0])
+        with monkeypatch.context() as patch:
+
+            def interrupted(*_: Any) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr("client.delivery.widen_here", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(feed)
+        found += first_tokens(next(feed)[0])
+
+    assert found == list(range(6))
+
+
+def test_a_device_without_a_ring_gets_the_same_batches(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPS and others: one narrow copy, widened there."""
+    monkeypatch.setattr(
+        "client.batches.delivery_to", lambda *place: PlainDelivery(place[1], place[2], place[0])
+    )
+    with RemoteBatches(scripted.address, 3, 5, num_batches=4) as feed:
+        batches = list(feed)
+
+    assert [token for x, _ in batches for token in first_tokens(x)] == list(range(12))
+    assert all((y == 0).all() for _, y in batches)
+
+
+def test_a_device_with_a_ring_gets_the_same_batches(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call sends the following batch on its way, and none is lost in between."""
+    device = Device()
+
+    def staged(*place: Any) -> StagedDelivery[Mark]:
+        return StagedDelivery(place[1], place[2], place[0], device)
+
+    monkeypatch.setattr("client.batches.delivery_to", staged)
+    with RemoteBatches(scripted.address, 3, 5, num_batches=40) as feed:
+        batches = [next(feed) for _ in range(13)]
+        state = feed.state_dict()["sample"]
+        feed.skip(3)
+        batches += list(feed)
+    device.finish()
+
+    assert state == 39
+    found = [token for x, _ in batches for token in first_tokens(x)]
+    assert found == [*range(39), *range(42, 120)]

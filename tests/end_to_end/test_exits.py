@@ -1,0 +1,143 @@
+"""Every way out of a loop, in processes of their own: no hang, no traceback, nothing on stderr."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT, Serve, WriteTokens
+
+TIMES = 20
+EXIT_SECONDS = 2.0
+
+PREPARE = """
+import sys, threading, time
+from client import RemoteBatches
+feed = RemoteBatches(sys.argv[1], 8, 64, order="shuffled")
+"""
+DONE = "\nprint('ready', flush=True)\n"
+
+WAYS_OUT = {
+    "break": "for x, y in feed: break" + DONE,
+    "break and iterate again": "next(feed)\nfor x, y in feed: break\nfor x, y in feed: break"
+    + DONE,
+    "iterator alive": "it = iter(feed); next(it); epoch = iter(feed.epoch(0)); next(epoch)" + DONE,
+    "exception": "for x, y in feed:\n    print('ready', flush=True)\n    raise SystemExit(3)",
+    "ctrl-c": "try:\n    for x, y in feed:\n        print('ready', flush=True)\n"
+    "        time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(3)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_every_way_out_is_quick_and_silent(
+    serve: Serve, write_tokens: WriteTokens, way: str
+) -> None:
+    """The thread is megabytes ahead when the trainer has had enough."""
+    server = serve("--data", write_tokens(np.arange(2_000_000) % 60_000))
+    for _ in range(TIMES):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PREPARE + WAYS_OUT[way], server.address],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        begun = time.monotonic()
+        if way == "ctrl-c":
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert time.monotonic() - begun < EXIT_SECONDS
+        assert errors == ""
+        assert process.returncode == (3 if way in ("exception", "ctrl-c") else 0)
+
+
+FORK = """
+import os, sys
+from client import InvalidRequest, RemoteBatches
+feed = RemoteBatches(sys.argv[1], 8, 64)
+x, _ = next(feed)
+unused = RemoteBatches(sys.argv[1], 8, 64)
+child = os.fork()
+if child == 0:
+    try:
+        next(feed)
+    except InvalidRequest as error:
+        print(error)
+    again = next(unused)[0]
+    assert again.equal(x), "an iterator that was not in use yet works in the child"
+    del feed, unused
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7
+for _ in range(100):
+    next(feed)
+assert feed.state_dict()["sample"] == 808
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_fork_with_a_live_iterator_is_told_what_to_do_and_the_parent_goes_on(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """Connections and threads stay with the parent."""
+    server = serve("--data", write_tokens(np.arange(50_000)))
+
+    done = run(FORK, server.address)
+
+    assert done.returncode == 0, done.stderr
+    assert "does not survive its fork" in done.stdout
+    assert "make it in the process that uses it" in done.stdout
+    assert done.stderr == ""
+
+
+LEAKS = """
+import gc, os, sys, threading
+from client import RemoteBatches
+def once():
+    feed = RemoteBatches(sys.argv[1], 8, 64, order="shuffled")
+    for x, y in feed:
+        break
+    for x, y in feed.epoch(0):
+        break
+def counts():
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+for _ in range(5):
+    once()
+before = counts()
+for _ in range(30):
+    once()
+print(*before, *counts())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_iterators_that_are_let_go_of_leave_no_thread_and_no_descriptor(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """A sweep makes hundreds of them in one process."""
+    server = serve("--data", write_tokens(np.arange(50_000)))
+
+    done = run(LEAKS, server.address)
+
+    threads, descriptors, threads_after, descriptors_after = map(int, done.stdout.split())
+    assert threads_after <= threads
+    assert descriptors_after <= descriptors + 2
+    assert done.stderr == ""
+
+
+def run(code: str, address: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, address], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
