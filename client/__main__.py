@@ -1,7 +1,8 @@
-"""python -m client: look at a server without torch.
+"""python -m client: look at a server.
 
 describe  what it serves
 show      one batch, decoded where a tokenizer is given
+bench     how fast batches arrive here; the only one that needs torch
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import Position
 
+from .bench import measure
 from .channel import describe
 from .dataset import RemoteDataset
 from .request import StreamRequest
@@ -41,24 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     showing = commands.add_parser("show", help="show one batch")
     showing.add_argument("target", metavar="HOST:PORT")
-    showing.add_argument("--batch-size", type=int, default=4, help="rows (default: %(default)s)")
-    showing.add_argument(
-        "--context-length",
-        type=int,
-        default=64,
-        metavar="T",
-        help="tokens a row (default: %(default)s)",
-    )
-    showing.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    showing.add_argument(
-        "--dataset", default="", help="its name; may be left out where only one is served"
-    )
-    showing.add_argument(
-        "--order",
-        default="random",
-        choices=("random", "shuffled", "sequential"),
-        help="(default: %(default)s)",
-    )
+    _add_stream_arguments(showing, batch_size=4, context_length=64)
     showing.add_argument(
         "--start-sample",
         type=int,
@@ -72,7 +57,44 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokenizer.json to decode with; needs the tokenizers package",
     )
     showing.set_defaults(run=run_show)
+
+    benching = commands.add_parser("bench", help="measure how fast batches arrive; needs torch")
+    benching.add_argument("target", metavar="HOST:PORT")
+    _add_stream_arguments(benching, batch_size=32, context_length=2048)
+    benching.add_argument(
+        "--seconds", type=float, default=10.0, help="how long (default: %(default)s)"
+    )
+    benching.add_argument(
+        "--device", default="cpu", help='where to, such as "cuda:0" (default: %(default)s)'
+    )
+    benching.set_defaults(run=run_bench)
     return parser
+
+
+def _add_stream_arguments(
+    parser: argparse.ArgumentParser, *, batch_size: int, context_length: int
+) -> None:
+    """Add what says which stream, with the defaults of a command."""
+    parser.add_argument(
+        "--batch-size", type=int, default=batch_size, help="rows (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--context-length",
+        type=int,
+        default=context_length,
+        metavar="T",
+        help="tokens a row (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--dataset", default="", help="its name; may be left out where only one is served"
+    )
+    parser.add_argument(
+        "--order",
+        default="random",
+        choices=("random", "shuffled", "sequential"),
+        help="(default: %(default)s)",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,6 +153,25 @@ def run_show(arguments: argparse.Namespace) -> None:
     finally:
         remote.close()
         stream.close()
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    """Print how fast batches arrive."""
+    try:
+        from .batches import RemoteBatches
+    except ImportError as error:
+        raise InvalidRequest("bench", f"needs torch: {error}") from None
+    with RemoteBatches(
+        arguments.target,
+        arguments.batch_size,
+        arguments.context_length,
+        seed=arguments.seed,
+        dataset=arguments.dataset,
+        order=arguments.order,
+        device=arguments.device,
+        deadline_seconds=_WAIT_SECONDS,
+    ) as feed:
+        print(measure(feed, arguments.seconds))
 
 
 def _decoder(tokenizer_path: str | None) -> Callable[[Rows], str]:

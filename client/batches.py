@@ -140,7 +140,7 @@ class RemoteBatches(IterableDataset[Batch]):
             num_batches,
         )
         self._end_sample = SAMPLE_END if num_batches is None else self._sample_of(num_batches)
-        self._device = torch.device(device)
+        self._device = _device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
         self._remote = RemoteDataset(
@@ -389,7 +389,11 @@ class RemoteBatches(IterableDataset[Batch]):
         return self._remote.await_described().windows_per_epoch
 
     def _own_device(self) -> torch.device:
-        """Return the device with its index, which "cuda" alone takes from the current one."""
+        """Return the device with its index, which "cuda" alone takes from the current one.  Raises:
+        InvalidRequest where there is no such device.
+        """
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise InvalidRequest("device", f"{self._device}: torch sees no CUDA device here")
         if self._device.type == "cuda" and self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
         return self._device
@@ -398,3 +402,10 @@ class RemoteBatches(IterableDataset[Batch]):
 def _versioned(order: str) -> str:
     """Return the name on the wire of an order: "random" is "random-1", for ever."""
     return order if "-" in order else f"{order}-1"
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidRequest("device", f"{device!r} is none: {error}") from None

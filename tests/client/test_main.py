@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import pytest
 
+from client import RemoteBatches
 from client.__main__ import build_parser, main
+from client.bench import measure
+from tests.client.conftest import ScriptedServer
 from tests.conftest import Serve, WriteTokens
 
 Captured = pytest.CaptureFixture[str]
@@ -78,3 +84,33 @@ def test_every_command_has_help() -> None:
     with pytest.raises(SystemExit) as caught:
         main([])
     assert caught.value.code == 2
+
+
+def test_bench_says_how_fast_batches_arrive(
+    scripted: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first question on a new machine."""
+    arguments = ["--batch-size", "4", "--context-length", "10", "--seconds", "0.2"]
+
+    assert main(["bench", scripted.address, *arguments]) == 0
+
+    found = re.fullmatch(
+        r"([\d,]+) batches  [\d.]+ million tokens/s  \d+ % of the time waiting for data  "
+        r"first batch after \d+ ms\n",
+        capsys.readouterr().out,
+    )
+    assert found is not None
+    assert int(found[1].replace(",", "")) > 10
+
+
+def test_a_live_line_is_for_terminals_alone(scripted: ScriptedServer) -> None:
+    """A log must not be full of it."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for progress, shown in ((Terminal(), True), (io.StringIO(), False)):
+        with RemoteBatches(scripted.address, 4, 10) as feed:
+            measure(feed, 0.7, progress)
+        assert ("million tokens/s" in progress.getvalue()) is shown

@@ -1,0 +1,67 @@
+"""python -m client bench: how fast batches arrive here, and how long one waits for them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from .batches import RemoteBatches
+
+_LINE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was seen from the first batch on.  wait_seconds: of seconds, those without data."""
+
+    batches: int
+    tokens: int
+    seconds: float
+    wait_seconds: float
+    first_batch_seconds: float
+
+    def __str__(self) -> str:
+        """Return it as a line for people."""
+        rate = self.tokens / self.seconds / 1e6 if self.seconds else 0.0
+        waited = 100 * self.wait_seconds / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.batches:,} batches  {rate:.1f} million tokens/s  "
+            f"{waited:.0f} % of the time waiting for data  "
+            f"first batch after {1e3 * self.first_batch_seconds:.0f} ms"
+        )
+
+
+def measure(feed: RemoteBatches, seconds: float, progress: TextIO = sys.stderr) -> Measured:
+    """Take batches for so many seconds after the first one, as fast as they come.
+
+    progress: gets a line twice a second, which is rewritten in place on a terminal; nothing where
+    it is none.
+    """
+    begun = time.monotonic()
+    next(feed, None)
+    first, before = time.monotonic(), feed.stats()
+    shown = now = first
+
+    def measured() -> Measured:
+        stats = feed.stats()
+        return Measured(
+            stats.batches - before.batches,
+            stats.tokens - before.tokens,
+            now - first,
+            stats.wait_seconds - before.wait_seconds,
+            first - begun,
+        )
+
+    for _ in feed:
+        now = time.monotonic()
+        if now - shown >= _LINE_SECONDS and progress.isatty():
+            shown = now
+            print(f"\r{measured()}", end="", file=progress, flush=True)
+        if now - first >= seconds:
+            break
+    if shown != first:
+        print("\r\033[K", end="", file=progress, flush=True)
+    return measured()
