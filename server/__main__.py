@@ -24,6 +24,7 @@ from tokenfeed.position import require_range
 
 from . import listener
 from .dataset import Dataset, TokenChecks, open_dataset
+from .kernel import keep_freed_memory
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
 from .watch import Watch
@@ -114,6 +115,7 @@ def serve(arguments: argparse.Namespace) -> None:
     # While it starts it holds nothing that would have to be given back, so it may leave at once.
     _on_signal(lambda: os._exit(0))
     require_fast_checksum()
+    keep_freed_memory()
     datasets = open_datasets(arguments)
     stopped = threading.Event()
     _on_signal(stopped.set)
