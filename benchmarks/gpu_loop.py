@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.report import machine, print_table
-from benchmarks.serving import served_corpus
+from benchmarks.serving import folder_on_disk, served, write_corpus
 from client import RemoteBatches
 
 B, T = 32, 2048
@@ -25,6 +25,7 @@ TOKENS_PER_SECOND = 5e6
 STEPS = 2000
 ROUNDS = 5
 WIDTH = 4096
+CORPUS_BYTES = 500_000_000
 DEVICE = "cuda:0"
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -39,8 +40,14 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(f"skipped: torch sees no CUDA device on this machine ({machine()})")
         return
-    with served_corpus(arguments.target) as target:
-        run(target, arguments.steps)
+    if arguments.target:
+        run(arguments.target, arguments.steps)
+        return
+    with (
+        folder_on_disk() as folder,
+        served("--data", write_corpus(folder / "train.bin", CORPUS_BYTES)) as server,
+    ):
+        run(server.address, arguments.steps)
 
 
 def run(target: str, steps: int) -> None:

@@ -1,34 +1,182 @@
-"""A server over a random corpus, for benchmarks: in a process of its own, gone afterwards."""
+"""What benchmarks of a running server share: corpora on a disk, a page cache without them, streams.
+
+No benchmark itself.
+"""
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import numpy as np
+from grpc.experimental import ChannelOptions
 
-TOKENS = 250_000_000
+from server import kernel
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+ROOT = Path(__file__).parents[1]
+METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    (ChannelOptions.SingleThreadedUnaryStream, 1),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""The client's own, and a connection for each channel."""
+_BLOCK_BYTES = 64 << 20
 
 
 @contextmanager
-def served_corpus(target: str | None = None, token_count: int = TOKENS) -> Iterator[str]:
-    """Lend the address of a server: target itself where it is given, else of one started here."""
-    if target is not None:
-        yield target
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "train.bin"
-        np.random.default_rng(0).integers(0, 50_257, token_count, dtype=np.uint16).tofile(path)
-        command = [sys.executable, "-m", "server", "--data", str(path), "--port", "0"]
-        with subprocess.Popen(
-            [*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
-        ) as server:
-            try:
-                assert server.stdout is not None
-                yield f"localhost:{server.stdout.readline().rpartition(':')[2].strip()}"
-            finally:
-                server.terminate()
+def folder_on_disk() -> Iterator[Path]:
+    """Lend a folder for corpora, and say on which file system it is."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR") or "/var/tmp") as name:
+        kind, device = mounted_on(Path(name))
+        print(f"corpora on {kind}, read_ahead_kb {read_ahead_kb(Path(name))}")
+        if kind in ("tmpfs", "ramfs"):
+            sys.exit("this is memory, not a disk: set TMPDIR to a folder on one")
+        del device
+        yield Path(name)
+
+
+def mounted_on(path: Path) -> tuple[str, str]:
+    """Return the file system that a path is on, and its device."""
+    best = ("", "unknown", "")
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        device, point, kind, *_ = line.split()
+        if path.is_relative_to(point) and len(point) >= len(best[0]):
+            best = (point, kind, device)
+    return best[1], best[2]
+
+
+def read_ahead_kb(path: Path) -> str:
+    """Return how much the kernel reads ahead on the disk of a path."""
+    device = os.stat(path).st_dev
+    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    for folder in (block, block.parent):
+        if (folder / "queue/read_ahead_kb").exists():
+            return (folder / "queue/read_ahead_kb").read_text().strip()
+    return "unknown"
+
+
+def write_corpus(path: Path, size_bytes: int, seed: int = 0) -> Path:
+    """Write random uint16 tokens and have them reach the disk."""
+    rng = np.random.default_rng(seed)
+    with path.open("wb") as file:
+        for first in range(0, size_bytes, _BLOCK_BYTES):
+            tokens = min(_BLOCK_BYTES, size_bytes - first) // 2
+            file.write(rng.integers(0, 50_257, tokens, dtype=np.uint16).data)
+        os.fsync(file.fileno())
+    return path
+
+
+def drop(paths: Sequence[Path]) -> None:
+    """Have the page cache forget files, and make sure that it has."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    left = sum(resident_bytes(path) for path in paths)
+    total = sum(path.stat().st_size for path in paths)
+    if left > total // 100:
+        sys.exit(f"{left} of {total} bytes stay in the page cache; somebody else maps them?")
+
+
+def read_in(paths: Sequence[Path]) -> None:
+    """Bring files into the page cache."""
+    block = bytearray(1 << 20)
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(block):
+                pass
+
+
+def resident_bytes(path: Path) -> int:
+    """Return how much of a file is in the page cache, as mincore says."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        view = np.frombuffer(mapped, dtype=np.uint8)
+        pages = kernel.residency(view.ctypes.data, view.size)
+        del view
+        return int(np.count_nonzero(pages)) * kernel.PAGE_BYTES
+
+
+class Server:
+    """A server process. address: of its port.  pid: of the process."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        """Wait until it listens."""
+        self._log = log
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if "listening on" not in line:
+            sys.exit(self.log)
+        self.listening_since = time.monotonic()
+        self.address = f"localhost:{line.rpartition(':')[2].strip()}"
+        self.pid = process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self._log.read_text()
+
+
+@contextmanager
+def served(*arguments: str | Path, module: str = "server") -> Iterator[Server]:
+    """Run a server for the length of a with block."""
+    with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments), "--port", "0"],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
+        )  # fmt: skip
+        try:
+            yield Server(process, Path(log.name))
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def frame_sizes(address: str, request: pb.GetBatchRequest) -> Iterator[int]:
+    """Yield the size in bytes of every frame of a call, received and thrown away."""
+    with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+        call = channel.unary_stream(METHOD)(request.SerializeToString())
+        try:
+            for message in call:
+                yield len(message)
+        finally:
+            call.cancel()
+
+
+def million_tokens_per_second(
+    address: str, request: pb.GetBatchRequest, seconds: float, settle_seconds: float = 0.0
+) -> float:
+    """Return the rate of a stream of uint16 tokens, as many as are received, over so many
+    seconds after it has settled.
+    """
+    begin = time.monotonic() + settle_seconds
+    received = 0
+    for size in frame_sizes(address, request):
+        now = time.monotonic()
+        if now >= begin:
+            received += size
+        if now >= begin + seconds:
+            return received / 2e6 / (now - begin)
+    return 0.0
+
+
+def stream(dataset: str = "", *, batch_size: int = 32, context_length: int = 2048, seed: int = 1,
+           order: str = "random-1") -> pb.GetBatchRequest:  # fmt: skip
+    """Return a request for a stream without end."""
+    return pb.GetBatchRequest(
+        dataset=dataset, batch_size=batch_size, context_length=context_length, seed=seed,
+        order=order,
+    )  # fmt: skip

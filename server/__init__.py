@@ -1,6 +1,7 @@
 """Serves token batches: request -> plan -> corpus -> frames.
 
 Read it in this order: `shards` (which files), `formats` (what is in them), `corpus` (mapped once,
-gathered from), `readahead`, `watch`, `dataset` (checked and fingerprinted), `service` (answers
-requests), `listener` (the port), `__main__` (wiring). Needs Linux, and no torch.
+gathered from), `readahead`, `watch`, `warmup` (brought into memory), `dataset` (checked and
+fingerprinted), `service` (answers requests), `listener` (the port), `__main__` (wiring). Needs
+Linux, and no torch.
 """

@@ -27,6 +27,7 @@ from .dataset import Dataset, TokenChecks, open_dataset
 from .kernel import keep_freed_memory
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
+from .warmup import WarmUp
 from .watch import Watch
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -82,6 +83,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="refuse batches above this size (default: %(default)s)",
     )
     parser.add_argument(
+        "--warm-up-bytes",
+        type=int,
+        metavar="BYTES",
+        help="bring datasets into memory while they are served, as long as all that is brought in "
+        "has at most so many bytes; 0 brings in none (default: what there is room for)",
+    )
+    parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning"),
         default="info",
@@ -123,9 +131,12 @@ def serve(arguments: argparse.Namespace) -> None:
     address = listener.bind(server, arguments.host, arguments.port)
     server.start()
     print(f"tokenfeed {__version__} listening on {address}", flush=True)
-    watch = Watch(dataset.corpus for dataset in datasets.values())
+    corpora = [dataset.corpus for dataset in datasets.values()]
+    watch = Watch(corpora)
+    warm_up = WarmUp(corpora, arguments.warm_up_bytes)
     stopped.wait()
     _LOG.info("stopping")
+    warm_up.close()
     listener.stop(server)
     watch.close()
 
@@ -143,6 +154,8 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     if arguments.check_all_tokens and arguments.vocab_size is None:
         raise InvalidRequest("--check-all-tokens", "needs --vocab-size to check them against")
     require_range("--max-batch-bytes", arguments.max_batch_bytes, 1, 1 << 63)
+    if arguments.warm_up_bytes is not None:
+        require_range("--warm-up-bytes", arguments.warm_up_bytes, 0, 1 << 63)
     sources = [parse_data(words) for words in arguments.data]
     require_distinct_names(sources)
     checks = TokenChecks(

@@ -65,6 +65,11 @@ class Corpus:
         self._lost = False
         self._warned: set[int] = set()
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Address of the range that all files lie in, and its length in bytes, both whole pages."""
+        return self._address, self._span_bytes
+
     def ranges(self, windows: Windows, row_bytes: int) -> kernel.Ranges:
         """Return where windows lie in memory, uint64[n, 2]: address and length in bytes."""
         return _ranges(

@@ -27,6 +27,7 @@ _MADV_RANDOM: Final = 1
 _MADV_WILLNEED: Final = 3
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+_MADV_POPULATE_READ: Final = 22
 _SYS_PROCESS_MADVISE: Final = 440  # the same on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -155,13 +156,35 @@ def read_ahead_singly(ranges: Ranges) -> None:
         _libc.madvise(address, size_bytes, _MADV_WILLNEED)
 
 
+def populate(address: int, size_bytes: int) -> bool:
+    """Have the kernel read a page-aligned range of maps and enter it into the page table; waits.
+
+    Returns: False if this kernel cannot (before 5.14).  Raises: OSError if a part of the range
+    cannot be read: EFAULT where a file was cut short or its disk fails, ENOMEM where nothing is
+    mapped.
+    """
+    if _libc.madvise(address, size_bytes, _MADV_POPULATE_READ) == 0:
+        return True
+    if (code := ctypes.get_errno()) == errno.EINVAL:
+        return False
+    raise OSError(code, os.strerror(code))
+
+
 def resident(address: int, size_bytes: int) -> bool:
     """Say whether all pages of a page-aligned range are in memory; of a file that we could not
     write, always yes.
     """
-    pages = -(-size_bytes // PAGE_BYTES)
-    flags = np.zeros(pages, dtype=np.uint8)
-    return _libc.mincore(address, size_bytes, flags.ctypes.data) == 0 and bool((flags & 1).all())
+    return bool(residency(address, size_bytes).all())
+
+
+def residency(address: int, size_bytes: int) -> npt.NDArray[np.bool_]:
+    """Say of each page of a page-aligned range whether it is in memory, bool[pages]; none is where
+    nothing is mapped.
+    """
+    flags = np.zeros(-(-size_bytes // PAGE_BYTES), dtype=np.uint8)
+    if _libc.mincore(address, size_bytes, flags.ctypes.data) != 0:
+        flags[:] = 0
+    return (flags & 1).astype(bool)
 
 
 def _after(ranges: Ranges, part: Ranges, done_bytes: int) -> Ranges:

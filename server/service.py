@@ -34,6 +34,7 @@ from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Posit
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .dataset import Dataset
+from .planned import PlannedRows
 from .readahead import READ_AHEAD_BYTES, major_faults
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -205,24 +206,22 @@ class _Stream:
         """
         batches = self.position.batches_left if self.batch_count is None else self.batch_count
         end_row = batches * self.position.batch_size
-        chunk_rows = max(PLAN_ROWS, frame.rows_per_frame(frame.FRAME_BYTES_TARGET, self.row_bytes))
-        rows_ahead = frame.rows_per_frame(READ_AHEAD_BYTES, self.row_bytes)
+        rows = PlannedRows(self.plan, self.position, self.first_row, end_row)
+        # Of the shortest rows a few thousand are enough, or the first frame waits for their plan.
+        rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, self.row_bytes))
         frame_bytes = frame.FRAME_BYTES_FIRST
-        for chunk_first in range(self.first_row, end_row, chunk_rows):
-            row_count = min(chunk_rows, end_row - chunk_first)
-            windows = self.plan.windows(self.position.samples(chunk_first, row_count))
-            first = advised_end = 0
-            while first < row_count:
-                end = min(first + frame.rows_per_frame(frame_bytes, self.row_bytes), row_count)
-                self.dataset.readahead.advise(
-                    windows[advised_end : end + rows_ahead], self.row_bytes
-                )
-                advised_end = end + rows_ahead
-                message = self._frame(windows[first:end], chunk_first + first)
-                handed_over = time.monotonic()
-                yield message
-                frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
-                first = end
+        first = advised_end = self.first_row
+        while first < end_row:
+            end = min(first + frame.rows_per_frame(frame_bytes, self.row_bytes), end_row)
+            ahead = rows.between(advised_end, end + rows_ahead)
+            self.dataset.readahead.advise(ahead, self.row_bytes)
+            advised_end = min(end + rows_ahead, end_row)
+            message = self._frame(rows.between(first, end), first)
+            rows.forget(end)
+            handed_over = time.monotonic()
+            yield message
+            frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
+            first = end
         if self.batch_count is None:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 

@@ -286,6 +286,7 @@ def test_a_name_that_cannot_travel_is_refused_with_the_cure(write_tokens: WriteT
         ("--vocab-size", "-5"),
         ("--max-batch-bytes", "0"),
         ("--max-batch-bytes", str(1 << 64)),
+        ("--warm-up-bytes", "-1"),
     ],
 )
 def test_a_number_outside_its_range_is_named_with_its_flag(
