@@ -46,7 +46,7 @@ class Tail:
 
     witness_byte, witness_value: place and value of the last byte that is not 0.  Whatever cuts off
     more than zeros takes it away, and a hole grown in its place reads as 0.  A value of 0: the
-    whole tail is zeros, and there is no witness.
+    whole tail is zeros, there is no witness, and no sha256 either.
     """
 
     first_byte: int
@@ -159,16 +159,17 @@ def _read_tail(descriptor: int, size_bytes: int) -> Tail:
     last_page = max(0, size_bytes - 1) // kernel.PAGE_BYTES * kernel.PAGE_BYTES
     first_byte = last_page
     content = _pread_to(descriptor, first_byte, size_bytes)
-    if not any(content):
+    if _all_zeros(content):
         first_byte = max(0, last_page + kernel.PAGE_BYTES - _TAIL_BYTES_MAX)
         content = _pread_to(descriptor, first_byte, size_bytes)
+    if _all_zeros(content):
+        return Tail(first_byte, sha256=b"", witness_byte=first_byte, witness_value=0)
     witness = content.rstrip(b"\0")
-    return Tail(
-        first_byte,
-        _sha256(content),
-        witness_byte=first_byte + max(0, len(witness) - 1),
-        witness_value=witness[-1] if witness else 0,
-    )
+    return Tail(first_byte, _sha256(content), first_byte + len(witness) - 1, witness[-1])
+
+
+def _all_zeros(content: bytes) -> bool:
+    return content == bytes(len(content))
 
 
 def _pread_to(descriptor: int, first_byte: int, end_byte: int) -> bytes:

@@ -12,7 +12,7 @@ from benchmarks.peers.batch import B, T, counted
 def serve(path: str) -> None:
     """Become the server that its users start; its first line ends with the address, too."""
     command = [sys.executable, "-m", "server", "--data", path, "--host", "localhost", "--port", "0"]
-    os.execv(sys.executable, [*command, "--log-level", "error"])
+    os.execv(sys.executable, [*command, "--log-level", "warning"])
 
 
 def take(source: str) -> Iterator[int]:
