@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+from serving import serving
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from client import RemoteBatches
@@ -30,8 +27,6 @@ TOKENS_SHOWN = 48
 
 def main() -> int:
     """Run all of it.  Returns: 0, or 1 if the server does not start."""
-    # By default SIGTERM ends Python without `finally`, and the server would outlive us.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -91,25 +86,6 @@ def train_tokenizer(documents: list[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
-
-
-@contextmanager
-def serving(path: Path) -> Iterator[str]:
-    """Serve a token file on a free port of this machine, and lend the address."""
-    command = [sys.executable, "-m", "server", "--data", str(path), "--host", "127.0.0.1"]
-    server = subprocess.Popen(
-        [*command, "--port", "0", "--log-level", "warning"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        line = server.stdout.readline().strip()
-        if not line:
-            raise SystemExit("the server did not start; its last words are above")
-        print(line)
-        yield line.split()[-1]
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def show_rows(address: str, tokenizer: Tokenizer) -> None:

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
+from serving import serving
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,8 +41,6 @@ EVALUATE_EVERY = 250
 def main() -> int:
     """Train and evaluate.  Returns: 0, or 1 if --require-below is missed."""
     arguments = parse_arguments()
-    # By default SIGTERM ends Python without `finally`, and the server would outlive us.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # On 2 cores shared with other work, two threads took 1.1 s a step and one 0.09 s: a model this
     # small has its threads wait for each other at every operation (2026-11).
     torch.set_num_threads(arguments.threads)
@@ -57,7 +52,7 @@ def main() -> int:
         print(f"{len(train):,} tokens to train on, {len(validation):,} to validate")
         classes = Classes(train)
         entropy = classes.unigram_loss(validation)
-        with serving(Path(folder)) as address:
+        with serving(Path(folder) / "train.bin", Path(folder) / "val.bin") as address:
             loss = fit(address, classes, arguments, (len(validation) - 1) // CONTEXT_LENGTH)
     print(f"validation loss {loss:.3f}, unigram entropy {entropy:.3f}")
     return int(arguments.require_below is not None and loss >= arguments.require_below)
@@ -85,25 +80,6 @@ def tokenize_halves(folder: Path) -> tuple[np.ndarray, np.ndarray]:
         np.array(tokenizer.encode(part).ids, dtype=np.uint16) for part in (text[:cut], text[cut:])
     )
     return train, validation
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve both datasets on a free port of this machine, and lend the address."""
-    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", "0"]
-    datasets = ["--data", f"{folder}/train.bin", "--data", f"{folder}/val.bin"]
-    server = subprocess.Popen(
-        [*command, *datasets, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        line = server.stdout.readline()
-        if not line:
-            raise SystemExit("the server did not start; its last words are above")
-        yield line.split()[-1]
-    finally:
-        server.terminate()
-        server.wait()
 
 
 class Classes:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +10,7 @@ import numpy as np
 import pytest
 
 from client import RemoteBatches
+from tests.commands import run
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.offline import received_rows
 
@@ -38,7 +35,10 @@ def example() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        # As it is when the example is run: what examples share lies beside it.
+        patch.syspath_prepend(path.parent)
+        spec.loader.exec_module(module)
     return module
 
 
@@ -47,28 +47,6 @@ def halves(example: ModuleType, shared_data: Path) -> Halves:
     """Training and validation tokens of tiny Shakespeare."""
     found: Halves = example.tokenize_halves(shared_data)
     return found
-
-
-def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 60) -> str:
-    """Run a Python command as a user would, and return what it prints."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
-        try:
-            stdout, stderr = process.communicate(timeout=seconds)
-        except BaseException:
-            # The whole group: an example's server must not outlive a test that ran out of time.
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    assert process.returncode == 0, stderr + stdout
-    return stdout
 
 
 def test_tiny_shakespeare_has_the_counts_that_nanogpt_publishes(halves: Halves) -> None:

@@ -1,0 +1,152 @@
+"""Lightning's Trainer, with the feed's position in its checkpoint. Run by hand, not by the tests.
+
+    python examples/lightning_trainer.py
+
+Lightning asks for a batch ahead of the one that it trains on, to know which is the last. So the
+feed's own state would be one batch too far; here the position travels with each batch, and what
+the checkpoint gets is that of the last one that was trained on.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from serving import parser, server_at
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset
+
+from client import RemoteBatches
+
+try:
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+except ModuleNotFoundError:
+    sys.exit("this example needs Lightning: pip install lightning")
+
+BATCH_SIZE, CONTEXT_LENGTH = 16, 128
+SAVE_EVERY, FIRST_STEPS, ALL_STEPS = 10, 25, 40
+
+
+def main() -> int:
+    """Train, break off after a checkpoint, resume from it.  Returns: 0, or 1 if it went wrong."""
+    options = parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    # It advises worker processes, which a feed does without.
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    with server_at(options.target) as address, tempfile.TemporaryDirectory() as folder:
+        first = fit(options, address, folder, FIRST_STEPS, None)
+        checkpoint = Path(folder) / f"step={FIRST_STEPS // SAVE_EVERY * SAVE_EVERY}.ckpt"
+        second = fit(options, address, folder, ALL_STEPS, str(checkpoint))
+    print(f"trained on samples {first[0]} to {first[1]}, and broke off")
+    print(f"resumed from {checkpoint.name}: samples {second[0]} to {second[1]}")
+    steps_saved = FIRST_STEPS // SAVE_EVERY * SAVE_EVERY
+    ends = (FIRST_STEPS * BATCH_SIZE, ALL_STEPS * BATCH_SIZE)
+    return int((second[0], first[1], second[1]) != (steps_saved * BATCH_SIZE, *ends))
+
+
+def fit(
+    options: Any, address: str, folder: str, steps: int, checkpoint: str | None
+) -> tuple[int, int]:
+    """Train up to a step.  Returns: the first sample trained on, and the first one not yet."""
+    data = FeedData(address, options.dataset)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=[
+            ModelCheckpoint(
+                folder, "{step}", save_top_k=-1, every_n_train_steps=SAVE_EVERY, save_last=False
+            )
+        ],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Model(options.vocab_size), datamodule=data, ckpt_path=checkpoint)
+    print(data.feed.stats())
+    data.feed.close()
+    return data.first_sample, data.trained["sample"]
+
+
+class FeedData(lightning.LightningDataModule):
+    """The feed, and where training stands in it."""
+
+    def __init__(self, address: str, dataset: str | None) -> None:
+        """Remember where to read from.  address: of the server."""
+        super().__init__()
+        self.address, self.dataset = address, dataset
+        self.trained: dict[str, Any] | None = None
+
+    def train_dataloader(self) -> DataLoader:
+        """Return the batches from here on. Called after load_state_dict, and once the ranks of
+        torch.distributed are known.
+        """
+        self.feed = RemoteBatches(
+            self.address,
+            BATCH_SIZE,
+            CONTEXT_LENGTH,
+            dataset=self.dataset,
+            order="shuffled",
+            seed=1337,
+        )
+        if self.trained is not None:
+            self.feed.load_state_dict(self.trained)
+        self.first_sample = self.feed.position.samples
+        return DataLoader(WithPosition(self.feed), batch_size=None)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
+        """Take the position off the batch that is trained on now."""
+        x, y, self.trained = batch
+        return x, y
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position behind the last batch that was trained on."""
+        return {} if self.trained is None else {"feed": self.trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember where to go on."""
+        self.trained = state["feed"]
+
+
+class WithPosition(IterableDataset):
+    """Batches of a feed, each with the feed's state behind it."""
+
+    def __init__(self, feed: RemoteBatches) -> None:
+        """Wrap a feed."""
+        self.feed = feed
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
+        """Yield (x, y, state)."""
+        for x, y in self.feed:
+            yield x, y, self.feed.state_dict()
+
+
+class Model(lightning.LightningModule):
+    """A model so small that it is trained in seconds."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """Make the weights."""
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(vocab_size, 32), nn.Linear(32, vocab_size))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
+        """Return the loss of a batch."""
+        x, y = batch
+        loss = cross_entropy(self.layers(x).flatten(0, 1), y.flatten())
+        if (batch_index + 1) % SAVE_EVERY == 0:
+            print(f"step {self.global_step + 1}: loss {loss.item():.3f}")
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return AdamW."""
+        return torch.optim.AdamW(self.parameters(), 1e-2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

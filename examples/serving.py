@@ -1,0 +1,92 @@
+"""What the examples share: the address of a server, be it somebody's or one of their own.
+
+An example's own server serves the documentation that comes with every Python, a token for each of
+its bytes. It ends with the example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+
+BYTE_VALUES = 256
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser that knows what to say of a server that is there already."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    made.add_argument("--target", metavar="HOST:PORT", help="a server; without it one is started")
+    made.add_argument("--dataset", help="at --target, where it serves several")
+    made.add_argument(
+        "--vocab-size", type=int, default=BYTE_VALUES, help="of the tokens at --target"
+    )
+    return made
+
+
+@contextmanager
+def server_at(target: str | None) -> Iterator[str]:
+    """Lend the address of a server: target, or else one of our own.
+
+    Where torch.distributed is initialized, rank 0 starts one for all, and it lives until the last
+    rank is done.
+    """
+    if target is not None:
+        yield target
+        return
+    import torch.distributed as dist
+
+    with ExitStack() as own:
+        address = [None]
+        if not dist.is_initialized():
+            address = [own.enter_context(documentation_server())]
+        else:
+            if dist.get_rank() == 0:
+                address = [own.enter_context(documentation_server())]
+            dist.broadcast_object_list(address)
+        yield address[0]
+        if dist.is_initialized():
+            dist.barrier()
+
+
+@contextmanager
+def documentation_server() -> Iterator[str]:
+    """Serve Python's documentation, byte for byte, and lend the address."""
+    text = "".join(topics[name] for name in sorted(topics))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.bin"
+        np.frombuffer(text.encode(), np.uint8).astype("<u2").tofile(path)
+        with serving(path) as address:
+            yield address
+
+
+@contextmanager
+def serving(*paths: Path) -> Iterator[str]:
+    """Serve token files, each as a dataset, on a free port of this machine; lend the address."""
+    # By default SIGTERM ends Python without `finally`, and the server would outlive us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", "0"]
+    datasets = [word for path in paths for word in ("--data", str(path))]
+    server = subprocess.Popen(
+        [*command, *datasets, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline().strip()
+        if not line:
+            raise SystemExit("the server did not start; its last words are above")
+        print(line, flush=True)
+        yield line.split()[-1]
+    finally:
+        server.terminate()
+        server.wait()
