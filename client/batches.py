@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -210,6 +210,15 @@ class RemoteBatches(IterableDataset[Batch]):
     ) -> None:
         """Close."""
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, as a DataLoader does that spawns workers.  Raises:
+        InvalidRequest.
+        """
+        raise InvalidRequest(
+            "RemoteBatches",
+            "cannot go to another process: make it there; a DataLoader has to have num_workers=0",
+        )
 
     # --- where it stands ---
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import torch
+from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
 
@@ -71,7 +72,7 @@ class EpochFeed(Protocol):
         """Read it, from where a loaded state stands or else from its beginning."""
 
 
-class Epoch:
+class Epoch(IterableDataset[Batch]):
     """A sized iterable over one epoch; each `for` starts it anew.
 
     Only the first `for` after a state from within this epoch was loaded goes on from there instead.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +130,25 @@ def test_a_dataloader_reads_nothing_ahead_of_what_it_hands_out(
     with RemoteBatches(server.address, 5, T) as feed:
         for count, _ in zip(range(1, 4), DataLoader(feed, batch_size=None), strict=False):
             assert feed.state_dict()["sample"] == 5 * count
+
+
+def test_an_epoch_goes_into_a_dataloader_too(serve: Serve, write_tokens: WriteTokens) -> None:
+    """With its length, which progress bars ask for."""
+    path = write_tokens(np.random.default_rng(2).integers(0, 50_000, WINDOWS * T + 1))
+    server = serve("--data", path)
+
+    with RemoteBatches(server.address, 8, T, order="shuffled", seed=3) as feed:
+        loader = DataLoader(feed.epoch(2), batch_size=None)
+        rows = received_rows(loader)
+
+        assert len(loader) == 12
+    assert np.array_equal(rows, offline_rows([path], "shuffled-1", 3, T, range(200, 296)))
+
+
+def test_a_feed_is_not_sent_to_another_process() -> None:
+    """Workers that are spawned get what is pickled; each would yield the same batches."""
+    with pytest.raises(InvalidRequest, match="make it there"):
+        pickle.dumps(RemoteBatches("localhost:1", 5, T))
 
 
 def test_a_worker_process_of_a_dataloader_is_refused_with_the_cure() -> None:

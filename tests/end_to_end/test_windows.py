@@ -71,7 +71,7 @@ def test_no_window_crosses_from_one_file_into_the_next(
 def test_random_reaches_the_first_and_the_last_possible_window(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """nanoGPT's randint never serves the last one."""
+    """A classic off by one never serves the last one."""
     server = serve("--data", write_tokens(range(100, 140)))
 
     with RemoteBatches(server.address, 100, T, num_batches=10) as feed:
