@@ -65,10 +65,12 @@ class RemoteDataset:
         """Return what the server says of the dataset: fingerprint, tokens, windows per epoch.
 
         Asks once, from whatever thread comes first.  Raises: grpc.RpcError; InvalidRequest where
-        several datasets are served and none was named, or in a fork.
+        several datasets are served and none was named, or once it is closed.
         """
         with self._asking:
             if self._described is None:
+                if self.closed:
+                    raise InvalidRequest("RemoteBatches", "is closed, and was never in use before")
                 described = self.channel.describe(self._request, _DESCRIBE_SECONDS)
                 if len(described.datasets) != 1:
                     names = ", ".join(dataset.name for dataset in described.datasets)

@@ -102,6 +102,17 @@ def test_a_closed_iterator_is_at_its_end(scripted: ScriptedServer) -> None:
     feed.close()
 
     assert list(feed) == []
+    assert feed.state_dict()["sample"] == 3
+
+
+def test_a_feed_closed_before_it_was_used_has_no_state(scripted: ScriptedServer) -> None:
+    """What it was a position in was never asked for."""
+    feed = RemoteBatches(scripted.address, 3, 5)
+    feed.close()
+
+    assert list(feed) == []
+    with pytest.raises(InvalidRequest, match="is closed"):
+        feed.state_dict()
 
 
 @pytest.mark.parametrize(
