@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -226,11 +226,11 @@ class _Stream:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
     def _frame(self, windows: Windows, stream_row: int) -> bytes:
-        """Return windows as an encoded frame; stream_row is the row of the stream that they begin
-        with.
-        """
+        """Return windows as an encoded frame.  stream_row: where in the stream they begin."""
         faults_before = major_faults()
-        with self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
+        # Whoever waits for the disk must not keep others from waiting for it too.
+        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take()
+        with turn, self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
             self.dataset.readahead.observe(major_faults() - faults_before)
             return frame.encode(
                 self.identity,
