@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from server.turns import Turns
+from server.turns import CROWD, CROWDED_FRAME_BYTES, UNREAD_BYTES, Turns
 
 
 def queued(turns: Turns, count: int) -> None:
@@ -60,6 +60,29 @@ def test_no_more_work_at_once_than_may() -> None:
 
     assert max(most) <= 2
     assert turns._left == 2
+
+
+def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read() -> None:
+    """What a client does not read waits in the server's memory, two frames a stream."""
+    turns = Turns(at_once=1)
+
+    def work() -> None:
+        with turns.take():
+            pass
+
+    threads = [threading.Thread(target=work) for _ in range(CROWD + 1)]
+    with turns.take():
+        assert turns.modest(1 << 20, had_bytes=0) == 1 << 20
+        for thread in threads:
+            thread.start()
+        queued(turns, CROWD + 1)
+        assert turns.modest(1 << 20, had_bytes=0) == CROWDED_FRAME_BYTES
+        assert turns.modest(1 << 17, had_bytes=0) == 1 << 17
+        assert turns.modest(1 << 20, had_bytes=UNREAD_BYTES) == 1 << 20
+    for thread in threads:
+        thread.join()
+
+    assert turns.modest(1 << 20, had_bytes=0) == 1 << 20
 
 
 def test_a_turn_is_given_back_after_an_error() -> None:
