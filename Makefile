@@ -6,4 +6,4 @@ proto:        ; proto/generate.sh
 proto-check:  ; proto/generate.sh --check
 check:        ; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 test:         ; $(PYTHON) -m pytest
-bench:        ; $(PYTHON) -m benchmarks.plan_rows && $(PYTHON) -m benchmarks.gather
+bench:        ; for name in plan_rows gather shards many_streams cold_read warm_up; do $(PYTHON) -m benchmarks.$$name || exit 1; done

@@ -40,22 +40,21 @@ _BLOCK_BYTES = 64 << 20
 def folder_on_disk() -> Iterator[Path]:
     """Lend a folder for corpora, and say on which file system it is."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR") or "/var/tmp") as name:
-        kind, device = mounted_on(Path(name))
+        kind = file_system(Path(name))
         print(f"corpora on {kind}, read_ahead_kb {read_ahead_kb(Path(name))}")
         if kind in ("tmpfs", "ramfs"):
             sys.exit("this is memory, not a disk: set TMPDIR to a folder on one")
-        del device
         yield Path(name)
 
 
-def mounted_on(path: Path) -> tuple[str, str]:
-    """Return the file system that a path is on, and its device."""
-    best = ("", "unknown", "")
+def file_system(path: Path) -> str:
+    """Return the kind of file system that a path is on."""
+    best = ("", "unknown")
     for line in Path("/proc/self/mounts").read_text().splitlines():
-        device, point, kind, *_ = line.split()
+        _, point, kind, *_ = line.split()
         if path.is_relative_to(point) and len(point) >= len(best[0]):
-            best = (point, kind, device)
-    return best[1], best[2]
+            best = (point, kind)
+    return best[1]
 
 
 def read_ahead_kb(path: Path) -> str:
@@ -69,12 +68,11 @@ def read_ahead_kb(path: Path) -> str:
 
 
 def write_corpus(path: Path, size_bytes: int, seed: int = 0) -> Path:
-    """Write random uint16 tokens and have them reach the disk."""
-    rng = np.random.default_rng(seed)
+    """Write random uint16 tokens, the same 64 MiB again and again, and have them reach the disk."""
+    tokens = np.random.default_rng(seed).integers(0, 50_257, _BLOCK_BYTES // 2, dtype=np.uint16)
     with path.open("wb") as file:
         for first in range(0, size_bytes, _BLOCK_BYTES):
-            tokens = min(_BLOCK_BYTES, size_bytes - first) // 2
-            file.write(rng.integers(0, 50_257, tokens, dtype=np.uint16).data)
+            file.write(tokens.view(np.uint8)[: size_bytes - first].data)
         os.fsync(file.fileno())
     return path
 
@@ -120,7 +118,6 @@ class Server:
         line = process.stdout.readline()
         if "listening on" not in line:
             sys.exit(self.log)
-        self.listening_since = time.monotonic()
         self.address = f"localhost:{line.rpartition(':')[2].strip()}"
         self.pid = process.pid
 
@@ -129,13 +126,30 @@ class Server:
         """What it has logged so far."""
         return self._log.read_text()
 
+    def wait_for_log(self, words: str, seconds: float = 60.0) -> str:
+        """Wait until it has logged some words; return the log."""
+        deadline = time.monotonic() + seconds
+        while words not in self.log:
+            if time.monotonic() > deadline:
+                sys.exit(f"no {words!r} within {seconds} s: {self.log}")
+            time.sleep(0.02)
+        return self.log
+
 
 @contextmanager
-def served(*arguments: str | Path, module: str = "server") -> Iterator[Server]:
-    """Run a server for the length of a with block."""
+def served(*arguments: str | Path, module: str = "server", altered: str = "") -> Iterator[Server]:
+    """Run a server for the length of a with block.
+
+    altered: statements to run in its process first, for a variant that the command line does not
+    offer.
+    """
+    run = ["-m", module]
+    if altered:
+        code = f"import sys\n{altered}\nfrom server.__main__ import main\nsys.exit(main())"
+        run = ["-c", code]
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments), "--port", "0"],
+            [sys.executable, *run, *map(str, arguments), "--port", "0"],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         try:

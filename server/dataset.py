@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from .corpus import Corpus
 from .readahead import ReadAhead
 from .shard import Shard
 from .shards import Source
+from .turns import Turns
 
 Stored = npt.NDArray[np.unsignedinteger]
 
@@ -47,6 +48,7 @@ class Dataset:
     corpus: Corpus
     readahead: ReadAhead
     fingerprint: bytes
+    turns: Turns = field(default_factory=Turns)
 
     def close(self) -> None:
         """Unmap its files."""

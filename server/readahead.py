@@ -39,6 +39,11 @@ class ReadAhead:
         self._frames_distrusted = 0
         self._distrust = _FRAMES_DISTRUSTED
 
+    @property
+    def cold(self) -> bool:
+        """Whether gathers seem to wait for the disk."""
+        return self._cold
+
     def advise(self, windows: Windows, row_bytes: int) -> None:
         """Have the kernel start reading windows that are gathered soon, if they seem to be cold."""
         if not self._cold or not windows.shard.size:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -201,13 +201,11 @@ class _Stream:
     batch_count: int | None
 
     def frames(self) -> Iterator[bytes]:
-        """Yield the frames in order.  Raises: CorpusChanged; SamplesExhausted where an endless
-        stream ends after all.
-        """
+        """Yield the frames in order.  Raises: CorpusChanged; SamplesExhausted at sample 2^63."""
         batches = self.position.batches_left if self.batch_count is None else self.batch_count
         end_row = batches * self.position.batch_size
         rows = PlannedRows(self.plan, self.position, self.first_row, end_row)
-        # Of the shortest rows a few thousand are enough, or the first frame waits for their plan.
+        # Of the shortest rows not all, or the first frame waits for their plan.
         rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, self.row_bytes))
         frame_bytes = frame.FRAME_BYTES_FIRST
         first = advised_end = self.first_row
@@ -217,20 +215,22 @@ class _Stream:
             self.dataset.readahead.advise(ahead, self.row_bytes)
             advised_end = min(end + rows_ahead, end_row)
             message = self._frame(rows.between(first, end), first)
-            rows.forget(end)
             handed_over = time.monotonic()
             yield message
+            rows.forget(end)
             frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
             first = end
+            had_bytes = (end - self.first_row) * self.row_bytes
+            frame_bytes = self.dataset.turns.modest(frame_bytes, had_bytes)
         if self.batch_count is None:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
     def _frame(self, windows: Windows, stream_row: int) -> bytes:
-        """Return windows as an encoded frame; stream_row is the row of the stream that they begin
-        with.
-        """
+        """Return windows as an encoded frame.  stream_row: where in the stream they begin."""
         faults_before = major_faults()
-        with self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
+        # Whoever waits for the disk must not keep others from waiting for it too.
+        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take()
+        with turn, self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
             self.dataset.readahead.observe(major_faults() - faults_before)
             return frame.encode(
                 self.identity,

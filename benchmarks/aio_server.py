@@ -1,0 +1,74 @@
+"""Would an asyncio server be better? A throw-away one with the real service inside.
+
+Compared by benchmarks.many_streams, which decides docs/decisions/0005-sync-server.md. Speaks
+GetBatch as the real one does. A gather may wait for the disk, so frames are made in threads, as a
+real asyncio server would have to; with --inline in the event loop itself, which only a warm corpus
+forgives.
+Run: python -m benchmarks.aio_server --data train.bin --port 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import grpc.aio
+
+from server.__main__ import build_parser, open_datasets
+from server.service import TokenFeed, _parse
+from server.warmup import WarmUp
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+THREADS = 16
+OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    inline = "--inline" in words
+    arguments = build_parser().parse_args([word for word in words if word != "--inline"])
+    logging.basicConfig(stream=sys.stderr, level="INFO")
+    datasets = open_datasets(arguments)
+    feed = TokenFeed(datasets, arguments.max_batch_bytes)
+    warm_up = WarmUp([dataset.corpus for dataset in datasets.values()], arguments.warm_up_bytes)
+    asyncio.run(serve(feed, arguments.port, inline))
+    warm_up.close()
+
+
+async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
+    """Listen, say where, and return after SIGTERM."""
+    pool = ThreadPoolExecutor(THREADS)
+    loop = asyncio.get_running_loop()
+
+    async def in_threads(message: bytes, _: object) -> AsyncIterator[bytes]:
+        frames = feed._open(_parse(pb.GetBatchRequest, message)).frames()
+        while (frame := await loop.run_in_executor(pool, next, frames, None)) is not None:
+            yield frame
+
+    async def in_loop(message: bytes, _: object) -> AsyncIterator[bytes]:
+        for frame in feed._open(_parse(pb.GetBatchRequest, message)).frames():
+            yield frame
+
+    server = grpc.aio.server(options=OPTIONS)
+    handler = grpc.unary_stream_rpc_method_handler(in_loop if inline else in_threads)
+    name = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(name, {"GetBatch": handler}),)
+    )
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    print(f"listening on 127.0.0.1:{bound}", flush=True)
+    await stopped.wait()
+    await server.stop(0.5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The load of benchmarks.many_streams: streams that consume at a pace, in a process of their own.
+
+Prints one line of JSON: for each stream its waits in seconds, from the moment a batch was due to
+the moment it was there, the first one with everything that comes before it. No benchmark itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+
+from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
+from client import channel as client_channel
+from client.stream import PREFETCH_BYTES, FrameStream, StreamRequest
+from tokenfeed import frame, orders
+from tokenfeed.position import Position
+
+BATCH_SIZE = 8
+CONTEXT_LENGTH = 1024
+
+
+def main() -> None:
+    """Consume, and print what was waited for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--first", type=int, required=True, help="number of the first stream")
+    parser.add_argument("--streams", type=int, required=True)
+    parser.add_argument("--start", type=float, required=True, help="by the monotonic clock")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--rate", type=float, required=True, help="batches a second")
+    parser.add_argument("--client", action="store_true", help="the real client, which prefetches")
+    arguments = parser.parse_args()
+    read = client_batches if arguments.client else bare_batches
+
+    def consume(number: int) -> list[float]:
+        phase = float(np.random.default_rng(number).random()) / arguments.rate
+        batches = read(arguments.address, number)
+        return waits(batches, arguments.start + phase, arguments.seconds, arguments.rate)
+
+    with ThreadPoolExecutor(arguments.streams) as threads:
+        numbers = range(arguments.first, arguments.first + arguments.streams)
+        print(json.dumps(list(threads.map(consume, numbers))))
+
+
+def waits(batches: Iterator[None], start: float, seconds: float, rate: float) -> list[float]:
+    """Take a batch whenever one is due until the time is over; return how long each was waited
+    for.
+    """
+    waited = []
+    for index in range(int(seconds * rate)):
+        due = start + index / rate
+        while (left := due - time.monotonic()) > 0:
+            time.sleep(left)
+        next(batches)
+        waited.append(time.monotonic() - due)
+        if time.monotonic() > start + seconds:
+            break
+    return waited
+
+
+def bare_batches(address: str, number: int) -> Iterator[None]:
+    """Take batches from one call without end, that is read no sooner than a batch is wanted."""
+    request = stream(batch_size=BATCH_SIZE, context_length=CONTEXT_LENGTH, seed=number)
+    with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+        call = channel.unary_stream(METHOD)(request.SerializeToString())
+        rows = 0
+        for message in call:
+            rows += frame.decode(message).row_count
+            while rows >= BATCH_SIZE:
+                rows -= BATCH_SIZE
+                yield None
+
+
+_OWN_CONNECTION = threading.Lock()
+
+
+def client_batches(address: str, number: int) -> Iterator[None]:
+    """Take batches by the project's client, as RemoteBatches does, over a connection of its own."""
+    with _OWN_CONNECTION:
+        option = ("grpc.use_local_subchannel_pool", 1)
+        if option not in client_channel._OPTIONS:
+            client_channel._OPTIONS = (*client_channel._OPTIONS, option)
+    request = StreamRequest(
+        "", orders.find("random-1"), number, CONTEXT_LENGTH, Position(0, BATCH_SIZE, 0, 1), None
+    )
+    received = FrameStream(address, request, prefetch_bytes=PREFETCH_BYTES, deadline_seconds=60.0)
+    received.start()
+    try:
+        while received.peek(BATCH_SIZE) is not None:
+            received.advance(BATCH_SIZE)
+            yield None
+    finally:
+        received.close()
+
+
+if __name__ == "__main__":
+    main()
