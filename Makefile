@@ -6,4 +6,4 @@ proto:        ; proto/generate.sh
 proto-check:  ; proto/generate.sh --check
 check:        ; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 test:         ; $(PYTHON) -m pytest
-bench:        ; for name in plan_rows gather shards many_streams cold_read warm_up; do $(PYTHON) -m benchmarks.$$name || exit 1; done
+bench:        ; for name in plan_rows gather delivered shards many_streams cold_read warm_up gpu_loop; do $(PYTHON) -m benchmarks.$$name || exit 1; done
