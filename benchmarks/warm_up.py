@@ -2,7 +2,7 @@
 
 A corpus that is cold, and one that is in the page cache but not in the server's page table; with
 the warm-up and without it (what is gathered is faulted in). Then a stream from one dataset, warm,
-while the server brings in another one. Run: python -m benchmarks.warm_up [--gib 3] [--rounds 5]
+while the server brings in another one. Run: python -m benchmarks.warm_up [--gib 2] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from benchmarks.serving import (
 
 SLICE_SECONDS = 0.1
 FULL_SHARE = 0.9
-CAP_SECONDS = 8.0
-TRACK_SECONDS = 6.0
+CAP_SECONDS = 12.0
 OFF = ("--warm-up-bytes", "0")
 
 
 def main() -> None:
     """Print seconds until full speed, and the rate of a stream beside a warm-up."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gib", type=float, default=3.0)
+    parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     with folder_on_disk() as folder:
@@ -46,11 +45,12 @@ def main() -> None:
         first: dict[str, list[float]] = {}
         beside: dict[str, list[float]] = {}
         for _ in range(arguments.rounds):
-            for state, prepare in (("cold", drop), ("in the page cache", read_in)):
-                full = None
+            full = None
+            for state, prepare in (("in the page cache", read_in), ("cold", drop)):
                 for name, options in (("warm-up", ()), ("faulted in", OFF)):
                     prepare([corpus])
                     rates = track(corpus, options)
+                    # What the first of them ends with: in memory, and mapped.
                     full = full or float(np.median(rates[-20:]))
                     label = f"{state}, {name}"
                     seconds.setdefault(label, []).append(until_full(rates, full))
@@ -67,8 +67,7 @@ def main() -> None:
 def track(corpus: Path, options: Sequence[str]) -> list[float]:
     """Return the rate of a stream from a fresh server in each slice of time, Mtok/s."""
     with served("--data", f"corpus={corpus}", *options) as server:
-        seconds = CAP_SECONDS if options else TRACK_SECONDS
-        return slices(server.address, "corpus", seconds)
+        return slices(server.address, "corpus", CAP_SECONDS)
 
 
 def slices(address: str, dataset: str, seconds: float) -> list[float]:
