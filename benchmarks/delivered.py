@@ -27,8 +27,8 @@ TOKENS = 250_000_000
 
 SERVED = ("tcp", "tokenfeed", "bare_grpc", "flight")
 LOCAL = ("nanogpt", *(f"dataloader:{setting}" for setting in SETTINGS))
-OPTIONAL = {"grain_peer": "grain", "litdata_peer": "litdata", "mosaicml": "mosaicml-streaming"}
-IMPORTED = {"grain_peer": "grain", "litdata_peer": "litdata", "mosaicml": "streaming"}
+OPTIONAL = {"grain_peer": "grain", "litdata_peer": "litdata"}
+"""Contender -> what to install, and to import."""
 
 TARGETS = (
     ("tcp", 0.8, "raw TCP, not widened"),
@@ -47,7 +47,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these contenders alone")
     arguments = parser.parse_args()
-    missing = {name for name, module in IMPORTED.items() if not importlib.util.find_spec(module)}
+    missing = {name for name, module in OPTIONAL.items() if not importlib.util.find_spec(module)}
     names = [name for name in (*SERVED, *LOCAL, *OPTIONAL) if name not in missing]
     names = [name for name in names if not arguments.only or name in arguments.only]
     first, after = measured(names, arguments.rounds, arguments.seconds)
