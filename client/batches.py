@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -20,6 +19,7 @@ from .arguments import count, first_sample, integer, optional_integer
 from .dataset import RemoteDataset
 from .delivery import delivery_to
 from .epochs import Epoch, EpochPlan, Tail, pad_targets
+from .progress import FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
 from .request import StreamRequest
@@ -28,34 +28,6 @@ from .stream import PREFETCH_BYTES, Counters
 from .widening import X_DTYPES, Batch, require_fits
 
 _LOG = logging.getLogger("tokenfeed.client")
-
-
-class FeedPosition(NamedTuple):
-    """Where a feed stands.
-
-    samples: handed out before, by all ranks, counted from sample 0 of the stream.  epoch: that the
-    next sample is in; None where the order has no epochs.
-    """
-
-    samples: int
-    epoch: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class FeedStats:
-    """What a feed has done so far, on this rank.
-
-    batches, tokens: handed out (tokens of x).  wait_seconds: that `next` waited for data.
-    reconnects: times that a stream broke and was taken up again.  samples, epoch: as in
-    FeedPosition.
-    """
-
-    batches: int
-    tokens: int
-    wait_seconds: float
-    reconnects: int
-    samples: int
-    epoch: int | None
 
 
 class RemoteBatches(IterableDataset[Batch]):

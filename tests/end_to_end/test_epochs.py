@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from client import InvalidRequest, RemoteBatches, SamplesExhausted, StreamMismatch
-from client.batches import FeedStats
 from client.epochs import Tail
+from client.progress import FeedStats
 from tests.conftest import Serve, WriteTokens
 from tests.offline import offline_rows, received_rows
 
