@@ -1,65 +1,78 @@
-"""torch's DataLoader over a local map of the file, swept over what its documentation offers:
-single samples or whole batches at once (`__getitems__`), no workers or two, kept, with more or less
-prefetching (https://docs.pytorch.org/docs/stable/data.html).
+"""PyTorch's DataLoader over a local memmap: a sweep of what its documentation offers.
+
+Source: docs.pytorch.org/docs/stable/data.html: automatic batching with the default collate function
+("rows"), or, where the dataset reads faster in bulk, `batch_size=None` and a sampler that yields
+lists of indices ("batches"); workers, their prefetch factor, persistent workers. The sampler draws
+with replacement, 32 indices at a time: one without would make a permutation of all windows first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from benchmarks.peers.batch import ROW_TOKENS, B, counted
+from benchmarks.contender import main
+from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, windows
+from benchmarks.widen import widen
 
-WORKERS = {"prefetch_factor": 4, "persistent_workers": True}
-SETTINGS: dict[str, tuple[bool, dict[str, object]]] = {
-    "samples": (False, {"num_workers": 0}),
-    "samples-2-workers": (False, {"num_workers": 2, **WORKERS}),
-    "batches": (True, {"num_workers": 0}),
-    "batches-2-workers": (True, {"num_workers": 2, **WORKERS}),
-    "batches-1-worker-ahead-16": (
-        True,
-        {"num_workers": 1, "prefetch_factor": 16, "persistent_workers": True},
-    ),
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+SETTINGS = {
+    "rows, 0 workers": {"bulk": False, "workers": 0},
+    "rows, 1 worker": {"bulk": False, "workers": 1, "prefetch": 4},
+    "rows, 2 workers": {"bulk": False, "workers": 2, "prefetch": 4},
+    "batches, 0 workers": {"bulk": True, "workers": 0},
+    "batches, 1 worker": {"bulk": True, "workers": 1, "prefetch": 2},
+    "batches, 1 worker, 8 ahead": {"bulk": True, "workers": 1, "prefetch": 8},
+    "batches, 2 workers": {"bulk": True, "workers": 2, "prefetch": 2},
+    "batches, 2 workers, 8 ahead": {"bulk": True, "workers": 2, "prefetch": 8},
 }
 
-Sample = tuple[torch.Tensor, torch.Tensor]
+_ENDLESS = 1 << 40
 
 
-class Windows(Dataset[Sample]):
-    """Every window of a flat file."""
+class Windows(Dataset[Pair]):
+    """Every window of the corpus, by its first token."""
 
-    def __init__(self, path: str) -> None:
-        """Map the file."""
-        tokens = np.memmap(path, np.uint16, "r")
-        self._windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
+    def __init__(self, path: Path) -> None:
+        """Map the corpus."""
+        self._windows = windows(path)
 
     def __len__(self) -> int:
         """Return the number of windows."""
         return len(self._windows)
 
-    def __getitem__(self, index: int) -> Sample:
-        """Return one window, widened."""
+    def __getitem__(self, index: int | list[int]) -> Pair:
+        """Return one row x and y [T], or those of a list as [B, T]."""
+        if isinstance(index, list):
+            return widen(self._windows[index])
         row = torch.from_numpy(self._windows[index].astype(np.int64))
-        return row[:-1], row[1:]
+        return row[:CONTEXT_LENGTH], row[1:]
 
 
-class BatchesOfWindows(Windows):
-    """The same, a whole batch at once."""
+@contextmanager
+def batches(
+    path: Path, *, bulk: bool, workers: int, prefetch: int | None = None
+) -> Iterator[Iterator[Pair]]:
+    """Lend an iterator over (x, y), int64 on the CPU."""
+    dataset = Windows(path)
+    rows = RandomSampler(dataset, replacement=True, num_samples=_ENDLESS)
+    loader = DataLoader(
+        dataset,
+        batch_size=None if bulk else BATCH_SIZE,
+        sampler=BatchSampler(rows, BATCH_SIZE, drop_last=True) if bulk else rows,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        persistent_workers=workers > 0,
+    )
+    # The workers start when the first batch is asked for, as in a training loop.
+    yield (batch for batch in loader)
 
-    def __getitems__(self, indices: list[int]) -> Sample:
-        """Return a batch, widened in one go."""
-        rows = torch.from_numpy(self._windows[indices].astype(np.int64))
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
-
-def take(source: str, setting: str) -> Iterator[int]:
-    """Iterate with one of SETTINGS."""
-    whole, options = SETTINGS[setting]
-    windows = BatchesOfWindows(source) if whole else Windows(source)
-    # With replacement, or it would make a permutation of all windows first.
-    sampler = RandomSampler(windows, replacement=True, num_samples=1 << 40)
-    collate = (lambda batch: batch) if whole else None
-    return counted(DataLoader(windows, B, sampler=sampler, collate_fn=collate, **options))
+if __name__ == "__main__":
+    main(batches, SETTINGS)

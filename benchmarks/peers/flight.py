@@ -1,54 +1,96 @@
-"""Arrow Flight: do_get of record batches with one fixed-size binary row a window, widened.
+"""Arrow Flight: uint16 rows as a column of fixed-size lists, widened where they are consumed.
 
-As the Python cookbook streams tables (https://arrow.apache.org/cookbook/py/flight.html), with a
-generator, so that nothing is held in memory.
+Source: arrow.apache.org/docs/python/flight.html and docs/cpp/flight.html (best practices), and the
+Flight recipes of the Arrow Python cookbook: `do_get` answers with a RecordBatchStream of a table,
+which C++ sends without coming back to Python, or with a GeneratorStream. The first gets batches
+made in advance, so it has less to do than we have; the second gathers, as we do. No compression.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-from pyarrow import flight
+import pyarrow.flight
+import torch
 
-from benchmarks.peers.batch import ROW_TOKENS, B, counted, random_windows, widened
+from benchmarks.contender import main, serving
+from benchmarks.rows import BATCH_SIZE, ROW_TOKENS, Rows, prepared_rows, random_rows
+from benchmarks.widen import widen
 
-SCHEMA = pa.schema([("tokens", pa.binary(2 * ROW_TOKENS))])
+SETTINGS = {
+    f"{'prepared' if prepared else 'gathered'}, {count} a message": {
+        "prepared": prepared,
+        "message_batches": count,
+    }
+    for prepared in (True, False)
+    for count in (1, 4, 8)
+}
+
+_SCHEMA = pa.schema([pa.field("tokens", pa.list_(pa.uint16(), ROW_TOKENS), nullable=False)])
+_REPEATS = 2000
 
 
-class Feed(flight.FlightServerBase):
-    """Serves random windows of one file."""
+@contextmanager
+def batches(
+    path: Path, *, prepared: bool, message_batches: int
+) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
+    """Lend an iterator over (x, y), int64 on the CPU."""
+    ticket = pa.flight.Ticket(json.dumps([prepared, message_batches]).encode())
+    with (
+        serving("benchmarks.peers.flight", "--serve", "--data", str(path)) as address,
+        pa.flight.connect(f"grpc://{address}") as connection,
+    ):
+        reader = connection.do_get(ticket)
+        try:
+            yield _widened(reader)
+        finally:
+            reader.cancel()
 
-    def __init__(self, path: str) -> None:
-        """Listen on a free port."""
+
+def _widened(
+    reader: pa.flight.FlightStreamReader,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for chunk in reader:
+        tokens = chunk.data.column(0).flatten().to_numpy(zero_copy_only=True)
+        for rows in tokens.reshape(-1, BATCH_SIZE, ROW_TOKENS):
+            yield widen(rows)
+
+
+class Server(pa.flight.FlightServerBase):
+    """Answers every ticket with rows of the corpus."""
+
+    def __init__(self, path: Path) -> None:
+        """Listen on a free port of this machine."""
         super().__init__("grpc://127.0.0.1:0")
         self._path = path
 
     def do_get(
-        self, context: flight.ServerCallContext, ticket: flight.Ticket
-    ) -> flight.FlightDataStream:
-        """Stream batches without end."""
-        return flight.GeneratorStream(SCHEMA, map(as_record_batch, random_windows(self._path)))
+        self, context: pa.flight.ServerCallContext, ticket: pa.flight.Ticket
+    ) -> pa.flight.FlightDataStream:
+        """Send what the ticket names."""
+        prepared, message_batches = json.loads(ticket.ticket)
+        if prepared:
+            messages = [_message(rows) for rows in prepared_rows(self._path, message_batches)]
+            return pa.flight.RecordBatchStream(pa.Table.from_batches(messages * _REPEATS))
+        gathered = map(_message, random_rows(self._path, message_batches))
+        return pa.flight.GeneratorStream(_SCHEMA, gathered)
 
 
-def as_record_batch(rows: np.ndarray) -> pa.RecordBatch:
-    """Return rows as an Arrow batch over the same memory."""
-    column = pa.Array.from_buffers(SCHEMA.field(0).type, len(rows), [None, pa.py_buffer(rows)])
-    return pa.record_batch([column], schema=SCHEMA)
+def _message(rows: Rows) -> pa.RecordBatch:
+    tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), ROW_TOKENS)
+    return pa.record_batch([tokens], schema=_SCHEMA)
 
 
-def serve(path: str) -> None:
-    """Serve until ended."""
-    with Feed(path) as server:
-        print(f"ready grpc://127.0.0.1:{server.port}", flush=True)
-        server.serve()
+def serve(path: Path) -> None:
+    """Serve until terminated."""
+    server = Server(path)
+    print(f"listening on 127.0.0.1:{server.port}", flush=True)
+    server.serve()
 
 
-def take(source: str) -> Iterator[int]:
-    """Read batches and widen them."""
-    reader = flight.connect(source).do_get(flight.Ticket(b""))
-    return counted(
-        widened(np.frombuffer(chunk.data.column(0).buffers()[1], np.uint16).reshape(B, ROW_TOKENS))
-        for chunk in reader
-    )
+if __name__ == "__main__":
+    main(batches, SETTINGS, serve=serve)

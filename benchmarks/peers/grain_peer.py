@@ -1,36 +1,77 @@
-"""grain on a local file: MapDataset over a random access source, shuffled, batched, converted to an
-IterDataset with read threads (https://google-grain.readthedocs.io, DataLoader and Dataset guides).
+"""grain: MapDataset over the mapped file, in this process or in workers of its own.
+
+Source: google-grain.readthedocs.io, "Dataset basics" (source, seed, shuffle, repeat, batch, with
+`ReadOptions` for its reading threads), `IterDataset.mp_prefetch` for workers and
+docs/performance/autotuning.md of github.com/google/grain for what to turn. Rows stay
+uint16 until they are a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import grain
-import numpy as np
+import torch
+from absl import flags
 
-from benchmarks.peers.batch import ROW_TOKENS, B, counted, widened
+from benchmarks.contender import main
+from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, Rows, windows
+from benchmarks.widen import widen
+
+SETTINGS = {
+    "no threads": {"threads": 0, "buffer": 0, "workers": 0},
+    "1 thread, 4 ahead": {"threads": 1, "buffer": 4, "workers": 0},
+    "2 threads, 16 ahead": {"threads": 2, "buffer": 16, "workers": 0},
+    "16 threads, 500 ahead": {"threads": 16, "buffer": 500, "workers": 0},
+    "1 worker": {"threads": 1, "buffer": 4, "workers": 1},
+    "2 workers": {"threads": 1, "buffer": 4, "workers": 2},
+}
 
 
 class Windows:
-    """A random access source: every window of a flat file."""
+    """Every window without overlap, as grain's random access source."""
 
-    def __init__(self, path: str) -> None:
-        """Map the file."""
-        tokens = np.memmap(path, np.uint16, "r")
-        self._windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
+    def __init__(self, path: Path) -> None:
+        """Map the corpus."""
+        self._path = path
+        self._windows = windows(path)[::CONTEXT_LENGTH]
 
     def __len__(self) -> int:
         """Return the number of windows."""
         return len(self._windows)
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return one window."""
-        return self._windows[index]
+    def __getitem__(self, index: int) -> Rows:
+        """Return uint16 [T + 1], a view."""
+        row: Rows = self._windows[index]
+        return row
+
+    def __reduce__(self) -> tuple[type[Windows], tuple[Path]]:
+        """Travel to a worker as a path, not as half a gigabyte."""
+        return Windows, (self._path,)
 
 
-def take(source: str) -> Iterator[int]:
-    """Iterate over shuffled batches."""
-    dataset = grain.MapDataset.source(Windows(source)).seed(0).shuffle().repeat().batch(B)
-    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
-    return counted(widened(rows) for rows in dataset.to_iter_dataset(read_options=options))
+@contextmanager
+def batches(
+    path: Path, *, threads: int, buffer: int, workers: int
+) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
+    """Lend an iterator over (x, y), int64 on the CPU."""
+    # Workers are started with absl's flags, which only an absl application has parsed.
+    flags.FLAGS(["grain_peer"])
+    dataset = (
+        grain.MapDataset.source(Windows(path))
+        .seed(1)
+        .shuffle()
+        .repeat()
+        .batch(BATCH_SIZE)
+        .to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer))
+    )
+    if workers:
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=4)
+        dataset = dataset.mp_prefetch(options)
+    yield map(widen, iter(dataset))
+
+
+if __name__ == "__main__":
+    main(batches, SETTINGS)

@@ -1,52 +1,80 @@
-"""litdata on local chunks: optimize with TokensLoader, read by StreamingDataset and
-StreamingDataLoader (https://github.com/Lightning-AI/litdata, "LLM pre-training").
+"""litdata: the corpus as chunks of tokens, read by StreamingDataset with a TokensLoader.
+
+Source: "LLM pre-training" in the README of github.com/Lightning-AI/litData (lightning.ai/docs):
+`optimize` with a TokensLoader and chunks of a whole number of blocks, blocks of T + 1 tokens, a
+StreamingDataLoader with shuffle and drop_last; its workers, from none to one a core. Blocks stay
+uint16 until they are a batch, which is faster than widening each.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
-from benchmarks.peers.batch import ROW_TOKENS, B, counted
+from benchmarks.contender import main
+from benchmarks.rows import BATCH_SIZE, ROW_TOKENS
+from benchmarks.widen import widen
 
-PART_TOKENS = 5_000_000
-PARTS = 10
+SETTINGS = {
+    "0 workers": {"workers": 0},
+    "1 worker": {"workers": 1},
+    "2 workers": {"workers": 2},
+}
+
+_CHUNK_TOKENS = ROW_TOKENS * 8012  # as in the README: 32 MiB
 
 
-def parts(index: int, path: str) -> Iterator[torch.Tensor]:
-    """Yield a part of the corpus, as documents are given."""
-    tokens = np.memmap(path, np.uint16, "r")
-    yield torch.from_numpy(tokens[index * PART_TOKENS : (index + 1) * PART_TOKENS].astype(np.int64))
+@contextmanager
+def batches(path: Path, *, workers: int) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
+    """Lend an iterator over (x, y), int64 on the CPU."""
+    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
-
-def take(source: str) -> Iterator[int]:
-    """Make the chunks, where they are missing, and iterate over shuffled batches."""
-    chunks = Path(source).with_suffix(".litdata")
-    if not (chunks / "index.json").exists():
-        shutil.rmtree(chunks, ignore_errors=True)
-        optimize(
-            fn=partial(parts, path=source),
-            inputs=list(range(PARTS)),
-            output_dir=str(chunks),
-            chunk_size=ROW_TOKENS * 8012,
-            item_loader=TokensLoader(),
-            num_workers=1,
-        )
     dataset = StreamingDataset(
-        str(chunks), item_loader=TokensLoader(block_size=ROW_TOKENS), shuffle=True
+        str(_chunks(path)),
+        item_loader=TokensLoader(block_size=ROW_TOKENS),
+        shuffle=True,
+        drop_last=True,
     )
-    return counted(forever(StreamingDataLoader(dataset, batch_size=B, num_workers=0)))
+    loader = StreamingDataLoader(
+        dataset, batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0
+    )
+    yield _epochs(loader)
 
 
-def forever(loader: StreamingDataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (x, y), epoch after epoch."""
+def _epochs(loader: torch.utils.data.DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     while True:
         for rows in loader:
-            if len(rows) == B:
-                yield rows[:, :-1].long(), rows[:, 1:].long()
+            yield widen(rows.numpy())
+
+
+def _chunks(path: Path) -> Path:
+    """Return the folder of chunks beside the corpus; the first run makes it."""
+    folder = path.with_suffix(".litdata")
+    if not folder.exists():
+        from litdata import TokensLoader, optimize
+
+        count = path.stat().st_size // 2
+        optimize(
+            fn=partial(_piece, str(path)),
+            inputs=list(range(0, count - _CHUNK_TOKENS + 1, _CHUNK_TOKENS)),
+            output_dir=str(folder),
+            chunk_size=_CHUNK_TOKENS,
+            item_loader=TokensLoader(),
+            num_workers=1,
+            verbose=False,
+        )
+    return folder
+
+
+def _piece(path: str, first: int) -> Iterator[torch.Tensor]:
+    tokens = np.memmap(path, np.uint16, "r")[first : first + _CHUNK_TOKENS]
+    yield torch.from_numpy(np.array(tokens))
+
+
+if __name__ == "__main__":
+    main(batches, SETTINGS)

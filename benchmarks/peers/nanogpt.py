@@ -1,29 +1,41 @@
-"""nanoGPT's way, on a local file: the map is opened anew for each batch, its rows are widened one
-by one and stacked (get_batch in train.py of https://github.com/karpathy/nanoGPT).
+"""nanoGPT's get_batch, in this process: what most training loops of one file do.
+
+Source: `get_batch` in train.py of github.com/karpathy/nanoGPT. As there, the map is opened anew for
+each batch and each row is widened by itself; there is nothing to set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.peers.batch import B, T, counted
+from benchmarks.contender import ONE_SETTING, main
+from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH
+
+SETTINGS = ONE_SETTING
 
 
-def take(source: str) -> Iterator[int]:
-    """Draw batches for ever."""
-    return counted(iter(lambda: draw(source), None))
+@contextmanager
+def batches(path: Path) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
+    """Lend an iterator over (x, y), int64 on the CPU."""
+    yield iter(lambda: get_batch(path), None)
 
 
-def draw(path: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one batch of random windows."""
+def get_batch(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch from random places."""
     tokens = np.memmap(path, dtype=np.uint16, mode="r")
-    starts = torch.randint(len(tokens) - T, (B,)).tolist()
+    starts = torch.randint(len(tokens) - CONTEXT_LENGTH, (BATCH_SIZE,))
 
-    def stacked(shift: int) -> torch.Tensor:
-        rows = (tokens[start + shift : start + shift + T] for start in starts)
-        return torch.stack([torch.from_numpy(row.astype(np.int64)) for row in rows])
+    def rows(shift: int) -> torch.Tensor:
+        slices = (tokens[i + shift : i + shift + CONTEXT_LENGTH] for i in starts)
+        return torch.stack([torch.from_numpy(row.astype(np.int64)) for row in slices])
 
-    return stacked(0), stacked(1)
+    return rows(0), rows(1)
+
+
+if __name__ == "__main__":
+    main(batches, SETTINGS)

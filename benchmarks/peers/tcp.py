@@ -1,37 +1,64 @@
-"""Raw TCP: sendall and recv_into of as many bytes, a batch a message, neither gathered nor widened.
+"""Raw TCP: the ceiling. As many bytes through a socket, neither gathered nor checked nor widened.
 
-The ceiling of a socket between two Python processes (https://docs.python.org/3/howto/sockets.html).
+Source: Python's Socket Programming HOWTO and the `socket` module's reference
+(docs.python.org/3/howto/sockets.html): `sendall` of what is ready, `recv_into` a buffer that is
+kept. Frames of 8 batches, as ours.
 """
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from benchmarks.peers.batch import BATCH_BYTES, B, T
+import numpy as np
+import torch
+
+from benchmarks.contender import ONE_SETTING, main, serving
+from benchmarks.rows import BATCH_SIZE, FRAME_BATCHES, ROW_TOKENS, Rows, prepared_rows
+from benchmarks.widen import widen
+
+SETTINGS = ONE_SETTING
 
 
-def serve(path: str) -> None:
-    """Send the same batch for as long as somebody takes it."""
-    batch = bytes(BATCH_BYTES)
+@contextmanager
+def batches(path: Path) -> Iterator[Iterator[Rows]]:
+    """Lend an iterator over uint16 [B, T + 1]; each is overwritten by a later one."""
+    with serving("benchmarks.peers.tcp", "--serve", "--data", str(path)) as address:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            yield _received(connection)
+
+
+def _received(connection: socket.socket) -> Iterator[Rows]:
+    rows = np.empty((FRAME_BATCHES, BATCH_SIZE, ROW_TOKENS), dtype=np.uint16)
+    room = memoryview(rows.reshape(-1).view(np.uint8))
+    while True:
+        filled = 0
+        while filled < len(room):
+            filled += connection.recv_into(room[filled:])
+        yield from rows
+
+
+def serve(path: Path) -> None:
+    """Send frames to the first client for as long as it reads."""
+    frames = [memoryview(rows).cast("B") for rows in prepared_rows(path, FRAME_BATCHES)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        print(f"ready {listener.getsockname()[1]}", flush=True)
-        while True:
-            peer, _ = listener.accept()
-            with peer:
-                try:
-                    while True:
-                        peer.sendall(batch)
-                except OSError:
-                    continue
+        print(f"listening on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        connection, _ = listener.accept()
+        try:
+            for frame in itertools.cycle(frames):
+                connection.sendall(frame)
+        except ConnectionError:
+            pass
 
 
-def take(source: str) -> Iterator[int]:
-    """Receive whole batches into the same memory."""
-    batch = memoryview(bytearray(BATCH_BYTES))
-    with socket.create_connection(("127.0.0.1", int(source))) as server:
-        while True:
-            received = 0
-            while received < BATCH_BYTES:
-                received += server.recv_into(batch[received:])
-            yield B * T
+def to_pair(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Widen one batch, for the check."""
+    return widen(rows)
+
+
+if __name__ == "__main__":
+    main(batches, SETTINGS, serve=serve, to_pair=to_pair)

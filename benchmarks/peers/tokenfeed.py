@@ -1,22 +1,30 @@
-"""tokenfeed itself: python -m server, and RemoteBatches on the CPU."""
+"""Ourselves: `python -m server` and RemoteBatches, as the README shows them."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from benchmarks.peers.batch import B, T, counted
+import torch
+
+from benchmarks.contender import ONE_SETTING, main, serving
+from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH
+from client import RemoteBatches
+
+SETTINGS = ONE_SETTING
 
 
-def serve(path: str) -> None:
-    """Become the server that its users start; its first line ends with the address, too."""
-    command = [sys.executable, "-m", "server", "--data", path, "--host", "localhost", "--port", "0"]
-    os.execv(sys.executable, [*command, "--log-level", "warning"])
+@contextmanager
+def batches(path: Path) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
+    """Lend an iterator over (x, y), int64 on the CPU."""
+    command = ("server", "--data", str(path), "--host", "127.0.0.1", "--port", "0")
+    with (
+        serving(*command, "--log-level", "warning") as address,
+        RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH) as feed,
+    ):
+        yield feed
 
 
-def take(source: str) -> Iterator[int]:
-    """Iterate as the README says."""
-    from client import RemoteBatches
-
-    return counted(RemoteBatches(source, B, T))
+if __name__ == "__main__":
+    main(batches, SETTINGS)
