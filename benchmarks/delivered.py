@@ -66,7 +66,7 @@ Figures = dict[str, float]
 def main() -> None:
     """Sweep, run the rounds, print two tables and a line for each target."""
     # By default SIGTERM ends Python without `finally`, and a run would outlive us.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     arguments = parse_arguments()
     contenders = installed([one for one in CONTENDERS if one.name in arguments.only])
     with tempfile.TemporaryDirectory() as folder:

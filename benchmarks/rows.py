@@ -16,7 +16,7 @@ BATCH_TOKENS = BATCH_SIZE * CONTEXT_LENGTH
 VOCAB_SIZE = 50_257
 
 FRAME_BATCHES = 8
-"""Batches in what is sent at once: about 1 MiB, the best of 2, 4, 8, 16 and 30 on a bare stream."""
+"""Batches in what is sent at once: about 1 MiB, as the frames of tokenfeed are."""
 
 Rows = npt.NDArray[np.uint16]
 
