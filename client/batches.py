@@ -25,7 +25,7 @@ from .reader import Reader
 from .request import StreamRequest
 from .state import StreamParts, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
-from .widening import X_DTYPES, Batch, require_fits
+from .widening import WIDE_NUMPY, Batch, require_fits
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -95,7 +95,7 @@ class RemoteBatches(IterableDataset[Batch]):
         require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
         if not (deadline_seconds is None or deadline_seconds >= 0):
             raise InvalidRequest("deadline_seconds", f"{deadline_seconds} is negative")
-        if x_dtype not in X_DTYPES:
+        if x_dtype not in WIDE_NUMPY:
             raise InvalidRequest("x_dtype", f"{x_dtype} is not torch.int64 or torch.int32")
         # Checks every range, and is what later requests differ from by their position alone.
         self._request = StreamRequest(

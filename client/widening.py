@@ -7,6 +7,7 @@ device they are signed ones of the same width, and a mask undoes the sign.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenfeed.errors import InvalidRequest
@@ -15,7 +16,13 @@ from .stream import Rows
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-X_DTYPES = (torch.int64, torch.int32)
+WideRows = npt.NDArray[np.signedinteger]
+
+WIDE_NUMPY: dict[torch.dtype, np.dtype[np.signedinteger]] = {
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+}
+"""What x may be: for torch, and for numpy."""
 NARROW = {2: torch.int16, 4: torch.int32}
 """Width of a stored token in bytes -> what it is on a device until it is widened."""
 
@@ -23,17 +30,16 @@ _NARROW_NUMPY = {2: np.int16, 4: np.int32}
 _MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
 
 
-def widen_here(parts: list[Rows], x: torch.Tensor, y: torch.Tensor) -> None:
+def widen_here(parts: list[Rows], x: WideRows, y: WideRows) -> None:
     """Widen rows into x and y on the CPU, straight from the frames that they came in.
 
-    parts: uint16 or uint32 [n, T + 1], B rows in all.  x, y: [B, T], int64 or int32.
+    parts: uint16 or uint32 [n, T + 1], B rows in all.  x, y: [B, T].
     """
-    x_rows, y_rows = x.numpy(), y.numpy()
     first = 0
     for rows in parts:
         end = first + len(rows)
-        np.copyto(x_rows[first:end], rows[:, :-1], casting="unsafe")
-        np.copyto(y_rows[first:end], rows[:, 1:], casting="unsafe")
+        np.copyto(x[first:end], rows[:, :-1], casting="unsafe")
+        np.copyto(y[first:end], rows[:, 1:], casting="unsafe")
         first = end
 
 
@@ -59,7 +65,7 @@ def require_fits(
     """Raise InvalidRequest unless tensor can take half a batch: its shape, type and device."""
     if tuple(tensor.shape) != shape:
         raise InvalidRequest(name, f"has shape {tuple(tensor.shape)}, and a batch {shape}")
-    if tensor.dtype not in X_DTYPES:
+    if tensor.dtype not in WIDE_NUMPY:
         raise InvalidRequest(name, f"is {tensor.dtype}; tokens fit torch.int64 and torch.int32")
     if tensor.device != device:
         raise InvalidRequest(name, f"is on {tensor.device}, and the batches go to {device}")

@@ -13,7 +13,7 @@ def widened(rows: np.ndarray, where: str, x_dtype: torch.dtype) -> tuple[list, l
     shape = (rows.shape[0], rows.shape[1] - 1)
     x, y = torch.empty(shape, dtype=x_dtype), torch.empty(shape, dtype=torch.int64)
     if where == "here":
-        widen_here([rows[:1], rows[1:]], x, y)
+        widen_here([rows[:1], rows[1:]], x.numpy(), y.numpy())
     else:
         narrow = torch.empty(rows.shape, dtype=NARROW[rows.itemsize])
         join_into([rows[:1], rows[1:]], narrow)
