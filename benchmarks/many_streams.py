@@ -45,7 +45,7 @@ def main() -> None:
     """Print a table for each figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--servers", default="sync,aio,aio-inline")
     parser.add_argument("--client", action="store_true", help="load by the real client")

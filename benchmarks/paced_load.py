@@ -18,7 +18,9 @@ import numpy as np
 
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
 from client import channel as client_channel
-from client.stream import PREFETCH_BYTES, FrameStream, StreamRequest
+from client.dataset import RemoteDataset
+from client.request import StreamRequest
+from client.stream import PREFETCH_BYTES, Counters, FrameStream
 from tokenfeed import frame, orders
 from tokenfeed.position import Position
 
@@ -90,7 +92,8 @@ def client_batches(address: str, number: int) -> Iterator[None]:
     request = StreamRequest(
         "", orders.find("random-1"), number, CONTEXT_LENGTH, Position(0, BATCH_SIZE, 0, 1), None
     )
-    received = FrameStream(address, request, prefetch_bytes=PREFETCH_BYTES, deadline_seconds=60.0)
+    remote = RemoteDataset(address, "", CONTEXT_LENGTH, deadline_seconds=60.0)
+    received = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     received.start()
     try:
         while received.peek(BATCH_SIZE) is not None:
@@ -98,6 +101,7 @@ def client_batches(address: str, number: int) -> Iterator[None]:
             yield None
     finally:
         received.close()
+        remote.close()
 
 
 if __name__ == "__main__":

@@ -162,41 +162,55 @@ def test_a_break_within_a_batch_asks_for_the_rest_of_that_batch(
     scripted: ScriptedServer, open_stream: OpenStream
 ) -> None:
     """Rows that have arrived are kept, whatever batch they are in."""
-
-    def cut_the_second(
-        request: pb.GetBatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        yield from (cut_after(1) if request.num_batches == 2 else honest)(request, context)
-
-    scripted.scripts = [cut_the_second, cut_the_second]
+    scripted.scripts = [cut_after(1)]
 
     assert samples(open_stream()) == list(range(40))
     asked = [(request.first_sample, request.first_row) for request in scripted.requests]
-    assert (4, 1) in asked
+    assert (2, 1) in asked
 
 
 def test_calls_are_bounded_and_one_is_always_ahead(
     scripted: ScriptedServer, open_stream: OpenStream
 ) -> None:
     """A call without end would leave a stream unread whenever the trainer pauses."""
-    open_gate = threading.Event()
-    seen = threading.Semaphore(0)
+    next_call_came = threading.Event()
 
-    def waits(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        seen.release()
-        assert open_gate.wait(10)
+    def waits_for_the_next(
+        request: pb.GetBatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        frames = honest(request, context)
+        yield next(frames)
+        assert next_call_came.wait(10)
+        yield from frames
+
+    def comes(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        next_call_came.set()
         yield from honest(request, context)
 
-    scripted.scripts = [waits, waits]
+    scripted.scripts = [waits_for_the_next, comes]
     stream = open_stream(num_batches=None)
 
-    assert seen.acquire(timeout=5)
-    assert seen.acquire(timeout=5)
+    assert [take(stream) for _ in range(20)] == [[sample] for sample in range(20)]
     assert all(request.HasField("num_batches") for request in scripted.requests)
-    # They may come in through two threads of the server in any order.
-    assert sorted(request.num_batches for request in scripted.requests) == [1, 2]
-    open_gate.set()
-    assert take(stream) is not None
+
+
+def test_a_stream_asks_for_little_until_its_trainer_takes_batches(
+    scripted: ScriptedServer, open_stream: OpenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of trainers that begin together do not wait for each other's 32 MiB."""
+    monkeypatch.setattr("client.stream.FIRST_PREFETCH_BYTES", 8 * 2 * 2 * (T + 1))
+    stream = open_stream(num_batches=None, room_batches=64)
+    while stream._received_row < 16:
+        threading.Event().wait(0.01)
+    assert sum(request.num_batches for request in scripted.requests) == 8
+
+    for _ in range(2 * 100):
+        take(stream)
+
+    while stream._received_row < 2 * 132:
+        threading.Event().wait(0.01)
+    asked = sum(request.num_batches for request in scripted.requests)
+    assert asked <= 100 + 64
 
 
 def test_a_trainer_that_pauses_leaves_no_call_unread(
@@ -247,19 +261,14 @@ def test_what_arrived_before_an_error_is_handed_out_first(
 ) -> None:
     """Those rows are good; the error comes after them."""
 
-    def lost_from_sample_5_on(
-        request: pb.GetBatchRequest, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        lost = cut_after(1, grpc.StatusCode.DATA_LOSS)
-        yield from (lost if request.num_batches == 2 else honest)(request, context)
-
-    scripted.scripts = [lost_from_sample_5_on] * 9
+    lost_from_sample_3_on = cut_after(1, grpc.StatusCode.DATA_LOSS)
+    scripted.scripts = [lost_from_sample_3_on] * 9
     stream = open_stream()
 
     found: list[int] = []
     with pytest.raises(CorpusChanged):
         drain(stream, found)
-    assert found == [0, 1, 2, 3, 4]
+    assert found == [0, 1, 2]
 
 
 def test_a_server_that_is_busy_is_asked_again_after_the_time_it_names(
