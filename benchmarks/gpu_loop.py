@@ -82,7 +82,9 @@ def loop(batches: Iterator[Batch], work: Work, steps: int) -> tuple[float, list[
         x, y = next(batches)
         waits.append(time.perf_counter() - asked)
         work.step(x, y)
-    torch.cuda.synchronize()
+        # As a loop does that looks at its loss. Without it the host would run ahead until it waits
+        # for the device, in `next` or elsewhere, and that would be no wait for data.
+        torch.cuda.synchronize()
     return time.perf_counter() - begun, waits
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, TokenfeedError
-from tokenfeed.position import Position
+from tokenfeed.position import SAMPLE_END, Position, require_range
 
 from .bench import measure
 from .channel import describe
@@ -92,24 +92,28 @@ def _add_stream_arguments(
     parser.add_argument(
         "--order",
         default="random",
-        choices=("random", "shuffled", "sequential"),
+        choices=tuple(orders.LATEST),
         help="(default: %(default)s)",
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.  Returns: 0 when done, 1 after an error said in one line."""
+    """Run a command.  Returns: 0 when done, 1 after an error said in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     try:
         arguments.run(arguments)
     except TokenfeedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 def run_describe(arguments: argparse.Namespace) -> None:
     """Print what a server serves."""
+    if arguments.context_length is not None:
+        require_range("--context-length", arguments.context_length, 1, SAMPLE_END)
     described = describe(
         arguments.target, None, arguments.context_length, timeout_seconds=_WAIT_SECONDS
     )
@@ -132,7 +136,7 @@ def run_show(arguments: argparse.Namespace) -> None:
     decode = _decoder(arguments.tokenizer)
     request = StreamRequest(
         arguments.dataset,
-        orders.find(f"{arguments.order}-1"),
+        orders.find(orders.versioned(arguments.order)),
         arguments.seed,
         arguments.context_length,
         Position(arguments.start_sample, arguments.batch_size),

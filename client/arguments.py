@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 from tokenfeed.errors import InvalidRequest
@@ -26,6 +27,32 @@ def count(name: str, value: int) -> int:
     if number < 0:
         raise InvalidRequest(name, f"{number} is negative")
     return number
+
+
+def text(name: str, value: str | None) -> str:
+    """Return value, "" for None.  Raises: InvalidRequest if it is no text that can travel."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not _encodable(value):
+        raise InvalidRequest(name, f"{value!r} is no text")
+    return value
+
+
+def seconds(name: str, value: float, *, zero: bool) -> float:
+    """Return value as a number of seconds.  Raises: InvalidRequest if it is none, or too small."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise InvalidRequest(name, f"{value!r} is no number of seconds")
+    if value < 0 or (value == 0 and not zero):
+        raise InvalidRequest(name, f"{value} is {'negative' if value else 'not positive'}")
+    return float(value)
+
+
+def _encodable(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def first_sample(start_step: int, start_sample: int | None, samples_per_step: int) -> int:

@@ -15,16 +15,18 @@ from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
-from .arguments import count, first_sample, integer, optional_integer
+from .arguments import count, first_sample, integer, optional_integer, seconds, text
 from .dataset import RemoteDataset
 from .delivery import delivery_to
 from .epochs import Epoch, EpochPlan, Tail, pad_targets
 from .progress import FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
+from .replicas import Targets
 from .request import StreamRequest
 from .state import StreamParts, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
+from .tour import PROGRESS_SECONDS
 from .widening import WIDE_NUMPY, Batch, require_fits
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -46,7 +48,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def __init__(
         self,
-        target: str,
+        target: Targets,
         batch_size: int,
         context_length: int,
         *,
@@ -62,12 +64,15 @@ class RemoteBatches(IterableDataset[Batch]):
         start_sample: int | None = None,
         num_batches: int | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
+        progress_seconds: float = PROGRESS_SECONDS,
         deadline_seconds: float | None = 600.0,
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
-        target: "HOST:PORT".  batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x,
-        in [1, longest file).  x_dtype: torch.int64 or torch.int32.
+        target: "HOST:PORT" or "unix:PATH", or several servers of the same corpus that stand in for
+        each other: a sequence of these, or "dns:///HOST:PORT" for all addresses of a name.
+        batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x, in [1, longest
+        file).  x_dtype: torch.int64 or torch.int32.
         seed: in [0, 2^64).  dataset: its name; may be left out where only one is served.
         order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each
         window once per epoch).
@@ -77,8 +82,9 @@ class RemoteBatches(IterableDataset[Batch]):
         start_step: batches of all ranks to begin after, at this batch size and world size.
         start_sample: the same as a sample index, whatever the sizes were before.  num_batches:
         where the stream ends, counted from there; None is without end.
-        prefetch_bytes: room for what is received ahead.  deadline_seconds: how long to wait for a
-        server that is away.
+        prefetch_bytes: room for what is received ahead.  progress_seconds: how long a server may
+        send nothing of what was asked for before the next one is asked.  deadline_seconds: how long
+        to wait while no server answers; None is for ever.
 
         Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
         limit.
@@ -93,14 +99,15 @@ class RemoteBatches(IterableDataset[Batch]):
         num_batches = optional_integer("num_batches", num_batches)
         prefetch_bytes = integer("prefetch_bytes", prefetch_bytes)
         require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
-        if not (deadline_seconds is None or deadline_seconds >= 0):
-            raise InvalidRequest("deadline_seconds", f"{deadline_seconds} is negative")
+        if deadline_seconds is not None:
+            deadline_seconds = seconds("deadline_seconds", deadline_seconds, zero=True)
+        progress_seconds = seconds("progress_seconds", progress_seconds, zero=False)
         if x_dtype not in WIDE_NUMPY:
             raise InvalidRequest("x_dtype", f"{x_dtype} is not torch.int64 or torch.int32")
         # Checks every range, and is what later requests differ from by their position alone.
         self._request = StreamRequest(
-            dataset or "",
-            orders.find(_versioned(order)),
+            text("dataset", dataset),
+            orders.find(orders.versioned(text("order", order))),
             integer("seed", seed),
             context_length,
             Position(
@@ -116,12 +123,19 @@ class RemoteBatches(IterableDataset[Batch]):
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
         self._remote = RemoteDataset(
-            target, self._request.dataset, context_length, deadline_seconds=deadline_seconds
+            target,
+            self._request.dataset,
+            context_length,
+            deadline_seconds=deadline_seconds,
+            progress_seconds=progress_seconds,
+            first_replica=rank,
         )
         self._finalizer = weakref.finalize(self, self._remote.close)
         self._reader: Reader | None = None
+        self._readers: list[weakref.ref[Reader]] = []  # of epochs, too
         self._sample = self._request.position.first_sample
         self._loaded = True
+        self._moves = 0
         self._batch_count = 0
         self._counters = Counters()
 
@@ -132,10 +146,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
         Raises: InvalidRequest in a DataLoader's worker process.
         """
-        if get_worker_info() is not None:
-            raise InvalidRequest(
-                "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
-            )
+        _require_no_worker()
         return self
 
     def __next__(self) -> Batch:
@@ -156,6 +167,8 @@ class RemoteBatches(IterableDataset[Batch]):
         shape = (position.batch_size, self._request.context_length)
         for name, tensor in (("x", x), ("y", y)):
             require_fits(name, tensor, shape, self._own_device())
+        if x.data_ptr() == y.data_ptr():
+            raise InvalidRequest("y", "is x; each needs memory of its own")
         return self._next((x, y)) is not None
 
     def skip(self, samples: int) -> None:
@@ -169,6 +182,9 @@ class RemoteBatches(IterableDataset[Batch]):
         """End threads and connection. May be called twice; iterating afterwards stops at once."""
         self._finalizer()
         self._drop_reader()
+        for reference in self._readers:
+            if (reader := reference()) is not None:
+                reader.close()
 
     def __enter__(self) -> RemoteBatches:
         """Return this iterator; the `with` block closes it."""
@@ -216,9 +232,7 @@ class RemoteBatches(IterableDataset[Batch]):
     @property
     def position(self) -> FeedPosition:
         """Where the feed stands: samples and epoch."""
-        if not self._request.order.HAS_EPOCHS:
-            return FeedPosition(self._sample, None)
-        return FeedPosition(self._sample, self._sample // max(1, self._windows_per_epoch()))
+        return self._position_of(self._sample)
 
     @property
     def token_count(self) -> int:
@@ -230,18 +244,19 @@ class RemoteBatches(IterableDataset[Batch]):
         """Whole batches of this rank in an epoch.  Raises: InvalidRequest for an order without
         epochs.
         """
-        return len(self.epoch(0))
+        self._require_epochs()
+        return self.plan_epoch(0, "drop").batch_count(0)
 
     def stats(self) -> FeedStats:
         """Return what the feed has done so far."""
-        position = self._request.position
+        batches, sample = self._batch_count, self._sample
         return FeedStats(
-            batches=self._batch_count,
-            tokens=self._batch_count * position.batch_size * self._request.context_length,
+            batches=batches,
+            tokens=batches * self._request.position.batch_size * self._request.context_length,
             wait_seconds=self._counters.wait_seconds,
             reconnects=self._counters.reconnects,
-            samples=self._sample,
-            epoch=self.position.epoch if self._batch_count else None,
+            samples=sample,
+            epoch=self._position_of(sample).epoch if batches else None,
         )
 
     # --- epochs ---
@@ -252,25 +267,36 @@ class RemoteBatches(IterableDataset[Batch]):
         epoch: from 0.  tail: what becomes of the samples that make no whole batch on all ranks:
         "drop" leaves them out; "wrap" fills up with the next epoch's first samples; "pad" does too,
         with y = -100 throughout, so that a loss leaves those rows out.
-        Each `for` starts it anew; only the first one after a state from within it was loaded goes
-        on from there. The feed's position follows, and is the next epoch's first sample after the
-        last batch.
-        Raises: InvalidRequest for an order without epochs.
+        Each `for` starts it anew; only the first one goes on from where a loaded state, `skip` or
+        `start_sample` has put the feed within it. The feed's position follows, and is the next
+        epoch's first sample after the last batch; whoever moves the feed meanwhile ends the loop.
+        Raises: InvalidRequest for an order without epochs, or together with num_batches;
+        iterating, where no file is long enough for a window, or the feed was moved.
         """
         epoch = count("epoch", epoch)
-        if not self._request.order.HAS_EPOCHS:
+        self._require_epochs()
+        if self._request.num_batches is not None:
             raise InvalidRequest(
-                "order",
-                f"{self._request.order.NAME} draws windows without end and has no epochs; "
-                "'shuffled' and 'sequential' have",
+                "num_batches", "ends a plain loop; an epoch ends by itself, so leave it out"
             )
         return Epoch(self, epoch, tail)
 
     def plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Return which samples an epoch's batches hold. For Epoch."""
+        """Return which samples an epoch's batches hold. For Epoch.
+
+        Raises: InvalidRequest where no file is long enough for a single window.
+        """
         position = self._request.position
+        windows = self._windows_per_epoch()
+        if windows == 0:
+            longest = self._remote.await_described().longest_file_tokens
+            raise InvalidRequest(
+                "context_length",
+                f"{self._request.context_length} has to be below the tokens of the longest file, "
+                f"{longest}",
+            )
         return EpochPlan(
-            self._windows_per_epoch(),
+            windows,
             position.batch_size,
             position.rank,
             position.world_size,
@@ -280,6 +306,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def read_epoch(self, plan: EpochPlan) -> Iterator[Batch]:
         """Read an epoch. For Epoch."""
+        _require_no_worker()
         begin = plan.first_sample
         if self._loaded and plan.first_sample <= self._sample < plan.end_sample:
             begin = self._sample
@@ -290,11 +317,19 @@ class RemoteBatches(IterableDataset[Batch]):
         if batch_count == 0:
             self._sample = plan.end_sample
             return
+        self._moves += 1
+        move = self._moves
         reader = self._open(begin, batch_count)
         try:
             for index in range(batch_count):
+                if self._moves != move:
+                    raise InvalidRequest(
+                        "epoch",
+                        f"{plan.epoch} was still being read when its feed was moved, by skip, "
+                        "load_state_dict, next or another epoch; begin it anew",
+                    )
                 own_rows = plan.own_rows(reader.sample)
-                batch = reader.next()
+                batch = None if self._remote.closed else reader.next()
                 if batch is None:
                     return
                 if plan.tail == "pad":
@@ -308,21 +343,24 @@ class RemoteBatches(IterableDataset[Batch]):
     # --- inside ---
 
     def _next(self, out: Batch | None) -> Batch | None:
-        if self._reader is None or self._reader.sample != self._sample:
+        # Another thread, or a signal handler, may close this feed meanwhile.
+        reader = self._reader
+        if reader is None or reader.sample != self._sample:
             self._drop_reader()
             position = self._request.position
             batches_left = max(0, self._end_sample - self._sample) // position.stride
             if self._remote.closed or batches_left == 0:
                 return None
-            self._reader = self._open(self._sample, batches_left)
+            reader = self._reader = self._open(self._sample, batches_left)
         try:
-            batch = self._reader.next(out)
+            batch = reader.next(out)
         except BaseException:
             # A Ctrl-C, say: what was not handed out is asked for again.
             self._drop_reader()
             raise
         if batch is not None:
-            self._sample = self._reader.sample
+            self._moves += 1
+            self._sample = reader.sample
             self._loaded = False
             self._batch_count += 1
         return batch
@@ -332,15 +370,19 @@ class RemoteBatches(IterableDataset[Batch]):
         self._remote.require_own_process()
         own, position = self._request, self._request.position
         place = Position(sample, position.batch_size, position.rank, position.world_size)
-        num_batches = min(num_batches, place.batches_left)
+        num_batches = min(num_batches, place.batches_left, SAMPLE_END - 1)
         shape = (position.batch_size, own.context_length)
-        return Reader(
+        reader = Reader(
             self._remote,
             StreamRequest(own.dataset, own.order, own.seed, own.context_length, place, num_batches),
             delivery_to(self._own_device(), shape, self._x_dtype),
             prefetch_bytes=self._prefetch_bytes,
             counters=self._counters,
         )
+        # No WeakSet: it has code that runs when a reader goes, and would swallow a Ctrl-C.
+        self._readers = [reference for reference in self._readers if reference() is not None]
+        self._readers.append(weakref.ref(reader))
+        return reader
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -348,9 +390,10 @@ class RemoteBatches(IterableDataset[Batch]):
             reader.close()
 
     def _go_to(self, sample: int) -> None:
-        if sample >= SAMPLE_END:
-            raise SamplesExhausted("samples", f"{sample} is not in [0, 2^63)")
+        if sample > SAMPLE_END:
+            raise SamplesExhausted("samples", f"{sample} is not in [0, 2^63]")
         self._drop_reader()
+        self._moves += 1
         self._sample = sample
         self._loaded = True
 
@@ -366,6 +409,19 @@ class RemoteBatches(IterableDataset[Batch]):
             fingerprint=self._remote.await_described().fingerprint.hex(),
         )
 
+    def _position_of(self, sample: int) -> FeedPosition:
+        if not self._request.order.HAS_EPOCHS:
+            return FeedPosition(sample, None)
+        return FeedPosition(sample, sample // max(1, self._windows_per_epoch()))
+
+    def _require_epochs(self) -> None:
+        if not self._request.order.HAS_EPOCHS:
+            raise InvalidRequest(
+                "order",
+                f"{self._request.order.NAME} draws windows without end and has no epochs; "
+                "'shuffled' and 'sequential' have",
+            )
+
     def _windows_per_epoch(self) -> int:
         return self._remote.await_described().windows_per_epoch
 
@@ -380,13 +436,20 @@ class RemoteBatches(IterableDataset[Batch]):
         return self._device
 
 
-def _versioned(order: str) -> str:
-    """Return the name on the wire of an order: "random" is "random-1", for ever."""
-    return order if "-" in order else f"{order}-1"
+def _require_no_worker() -> None:
+    if get_worker_info() is not None:
+        raise InvalidRequest(
+            "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
+        )
 
 
 def _device(device: torch.device | str) -> torch.device:
     try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InvalidRequest("device", f"{device!r} is none: {error}") from None
+        found = torch.device(device)
+        if found.type == "cpu":
+            return torch.device("cpu")  # which has no index
+        if found.type != "cuda":
+            torch.empty(0, device=found).cpu()
+        return found
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise InvalidRequest("device", f"{device!r} is none here: {error}") from None

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc.experimental import ChannelOptions
 
-from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable, from_status
+from tokenfeed.errors import Busy, InvalidRequest, TokenfeedError, Unreachable, from_status
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
@@ -34,11 +35,9 @@ _OPTIONS = (
     ("grpc.http2.lookahead_bytes", 4 << 20),
     # No thread of grpc's own between the socket and the receiving thread.
     (ChannelOptions.SingleThreadedUnaryStream, 1),
-    # Look again soon after a server went away; by default grpc waits up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 2000),
 )
+_GENERATION = "tokenfeed.generation"
+"""gRPC does not know this option, but connections are only shared where all options agree."""
 
 
 class Call(Protocol):
@@ -51,20 +50,43 @@ class Call(Protocol):
         """End the call, from any thread."""
 
 
+class DescribeCall:
+    """A call of Describe under way."""
+
+    def __init__(self, call: grpc.Future[bytes], target: str) -> None:
+        """Follow a call to target."""
+        self._call = call
+        self._target = target
+
+    def result(self) -> pb.DescribeResponse:
+        """Wait for the answer.  Raises: TokenfeedError, as `translated`."""
+        try:
+            return pb.DescribeResponse.FromString(self._call.result())
+        except grpc.RpcError as error:
+            raise translated(error, self._target) from None
+        except grpc.FutureCancelledError:
+            raise Unreachable(self._target, "was not waited for any longer") from None
+        except DecodeError:
+            raise Unreachable(self._target, "sent no valid DescribeResponse") from None
+
+    def cancel(self) -> None:
+        """End the call, from any thread."""
+        self._call.cancel()
+
+
 class Channel:
-    """A connection to one server. Channels to the same server share one connection of this
-    process.
+    """A connection to one server. Channels of one generation to the same server share one
+    connection of this process.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, generation: int = 0) -> None:
         """Remember where to connect; does no I/O.
 
-        target: "HOST:PORT", or a name that gRPC resolves ("dns:///host:port").  Raises:
-        InvalidRequest if it has no port.
+        target: an address as gRPC takes it.  generation: another one is another connection.
         """
-        require_address(target)
         self.target = target
-        self._channel = grpc.insecure_channel(target, _OPTIONS)
+        options = (*_OPTIONS, (_GENERATION, generation))
+        self._channel = grpc.insecure_channel(target, options)
         self._get_batch: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             f"/{_SERVICE}/GetBatch"
         )
@@ -76,11 +98,10 @@ class Channel:
         """Send a request and return the call: an iterator of encoded frames."""
         return self._get_batch(request.SerializeToString())
 
-    def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> pb.DescribeResponse:
-        """Ask what is served.  Raises: grpc.RpcError."""
-        return pb.DescribeResponse.FromString(
-            self._describe(request.SerializeToString(), timeout=timeout_seconds)
-        )
+    def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> DescribeCall:
+        """Ask what is served, and return the call; it ends after so many seconds."""
+        call = self._describe.future(request.SerializeToString(), timeout=timeout_seconds)
+        return DescribeCall(call, self.target)
 
     def close(self) -> None:
         """Cancel all calls and let go of the connection."""
@@ -88,19 +109,38 @@ class Channel:
 
 
 def require_address(target: str) -> None:
-    """Raise InvalidRequest unless target has a port."""
-    if not isinstance(target, str) or (":" not in target.rpartition("]")[2]):
+    """Raise InvalidRequest unless target is one: "HOST:PORT", "dns:///HOST:PORT" or "unix:PATH".
+
+    gRPC takes nearly anything, and would wait for it, or connect to port 34463 where 99999 is
+    meant.
+    """
+    if not isinstance(target, str) or not target.isprintable() or not target.isascii():
         raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
+    if target.startswith("unix:"):
+        if len(target) == len("unix:"):
+            raise InvalidRequest("target", f"{target!r} names no path; write unix:PATH")
+        return
+    host, _, port = target.removeprefix("dns:///").rpartition(":")
+    for kind in ("ipv4:", "ipv6:"):
+        host = host.removeprefix(kind)
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
+    if not bare or any(sign in bare for sign in "/, []@"):
+        raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; write HOST:PORT")
 
 
-def final_error(error: grpc.RpcError) -> TokenfeedError | None:
-    """Return the exception for a refusal that asking again does not heal, else None."""
-    if retry_after_seconds(error) is not None:
-        return None
-    return from_status(error.code().name, error.details() or "")
+def translated(error: grpc.RpcError, target: str) -> TokenfeedError:
+    """Return the exception that a failed call stands for: a ServerAway where asking again, or
+    another server, may help.
+    """
+    status, details = error.code().name, error.details() or ""
+    if (seconds := _retry_after_seconds(error)) is not None:
+        return Busy("server", details, seconds)
+    return from_status(status, details) or Unreachable(target, f"{status}: {details}")
 
 
-def retry_after_seconds(error: grpc.RpcError) -> float | None:
+def _retry_after_seconds(error: grpc.RpcError) -> float | None:
     """Return how long the server asks us to stay away, or None if it does not say."""
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
         return None
@@ -122,15 +162,10 @@ def describe(
     dataset: only this one.  context_length: T for which windows are counted.  Raises: RequestError,
     Unreachable.
     """
+    require_address(target)
     channel = Channel(target)
     try:
-        return channel.describe(
-            pb.DescribeRequest(dataset=dataset or "", context_length=context_length),
-            timeout_seconds,
-        )
-    except grpc.RpcError as error:
-        raise final_error(error) or Unreachable(
-            target, f"{error.details()} (waited up to {timeout_seconds:.0f} s)"
-        ) from None
+        request = pb.DescribeRequest(dataset=dataset or "", context_length=context_length)
+        return channel.describe(request, timeout_seconds).result()
     finally:
         channel.close()

@@ -1,49 +1,61 @@
-"""One dataset on one server: the connection, and what the server says of the dataset."""
+"""One dataset on one server, or on several that stand in for each other."""
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, ServerAway, StreamMismatch
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .channel import Channel, require_address
-from .retry import Retry
+from .channel import Channel, DescribeCall
+from .replicas import Replica, Replicas, Targets
+from .tour import PROGRESS_SECONDS, Tour
 
-_DESCRIBE_SECONDS = 5.0
+_LOG = logging.getLogger("tokenfeed.client")
+
+_OTHERS_SECONDS = 1.0
+"""For how long after the first answer the other servers are waited for."""
 
 
 class RemoteDataset:
-    """Where streams of one dataset come from. They all share its connection."""
+    """Where streams of one dataset come from. They all share its connections."""
 
     def __init__(
-        self, target: str, dataset: str, context_length: int, *, deadline_seconds: float | None
+        self,
+        targets: Targets,
+        dataset: str,
+        context_length: int,
+        *,
+        deadline_seconds: float | None,
+        progress_seconds: float = PROGRESS_SECONDS,
+        first_replica: int = 0,
     ) -> None:
         """Remember where to ask; does no I/O.
 
-        dataset: "" is the only one served.  deadline_seconds: how long to wait for a server that is
-        away; None is for ever.  Raises: InvalidRequest if target is no address.
+        targets: as for Replicas.  dataset: "" is the only one served.  deadline_seconds: how long
+        to wait for servers that are away; None is for ever.  progress_seconds: how long to wait for
+        one of them.  first_replica: which one a stream asks first, modulo their number.
+        Raises: InvalidRequest if a target is no address.
         """
-        require_address(target)
-        self._target = target
+        self._replicas = Replicas(targets)
         self._request = pb.DescribeRequest(dataset=dataset, context_length=context_length)
         self._deadline_seconds = deadline_seconds
-        self._opening = threading.Lock()
-        self._channel: Channel | None = None
+        self._progress_seconds = progress_seconds
+        self._first_replica = first_replica
         self._process = 0
-        self._asking = threading.Lock()
-        self._described: pb.Dataset | None = None
         self._closed = threading.Event()
-
-    @property
-    def channel(self) -> Channel:
-        """The connection, made when it is first needed."""
-        with self._opening:
-            if self._channel is None:
-                self._channel = Channel(self._target)
-                self._process = os.getpid()
-            return self._channel
+        self._pending: set[DescribeCall] = set()
+        self._surveying = threading.RLock()  # a signal handler may ask while it is asked
+        self._described: pb.Dataset | None = None
+        self._accepted: weakref.WeakSet[Channel] = weakref.WeakSet()
 
     @property
     def closed(self) -> bool:
@@ -52,40 +64,58 @@ class RemoteDataset:
 
     @property
     def forked(self) -> bool:
-        """Whether this is the copy that a fork made of one in use: its connection and threads
+        """Whether this is the copy that a fork made of one in use: its connections and threads
         stayed with the parent.
         """
         return self._process not in (0, os.getpid())
 
-    def patience(self) -> Retry:
-        """Return how long its server may be away, from now on."""
-        return Retry(self._target, self._deadline_seconds)
+    def tour(self) -> Tour:
+        """Return in which order the servers are asked, and how patiently, from now on."""
+        return Tour(
+            self._replicas,
+            first=self._first_replica,
+            progress_seconds=self._progress_seconds,
+            deadline_seconds=self._deadline_seconds,
+        )
 
-    def described(self) -> pb.Dataset:
-        """Return what the server says of the dataset: fingerprint, tokens, windows per epoch.
+    @contextmanager
+    def connected(self, replica: Replica, timeout_seconds: float) -> Iterator[Channel]:
+        """Lend the connection to a server, once it has said that it serves the same corpus as the
+        others.
 
-        Asks once, from whatever thread comes first.  Raises: grpc.RpcError; InvalidRequest where
-        several datasets are served and none was named, or once it is closed.
+        Raises: ServerAway; StreamMismatch, naming it; RequestError.
         """
-        with self._asking:
+        reference = self.described(timeout_seconds)
+        with replica.connected() as channel:
+            if channel not in self._accepted:
+                _require_same(replica, self._ask(channel, timeout_seconds), reference)
+                self._accepted.add(channel)
+            yield channel
+
+    def described(self, timeout_seconds: float) -> pb.Dataset:
+        """Return what the servers say of the dataset: fingerprint, tokens, windows per epoch.
+
+        Asks all of them, once, from whatever thread comes first; the first in order that answers is
+        believed.  Raises: ServerAway, RequestError where none answers; InvalidRequest where several
+        datasets are served and none was named, or once it is closed.
+        """
+        with self._surveying:
             if self._described is None:
                 if self.closed:
                     raise InvalidRequest("RemoteBatches", "is closed, and was never in use before")
-                described = self.channel.describe(self._request, _DESCRIBE_SECONDS)
-                if len(described.datasets) != 1:
-                    names = ", ".join(dataset.name for dataset in described.datasets)
-                    raise InvalidRequest("dataset", f"has to name one of those served: {names}")
-                self._described = described.datasets[0]
+                self._process = os.getpid()
+                self._described = self._survey(timeout_seconds)
             return self._described
 
     def await_described(self) -> pb.Dataset:
-        """As `described`, but wait for a server that is away.  Raises: RequestError, CorpusError;
+        """As `described`, but wait for servers that are away.  Raises: RequestError, CorpusError;
         Unreachable past the deadline.
         """
         if self._described is not None:
             return self._described
         self.require_own_process()
-        return self.patience().until_done(self.described, self._closed.wait)
+        tour = self.tour()
+        return tour.until_done(lambda _: self.described(tour.progress_seconds), self._closed.wait)
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
@@ -96,10 +126,82 @@ class RemoteDataset:
                 f"{os.getpid()}; make it in the process that uses it",
             )
 
+    def interrupt(self) -> None:
+        """Have whoever waits for a description wait no longer; it may ask again."""
+        for call in list(self._pending):
+            call.cancel()
+
     def close(self) -> None:
-        """End the connection and all calls on it, also one that nobody answers. May be called
+        """End the connections and all calls on them, also one that nobody answers. May be called
         twice, and from any thread.
         """
         self._closed.set()
-        if self._channel is not None and not self.forked:
-            self._channel.close()
+        if not self.forked:
+            self.interrupt()
+            self._replicas.close()
+
+    def _survey(self, timeout_seconds: float) -> pb.Dataset:
+        """Ask all servers at once, so that one with another corpus is named at the start."""
+        replicas = self._replicas.all()
+        came: queue.SimpleQueue[tuple[Replica, Channel | None, pb.Dataset | Exception]]
+        came = queue.SimpleQueue()
+
+        def ask(replica: Replica) -> None:
+            channel = None
+            try:
+                with replica.connected() as channel:
+                    came.put((replica, channel, self._ask(channel, timeout_seconds)))
+            except Exception as error:  # noqa: BLE001 - raised below, where it was asked
+                came.put((replica, channel, error))
+
+        for replica in replicas:
+            threading.Thread(target=ask, args=(replica,), daemon=True).start()
+        answers: dict[Replica, tuple[Channel, pb.Dataset]] = {}
+        errors: list[Exception] = []
+        end: float | None = None
+        while len(answers) + len(errors) < len(replicas):
+            try:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                replica, channel, answer = came.get(timeout=left)
+            except queue.Empty:
+                break
+            if channel is None or isinstance(answer, Exception):
+                errors.append(cast("Exception", answer))
+            else:
+                answers[replica] = channel, answer
+                end = end or time.monotonic() + _OTHERS_SECONDS
+        if not answers:
+            # One that may heal, if there is any.
+            raise min(errors, key=lambda error: not isinstance(error, ServerAway))
+        answered = [replica for replica in replicas if replica in answers]
+        _, reference = answers[answered[0]]
+        for replica in answered:
+            channel, described = answers[replica]
+            try:
+                _require_same(replica, described, reference)
+                self._accepted.add(channel)
+            except StreamMismatch as error:
+                _LOG.error("refused %s", error)
+        return reference
+
+    def _ask(self, channel: Channel, timeout_seconds: float) -> pb.Dataset:
+        call = channel.describe(self._request, timeout_seconds)
+        self._pending.add(call)
+        try:
+            described = call.result()
+        finally:
+            self._pending.discard(call)
+        if len(described.datasets) != 1:
+            names = ", ".join(dataset.name for dataset in described.datasets) or "there are none"
+            raise InvalidRequest("dataset", f"has to name one of those served: {names}")
+        return described.datasets[0]
+
+
+def _require_same(replica: Replica, described: pb.Dataset, reference: pb.Dataset) -> None:
+    """Raise StreamMismatch unless a server has the corpus that the stream began with."""
+    for name in ("fingerprint", "digest"):
+        theirs, ours = getattr(described, name), getattr(reference, name)
+        if theirs != ours and theirs and ours:
+            raise StreamMismatch(
+                replica.address, f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}"
+            )

@@ -7,9 +7,17 @@ from typing import Generic, Protocol
 import numpy as np
 import torch
 
-from .staging import CudaEngine, Engine, Mark, Ring
+from .staging import Engine, Mark, Ring, cuda_engine
 from .stream import FrameStream
-from .widening import NARROW, WIDE_NUMPY, Batch, join_into, widen_here, widen_there
+from .widening import (
+    NARROW,
+    WIDE_NUMPY,
+    Batch,
+    join_into,
+    require_tokens_fit,
+    widen_here,
+    widen_there,
+)
 
 
 class Delivery(Protocol):
@@ -42,14 +50,15 @@ class HostDelivery:
         else:
             batch = out
             x, y = out[0].numpy(), out[1].numpy()
+        require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         widen_here(parts, x, y)
         # Last of all, so that a Ctrl-C on the way here leaves the stream where it was.
         stream.advance(self._shape[0])
         return batch
 
 
-class _ThereShape:
-    """What all ways to a device have in common: size, type and place of a batch."""
+class _DeviceDelivery:
+    """What the ways to a device have in common: size, type and place of a batch."""
 
     def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype, device: torch.device) -> None:
         """shape: (batch_size, context_length)."""
@@ -64,7 +73,7 @@ class _ThereShape:
         )
 
 
-class PlainDelivery(_ThereShape):
+class PlainDelivery(_DeviceDelivery):
     """To a device without a ring, such as MPS: one narrow copy, widened there."""
 
     def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
@@ -72,16 +81,17 @@ class PlainDelivery(_ThereShape):
         parts = stream.peek(self._shape[0])
         if parts is None:
             return None
+        batch = out or self._fresh()
+        require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         batch_size, context_length = self._shape
         rows = torch.empty((batch_size, context_length + 1), dtype=NARROW[parts[0].itemsize])
         join_into(parts, rows)
-        batch = out or self._fresh()
         widen_there(rows.to(self._device), *batch)
         stream.advance(batch_size)
         return batch
 
 
-class StagedDelivery(_ThereShape, Generic[Mark]):
+class StagedDelivery(_DeviceDelivery, Generic[Mark]):
     """To a CUDA device, through a ring: each call sends the following batch on its way too."""
 
     def __init__(
@@ -118,6 +128,7 @@ class StagedDelivery(_ThereShape, Generic[Mark]):
             # How wide tokens are stored is known from the first frame on.
             dtype = NARROW[parts[0].itemsize]
             self._ring = Ring(self._engine, (batch_size, context_length + 1), dtype)
+        require_tokens_fit(parts, self._x_dtype)
         self._ring.stage(parts)
         stream.advance(batch_size)
         return True
@@ -128,5 +139,5 @@ def delivery_to(device: torch.device, shape: tuple[int, int], x_dtype: torch.dty
     if device.type == "cpu":
         return HostDelivery(shape, x_dtype)
     if device.type == "cuda":
-        return StagedDelivery(shape, x_dtype, device, CudaEngine(device))
+        return StagedDelivery(shape, x_dtype, device, cuda_engine(device))
     return PlainDelivery(shape, x_dtype, device)

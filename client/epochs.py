@@ -75,7 +75,8 @@ class EpochFeed(Protocol):
 class Epoch(IterableDataset[Batch]):
     """A sized iterable over one epoch; each `for` starts it anew.
 
-    Only the first `for` after a state from within this epoch was loaded goes on from there instead.
+    Only the first `for` after the feed was put within this epoch, by a loaded state, `skip` or
+    `start_sample`, goes on from there instead.
     """
 
     def __init__(self, feed: EpochFeed, epoch: int, tail: Tail) -> None:

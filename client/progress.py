@@ -23,7 +23,7 @@ class FeedStats:
 
     batches, tokens: handed out (tokens of x).  wait_seconds: that `next` waited for data.
     reconnects: times that a stream broke and was taken up again.  samples, epoch: as in
-    FeedPosition.
+    FeedPosition, but no epoch before the first batch.
     """
 
     batches: int

@@ -66,10 +66,11 @@ def _in_group(group: Group) -> tuple[int, int]:
                 f"is a mesh with {group.ndim} dimensions; pass the data-parallel one, "
                 'such as mesh["dp"]',
             )
-        group = group.get_group()
     try:
+        if hasattr(group, "get_group"):
+            group = group.get_group()
         rank = dist.get_rank(group)
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise InvalidRequest(
             "group", f"{group!r} is no initialized ProcessGroup or DeviceMesh: {error}"
         ) from error
@@ -100,12 +101,11 @@ def _both(
 
 def _integer(name: str, environment: Mapping[str, str]) -> int | None:
     value = environment.get(name)
-    if value is None:
+    if not value:
         return None
-    try:
-        return int(value)
-    except ValueError:
-        raise InvalidRequest(name, f"{value!r} is no integer") from None
+    if not (value.isascii() and value.removeprefix("-").isdecimal()):
+        raise InvalidRequest(name, f"{value!r} is no integer")
+    return int(value)
 
 
 def _require_single_process(environment: Mapping[str, str]) -> None:

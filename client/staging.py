@@ -4,23 +4,27 @@ A batch takes two steps. `stage` copies its rows into pinned memory and enqueues
 device, as narrow as they are stored, on a stream of its own, so that it runs under whatever the
 trainer computes. `take` has the consumer's current stream wait for that copy and widens there.
 
-All of it happens on the consumer's thread, and nothing waits for the device unless it is a whole
-ring behind. The receiving thread makes no CUDA call: one would break a graph capture.
+All of it happens on the consumer's thread, and nothing waits for the device unless the copy that
+last used a slot is still to be done. The receiving thread makes no CUDA call: one would break a
+graph capture.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from tokenfeed.errors import InvalidRequest
+
 from .stream import Rows
 from .widening import join_into, widen_there
 
 SLOTS = 4
-"""Batches between host and device. The host may run three ahead before it waits."""
+"""Batches whose memory is in use by the device while the host goes on."""
 
 
 class Event(Protocol):
@@ -78,11 +82,6 @@ class Ring(Generic[Mark]):
         """Batches staged and not yet taken."""
         return len(self._staged)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another batch may be staged."""
-        return bool(self._free)
-
     def stage(self, parts: list[Rows]) -> None:
         """Send a batch on its way to the device. The rows may be let go of afterwards."""
         slot = self._free[0]
@@ -102,11 +101,20 @@ class Ring(Generic[Mark]):
         self._free.append(self._staged.popleft())
 
 
+@functools.cache
+def cuda_engine(device: torch.device) -> CudaEngine:
+    """Return the engine of a CUDA device, the same for all feeds of this process.
+
+    device: with its index.
+    """
+    return CudaEngine(device)
+
+
 class CudaEngine:
-    """The engine of one CUDA device. To be used on the consumer's thread alone."""
+    """The engine of one CUDA device. A ring uses it on its consumer's thread alone."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make a side stream on a device."""
+        """Make a side stream on a device. torch has 32 of them, which it gives out in turn."""
         self._device = device
         self._side = torch.cuda.Stream(device)
 
@@ -122,8 +130,10 @@ class CudaEngine:
     def copy(
         self, source: torch.Tensor, target: torch.Tensor, after: torch.cuda.Event | None
     ) -> torch.cuda.Event:
-        """Copy on the side stream."""
-        event = torch.cuda.Event()
+        """Copy on the side stream.  Raises: InvalidRequest while the caller captures a graph."""
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidRequest("next", "is no part of a CUDA graph: call it before the capture")
+        event = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(self._side):
             if after is not None:
                 self._side.wait_event(after)

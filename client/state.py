@@ -7,13 +7,14 @@ could not say what differs.
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.position import SAMPLE_END, require_range
+
+from .arguments import integer
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -40,7 +41,7 @@ PARTS = tuple(field.name for field in fields(StreamParts))
 def write_state(sample: int, parts: StreamParts) -> dict[str, Any]:
     """Return a position as what JSON, torch.save and torch.distributed.checkpoint take.
 
-    sample: the next one of row 0 of rank 0, in [0, 2^63).
+    sample: the next one of row 0 of rank 0, in [0, 2^63].
     """
     return {"version": STATE_VERSION, "sample": sample, **asdict(parts)}
 
@@ -49,15 +50,18 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
     """Return the sample and the stream of a state.  Raises: InvalidRequest if it is none."""
     if not isinstance(state, dict):
         raise InvalidRequest("state", f"is no dict but {type(state).__name__}")
-    if state.get("version") != STATE_VERSION:
+    version = state.get("version")
+    if not isinstance(version, int) or version != STATE_VERSION:
         raise InvalidRequest(
-            "state", f"has version {state.get('version')!r}, and this client reads {STATE_VERSION}"
+            "state", f"has version {version!r}, and this client reads {STATE_VERSION}"
         )
     missing = [name for name in ("sample", *PARTS) if name not in state]
     if missing:
         raise InvalidRequest("state", f"lacks {', '.join(missing)}")
-    numbers = {name: _integer(state, name) for name in ("sample", "seed", "context_length")}
-    require_range("state.sample", numbers["sample"], 0, SAMPLE_END)
+    numbers = {
+        name: integer(f"state.{name}", state[name]) for name in ("sample", "seed", "context_length")
+    }
+    require_range("state.sample", numbers["sample"], 0, SAMPLE_END + 1)
     return numbers["sample"], StreamParts(
         order=str(state["order"]),
         seed=numbers["seed"],
@@ -72,7 +76,7 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
     allow: parts that may differ; a difference is logged.  Raises: StreamMismatch, naming what
     differs; InvalidRequest if allow names no part.
     """
-    if isinstance(allow, str) or not set(allow) <= set(PARTS):
+    if not isinstance(allow, (tuple, list, set, frozenset)) or not set(allow) <= set(PARTS):
         raise InvalidRequest("allow", f"{allow!r} is no collection of {', '.join(PARTS)}")
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
@@ -85,10 +89,3 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
                 f"others. allow=({name!r},) resumes all the same",
             )
         _LOG.warning("resumed on another stream: %s was %s, is %s", name, before, now)
-
-
-def _integer(state: dict[str, Any], name: str) -> int:
-    try:
-        return operator.index(state[name])
-    except TypeError:
-        raise InvalidRequest(f"state.{name}", f"{state[name]!r} is no integer") from None

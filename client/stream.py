@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed import frame
-from tokenfeed.errors import BadFrame
+from tokenfeed.errors import BadFrame, Unreachable
 
-from .channel import Call
+from .bell import Bell
+from .channel import Call, Channel, translated
 from .dataset import RemoteDataset
 from .memory import keep_freed_memory
+from .replicas import Replica
 from .request import StreamRequest
 
 Rows = npt.NDArray[np.unsignedinteger]
@@ -31,6 +33,7 @@ PREFETCH_BYTES = 32 << 20
 """Two calls of 16 frames: one being read, one sent ahead. That ran as fast as a stream without
 end.
 """
+_INTERRUPT_SECONDS = 0.1
 FIRST_PREFETCH_BYTES = 1 << 19
 """200 streams that begin together have their first batch after 0.7 s if each has 32 MiB under way,
 after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a second.
@@ -40,7 +43,7 @@ after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a
 @dataclass(slots=True)
 class Counters:
     """What streams count for `stats`.  wait_seconds: that the consumer waited for rows.
-    reconnects: attempts after the first one of a stream.
+    reconnects: times that rows came again after a break.
     """
 
     wait_seconds: float = 0.0
@@ -71,32 +74,37 @@ class FrameStream:
         batch_bytes = 2 * (request.context_length + 1) * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
-        self._retry = remote.patience()
+        self._tour = remote.tour()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
+        self._watch = threading.Thread(
+            target=self._leave_silent, name="tokenfeed-watch", daemon=True
+        )
 
         # Used by the receiving thread alone.
-        self._attempts = 0
+        self._taken_up = False
         self._requested_batch = 0
 
-        # Each written by one thread alone, and read by the other without a lock.
+        # Each changed by one thread alone, and read by the others without a lock: the consumer may
+        # be interrupted anywhere, also by a signal handler that closes this stream. Who waits says
+        # so before it looks for the last time, and only then is its bell rung.
         self._queue: deque[Rows] = deque()
+        self._calls: deque[Call] = deque()
         self._received_row = 0
         self._taken_row = 0
-
-        # Guarded by the condition. Who waits says so before it looks for the last time, and only
-        # then is it notified: locks for each batch would cost a tenth of it.
-        self._changed = threading.Condition()
-        self._room_awaited = False
-        self._rows_awaited = False
-        self._calls: deque[Call] = deque()
+        self._moved = 0.0
+        self._silent = False
         self._closed = False
         self._ended = False
         self._error: BaseException | None = None
+        self._rows_awaited = False
+        self._room_awaited = False
+        self._consumer_bell, self._receiver_bell, self._watch_bell = Bell(), Bell(), Bell()
 
     def start(self) -> None:
         """Begin to receive."""
         keep_freed_memory()
         self._thread.start()
+        self._watch.start()
 
     def ready(self, row_count: int) -> bool:
         """Say whether `peek` would return at once with so many rows."""
@@ -117,12 +125,11 @@ class FrameStream:
             if self._error is not None:
                 raise self._error
             return None
-        parts = []
-        for rows in self._queue:
-            parts.append(rows[:row_count])
+        parts: list[Rows] = []
+        while row_count:
+            # By index: the receiving thread may append meanwhile, which ends an iteration.
+            parts.append(self._queue[len(parts)][:row_count])
             row_count -= len(parts[-1])
-            if row_count == 0:
-                break
         return parts
 
     def advance(self, row_count: int) -> None:
@@ -136,77 +143,100 @@ class FrameStream:
             rows_left -= len(self._queue.popleft())
         self._taken_row += row_count
         if self._room_awaited:
-            with self._changed:
-                self._changed.notify_all()
+            self._room_awaited = False
+            self._receiver_bell.ring()
 
     def _has_answer(self, row_count: int) -> bool:
         return self.ready(row_count) or self._ended or self._closed
 
     def _await_rows(self, row_count: int) -> None:
         began = time.perf_counter()
-        with self._changed:
+        while not self._has_answer(row_count):
             self._rows_awaited = True
-            self._changed.wait_for(lambda: self._has_answer(row_count))
-            self._rows_awaited = False
+            if not self._has_answer(row_count):
+                self._consumer_bell.wait()
         self._counters.wait_seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """Stop receiving and end the thread. May be called twice, and from any thread.
-
-        A server that does not even describe its dataset holds it up, unless that is closed
-        first.
+        """Stop receiving and end the threads. May be called twice, from any thread, and by a signal
+        handler.
         """
-        with self._changed:
-            self._closed = True
-            for call in self._calls:
-                call.cancel()
-            self._changed.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._closed = True
+        self._cancel_calls()
+        for bell in (self._consumer_bell, self._receiver_bell, self._watch_bell):
+            bell.ring()
+        for thread in (self._thread, self._watch):
+            while thread.is_alive() and thread is not threading.current_thread():
+                self._remote.interrupt()
+                thread.join(_INTERRUPT_SECONDS)
 
     def _run(self) -> None:
         """The receiving thread."""
-        error: BaseException | None = None
         try:
-            self._retry.until_done(self._attempt, self._pause)
-        except BaseException as caught:  # noqa: BLE001 - handed to the consumer, whatever it is
-            error = caught
-        with self._changed:
-            self._ended = True
+            self._tour.until_done(self._attempt, self._pause)
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
             self._error = error
-            self._changed.notify_all()
+        self._ended = True
+        self._consumer_bell.ring()
+        self._watch_bell.ring()
 
-    def _attempt(self) -> None:
-        """Receive all rows that are still missing.  Raises: what broke it, unless that was
-        `close`.
+    def _leave_silent(self) -> None:
+        """The watching thread: cancels calls that have brought nothing for too long."""
+        while not (self._closed or self._ended):
+            patience_seconds = left_seconds = self._tour.progress_seconds
+            if self._calls:
+                left_seconds -= time.monotonic() - self._moved
+                if left_seconds <= 0:
+                    self._silent = True
+                    self._cancel_calls()
+                    left_seconds = patience_seconds
+            self._watch_bell.wait(left_seconds)
+
+    def _cancel_calls(self) -> None:
+        for call in tuple(self._calls):
+            call.cancel()
+
+    def _attempt(self, replica: Replica) -> None:
+        """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
+        broke it, unless that was `close`.
         """
         if self._is_closed():
             return
-        self._counters.reconnects += self._attempts > 0
-        self._attempts += 1
-        try:
-            self._receive(self._request.identity(self._remote.described().fingerprint))
-        except (grpc.RpcError, ValueError):
-            # A call on a channel that was closed meanwhile is a ValueError.
-            if not self._is_closed():
+        self._taken_up = self._received_row > 0
+        self._silent = False
+        patience_seconds = self._tour.progress_seconds
+        with self._remote.connected(replica, patience_seconds) as channel:
+            try:
+                described = self._remote.described(patience_seconds)
+                self._receive(channel, self._request.identity(described.fingerprint))
+            except (grpc.RpcError, ValueError) as error:
+                # A call on a channel that was closed meanwhile is a ValueError.
+                if self._is_closed():
+                    return
+                if self._silent:
+                    problem = f"sent nothing for {patience_seconds:.1f} s"
+                    raise Unreachable(replica.address, problem) from None
+                if isinstance(error, grpc.RpcError):
+                    raise translated(error, replica.address) from None
                 raise
-        finally:
-            self._drop_calls()
+            finally:
+                self._drop_calls()
 
     def _pause(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(self._is_closed, seconds)
+        end = time.monotonic() + seconds
+        while not self._is_closed() and (left := end - time.monotonic()) > 0:
+            self._receiver_bell.wait(left)
 
     def _is_closed(self) -> bool:
         return self._closed or self._remote.closed
 
-    def _receive(self, identity: bytes) -> None:
+    def _receive(self, channel: Channel, identity: bytes) -> None:
         """Receive rows with calls that follow each other, one sent ahead, until the end or until
         one of them breaks.
         """
         self._requested_batch = self._received_row // self._batch_rows
         while True:
-            self._send_ahead(identity, wait=True)
+            self._send_ahead(channel, identity, wait=True)
             if not self._calls:
                 return
             for message in self._calls[0]:
@@ -218,19 +248,21 @@ class FrameStream:
                 )
                 if self._received_row + len(rows) > self._requested_batch * self._batch_rows:
                     raise BadFrame("call", "brought more rows than were asked for")
-                self._retry.alive()
+                self._counters.reconnects += self._taken_up
+                self._taken_up = False
+                self._tour.alive()
+                self._moved = time.monotonic()
                 self._queue.append(rows)
                 self._received_row += len(rows)
                 if self._rows_awaited:
-                    with self._changed:
-                        self._changed.notify_all()
-                self._send_ahead(identity, wait=False)
-            with self._changed:
-                self._calls.popleft()
+                    self._rows_awaited = False
+                    self._consumer_bell.ring()
+                self._send_ahead(channel, identity, wait=False)
+            self._calls.popleft()
             if not self._calls and self._received_row < self._requested_batch * self._batch_rows:
                 raise BadFrame("call", "ended before all its rows had arrived")
 
-    def _send_ahead(self, identity: bytes, *, wait: bool) -> None:
+    def _send_ahead(self, channel: Channel, identity: bytes, *, wait: bool) -> None:
         """Send requests until two calls are under way, as far as there is room; waits for room only
         if there is no call at all.  The very first call goes alone.
         """
@@ -238,23 +270,25 @@ class FrameStream:
             batches = min(self._room() // 2, self._request.end_batch - self._requested_batch)
             if batches == 0:
                 return
-            with self._changed:
-                if wait and not self._calls:
-                    self._await_room(batches)
-                if self._closed or not self._has_room(batches):
-                    return
-                first_row = max(self._requested_batch * self._batch_rows, self._received_row)
-                self._requested_batch += batches
-                self._calls.append(
-                    self._remote.channel.get_batch(
-                        self._request.message(first_row, self._requested_batch, identity)
-                    )
-                )
+            if wait and not self._calls:
+                self._await_room(batches)
+            if self._closed or not self._has_room(batches):
+                return
+            first_row = max(self._requested_batch * self._batch_rows, self._received_row)
+            self._requested_batch += batches
+            message = self._request.message(first_row, self._requested_batch, identity)
+            if not self._calls:
+                self._moved = time.monotonic()
+            self._calls.append(channel.get_batch(message))
+            if self._closed:
+                # `close` may have looked just before.
+                self._cancel_calls()
 
     def _await_room(self, batches: int) -> None:
-        self._room_awaited = True
-        self._changed.wait_for(lambda: self._closed or self._has_room(batches))
-        self._room_awaited = False
+        while not (self._is_closed() or self._has_room(batches)):
+            self._room_awaited = True
+            if not (self._is_closed() or self._has_room(batches)):
+                self._receiver_bell.wait()
 
     def _room(self) -> int:
         """Return how many batches may be asked for and not yet taken.
@@ -273,7 +307,5 @@ class FrameStream:
         return asked_rows <= self._room() * self._batch_rows
 
     def _drop_calls(self) -> None:
-        with self._changed:
-            for call in self._calls:
-                call.cancel()
-            self._calls.clear()
+        self._cancel_calls()
+        self._calls.clear()

@@ -27,6 +27,7 @@ NARROW = {2: torch.int16, 4: torch.int32}
 """Width of a stored token in bytes -> what it is on a device until it is widened."""
 
 _NARROW_NUMPY = {2: np.int16, 4: np.int32}
+_INT32_MAX = (1 << 31) - 1
 _MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
 
 
@@ -41,6 +42,17 @@ def widen_here(parts: list[Rows], x: WideRows, y: WideRows) -> None:
         np.copyto(x[first:end], rows[:, :-1], casting="unsafe")
         np.copyto(y[first:end], rows[:, 1:], casting="unsafe")
         first = end
+
+
+def require_tokens_fit(parts: list[Rows], *dtypes: torch.dtype) -> None:
+    """Raise InvalidRequest if a token of 4 bytes does not fit an int32 among dtypes."""
+    if torch.int32 not in dtypes or parts[0].itemsize < 4:
+        return
+    largest = max(int(rows.max()) for rows in parts)
+    if largest > _INT32_MAX:
+        raise InvalidRequest(
+            "x_dtype", f"token {largest} does not fit torch.int32, only torch.int64"
+        )
 
 
 def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -63,9 +75,13 @@ def require_fits(
     name: str, tensor: torch.Tensor, shape: tuple[int, int], device: torch.device
 ) -> None:
     """Raise InvalidRequest unless tensor can take half a batch: its shape, type and device."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidRequest(name, f"is no tensor but {type(tensor).__name__}")
     if tuple(tensor.shape) != shape:
         raise InvalidRequest(name, f"has shape {tuple(tensor.shape)}, and a batch {shape}")
     if tensor.dtype not in WIDE_NUMPY:
         raise InvalidRequest(name, f"is {tensor.dtype}; tokens fit torch.int64 and torch.int32")
+    if not tensor.is_contiguous():
+        raise InvalidRequest(name, "is not contiguous, so a batch cannot be written into it")
     if tensor.device != device:
         raise InvalidRequest(name, f"is on {tensor.device}, and the batches go to {device}")

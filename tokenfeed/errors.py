@@ -114,6 +114,11 @@ class Busy(ServerAway):
 
     status = "RESOURCE_EXHAUSTED"
 
+    def __init__(self, subject: str, problem: str, retry_seconds: float = 1.0) -> None:
+        """As above.  retry_seconds: how long to stay away."""
+        super().__init__(subject, problem)
+        self.retry_seconds = retry_seconds
+
 
 class BadFrame(ServerAway):
     """What arrived is damaged, or is not what was asked for."""

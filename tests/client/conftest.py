@@ -50,36 +50,58 @@ class ScriptedServer:
 
     scripts: list[Script] = field(default_factory=list)
     requests: list[pb.GetBatchRequest] = field(default_factory=list)
+    peers: list[str] = field(default_factory=list)
     described: int = 0
     fingerprint: bytes = FINGERPRINT
+    digest: bytes = b""
     datasets: int = 1
     address: str = ""
 
     def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         request = pb.GetBatchRequest.FromString(message)
         self.requests.append(request)
+        self.peers.append(context.peer())
         script = self.scripts.pop(0) if self.scripts else honest
         yield from script(request, context)
 
     def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         self.described += 1
-        dataset = pb.Dataset(name="train", token_bytes=2, fingerprint=self.fingerprint)
+        dataset = pb.Dataset(
+            name="train", token_bytes=2, fingerprint=self.fingerprint, digest=self.digest
+        )
         return pb.DescribeResponse(datasets=[dataset] * self.datasets).SerializeToString()
 
 
+StartScripted = Callable[..., ScriptedServer]
+
+
 @pytest.fixture
-def scripted() -> Iterator[ScriptedServer]:
+def start_scripted() -> Iterator[StartScripted]:
+    """Start scripted servers, on free ports unless told otherwise; stopped after the test."""
+    servers: list[grpc.Server] = []
+
+    def start(address: str = "localhost:0") -> ScriptedServer:
+        script = ScriptedServer()
+        handlers = {
+            "GetBatch": grpc.unary_stream_rpc_method_handler(script.get_batch),
+            "Describe": grpc.unary_unary_rpc_method_handler(script.describe),
+        }
+        server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers),)
+        )
+        port = server.add_insecure_port(address)
+        script.address = address.replace(":0", f":{port}")
+        server.start()
+        servers.append(server)
+        return script
+
+    yield start
+    for server in servers:
+        server.stop(0).wait()
+
+
+@pytest.fixture
+def scripted(start_scripted: StartScripted) -> ScriptedServer:
     """A scripted server on a free port."""
-    script = ScriptedServer()
-    handlers = {
-        "GetBatch": grpc.unary_stream_rpc_method_handler(script.get_batch),
-        "Describe": grpc.unary_unary_rpc_method_handler(script.describe),
-    }
-    server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers),)
-    )
-    script.address = f"localhost:{server.add_insecure_port('localhost:0')}"
-    server.start()
-    yield script
-    server.stop(0).wait()
+    return start_scripted()

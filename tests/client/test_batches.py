@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from client import RemoteBatches
 from client.delivery import PlainDelivery, StagedDelivery
 from tests.client.conftest import ScriptedServer
 from tests.client.simulated_device import Device, Mark
+from tests.conftest import Serve, WriteTokens
 from tokenfeed.errors import InvalidRequest, NotServed, SamplesExhausted, TokenfeedError
 
 
@@ -79,9 +82,10 @@ def test_the_constructor_does_no_io() -> None:
     """A config may be built on a machine that never sees the server."""
     threads = threading.active_count()
 
-    RemoteBatches("no.such.host.invalid:50051", 32, 2048)
+    feed = RemoteBatches("no.such.host.invalid:50051", 32, 2048)
 
     assert threading.active_count() == threads
+    assert feed._remote._replicas._known == {}
 
 
 def test_an_iterator_that_is_let_go_of_leaves_no_thread(scripted: ScriptedServer) -> None:
@@ -292,3 +296,100 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     assert state == 39
     found = [token for x, _ in batches for token in first_tokens(x)]
     assert found == [*range(39), *range(42, 120)]
+
+
+def test_a_batch_of_one_row_on_one_rank_is_a_batch(scripted: ScriptedServer) -> None:
+    """2^63 batches are left then, which is one more than a number on the wire may say."""
+    with RemoteBatches(scripted.address, 1, 5) as feed:
+        assert first_tokens(next(feed)[0]) == [0]
+
+
+def test_a_token_that_an_int32_cannot_hold_is_an_error(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """Cast, it would be a negative one."""
+    tokens = np.full(1000, 2**31, dtype=np.int64)
+    server = serve("--data", write_tokens(tokens, dtype="<u4"), "--dtype", "uint32")
+    with RemoteBatches(server.address, 2, 8, x_dtype=torch.int32) as feed:
+        with pytest.raises(InvalidRequest, match="x_dtype: token 2147483648 does not fit"):
+            next(feed)
+    with RemoteBatches(server.address, 2, 8) as feed:
+        assert (next(feed)[0] == 2**31).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "subject"),
+    [
+        ({"dataset": 5}, "dataset"),
+        ({"dataset": "\ud800"}, "dataset"),
+        ({"order": 5}, "order"),
+        ({"deadline_seconds": "5"}, "deadline_seconds"),
+        ({"deadline_seconds": float("nan")}, "deadline_seconds"),
+        ({"progress_seconds": 0}, "progress_seconds"),
+        ({"device": "mps"}, "device"),
+        ({"device": "meta"}, "device"),
+    ],
+)
+def test_what_an_argument_cannot_be_is_said_before_anything_is_sent(
+    arguments: dict[str, Any], subject: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        RemoteBatches("localhost:1", 2, 8, **arguments)
+
+    assert caught.value.subject == subject
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "localhost:99999", "localhost:-1", "localhost:", ":50051", "http://localhost:50051",
+        "a:1,b:2", "localhost:abc", "\ud800:1", "unix:", "a b:1", "dns:///:1",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_is_not_waited_for(target: str) -> None:
+    """gRPC takes all of these; port 99999 would be 34463, which may be somebody else's."""
+    with pytest.raises(InvalidRequest, match="target"):
+        RemoteBatches(target, 2, 8)
+
+
+@pytest.mark.parametrize("target", ["localhost:1", "[::1]:1", "10.0.0.1:65535", "unix:/run/x"])
+def test_what_is_an_address_is_taken(target: str) -> None:
+    RemoteBatches(target, 2, 8)
+
+
+def test_a_batch_in_many_frames_is_put_together_while_more_arrive(
+    scripted: ScriptedServer,
+) -> None:
+    """The receiving thread appends to what the consumer walks along."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with RemoteBatches(scripted.address, 64, 5, num_batches=300) as feed:
+            found = [token for x, _ in feed for token in first_tokens(x)]
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert found == list(range(64 * 300))
+
+
+def test_a_feed_is_closed_by_another_thread_in_the_middle_of_a_loop(
+    scripted: ScriptedServer,
+) -> None:
+    """The loop ends, as it does at the end of a stream."""
+    for milliseconds in range(20):
+        feed = RemoteBatches(scripted.address, 3, 5)
+        next(feed)
+        closing = threading.Timer(milliseconds / 1000, feed.close)
+        closing.start()
+        for _ in feed:
+            pass
+        closing.join()
+
+
+def test_tensors_that_share_memory_are_refused(scripted: ScriptedServer) -> None:
+    z = torch.zeros(3, 5, dtype=torch.int64)
+    with RemoteBatches(scripted.address, 3, 5, device="cpu:0") as feed:
+        for x, y in ((z, z), (z, torch.zeros(1, 5, dtype=torch.int64).expand(3, 5)), (None, z)):
+            with pytest.raises(InvalidRequest):
+                feed.copy_into(x, y)
+        assert feed.copy_into(z, z.clone())

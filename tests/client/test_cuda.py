@@ -12,6 +12,7 @@ import torch
 from client import RemoteBatches
 from tests.conftest import Serve, WriteTokens
 from tests.offline import offline_rows, received_rows
+from tokenfeed.errors import InvalidRequest
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,16 +73,22 @@ def test_two_streams_of_the_consumers_get_right_batches(feeds: tuple[str, np.nda
     batches = []
     with RemoteBatches(address, B, T, device="cuda", num_batches=100) as feed:
         for step in range(100):
+            # The default stream is busy: what is read at once on another one was widened there.
+            torch.cuda._sleep(20_000_000)
             with torch.cuda.stream(streams[step % 2]):
-                torch.cuda._sleep(2_000_000)
-                batches.append(next(feed))
+                x, y = next(feed)
+                batches.append((x.clone(), y.clone()))
+                streams[step % 2].synchronize()
     torch.cuda.synchronize()
 
     assert np.array_equal(rows_of(batches), expected)
 
 
-def test_a_graph_is_captured_while_batches_arrive(feeds: tuple[str, np.ndarray]) -> None:
+def test_a_graph_is_captured_while_batches_arrive(
+    feeds: tuple[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One CUDA call from the receiving thread would end the capture."""
+    monkeypatch.setattr("client.stream.FIRST_PREFETCH_BYTES", 4 << 30)
     address, expected = feeds
     x = torch.zeros(B, T, dtype=torch.int64, device="cuda")
     y, seen = torch.zeros_like(x), torch.zeros_like(x)
@@ -90,10 +97,14 @@ def test_a_graph_is_captured_while_batches_arrive(feeds: tuple[str, np.ndarray])
         assert feed.copy_into(x, y)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        assert feed._reader is not None
+        stream = feed._reader._stream
         with torch.cuda.graph(graph):
+            received = stream._received_row
             for _ in range(200):
                 seen.copy_(x + 1)
             threading.Event().wait(0.3)
+            assert stream._received_row > received
         rows = []
         for _ in range(99):
             graph.replay()
@@ -101,6 +112,17 @@ def test_a_graph_is_captured_while_batches_arrive(feeds: tuple[str, np.ndarray])
             assert feed.copy_into(x, y)
 
     assert np.array_equal(torch.cat(rows).numpy(), expected[: 99 * B, :-1])
+
+
+def test_a_batch_is_no_part_of_a_graph(feeds: tuple[str, np.ndarray]) -> None:
+    """Replayed, it would be the same batch for ever."""
+    address, _ = feeds
+    with RemoteBatches(address, B, T, device="cuda") as feed:
+        next(feed)
+        with pytest.raises(InvalidRequest, match="CUDA graph"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                next(feed)
+    torch.cuda.synchronize()
 
 
 def test_copies_run_under_the_compute(feeds: tuple[str, np.ndarray]) -> None:
@@ -117,7 +139,11 @@ def test_copies_run_under_the_compute(feeds: tuple[str, np.ndarray]) -> None:
             torch.cuda.synchronize()
     events = [event for event in profiler.events() if event.device_time_total > 0]
     copies = [event.time_range for event in events if "Memcpy HtoD (Pinned" in event.name]
-    kernels = [event.time_range for event in events if "gemm" in event.name.lower()]
+    kernels = [
+        event.time_range
+        for event in events
+        if "gemm" in event.name.lower() or "nvjet" in event.name
+    ]
 
     assert copies, "the copies come from pinned memory"
     assert any(

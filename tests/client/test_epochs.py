@@ -63,19 +63,3 @@ def test_a_dropped_tail_is_less_than_a_batch_of_all_ranks_and_is_counted(
     assert found == list(range(first, every[0].end_sample - dropped))
     assert 0 <= dropped < batch_size * world_size
     assert all(len(batch) == batch_size for own in batches for batch in own)
-
-
-@pytest.mark.parametrize("tail", ["drop", "wrap", "pad"])
-@given(world=WORLDS)
-def test_every_rank_has_the_same_number_of_batches(
-    tail: Tail, world: tuple[int, int, int, int, int]
-) -> None:
-    """A rank with one more hangs under DDP."""
-    windows, batch_size, world_size, epoch, _ = world
-
-    counts = {
-        plan.batch_count(plan.first_sample)
-        for plan in plans(windows, batch_size, world_size, epoch, tail)
-    }
-
-    assert len(counts) == 1

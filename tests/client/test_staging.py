@@ -33,7 +33,7 @@ def pass_through(device: Device, width: int, choices: random.Random) -> list[boo
     while len(batches) < BATCHES:
         for _ in range(choices.randrange(4)):
             device.step(choices.randrange(2))
-        if staged < BATCHES and ring.has_room and choices.random() < 0.6:
+        if staged < BATCHES and ring.staged_count < SLOTS and choices.random() < 0.6:
             rows = rows_of(staged, width)
             ring.stage([rows[:1], rows[1:]])
             staged += 1

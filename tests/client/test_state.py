@@ -66,7 +66,7 @@ def test_what_differs_is_named_unless_it_is_allowed(
         ({name: value for name, value in STATE.items() if name != "seed"}, "lacks seed"),
         (STATE | {"sample": "12"}, "no integer"),
         (STATE | {"sample": -1}, "not in"),
-        (STATE | {"sample": 2**63}, "not in"),
+        (STATE | {"sample": 2**63 + 1}, "not in"),
     ],
 )
 def test_what_is_no_state_is_refused_with_the_reason(state: Any, problem: str) -> None:

@@ -132,6 +132,6 @@ def test_a_corpus_swapped_behind_a_running_stream_is_refused(
     other[7] = 8
     serve("--data", write_tokens(other), port=port)
 
-    with pytest.raises(StreamMismatch, match="expected_identity"):
+    with pytest.raises(StreamMismatch, match="another corpus"):
         list(feed)
     feed.close()

@@ -39,6 +39,15 @@ ORDERS = {order.NAME: order for order in _RELEASED}
 DEFAULT = random_v1.NAME
 
 
+LATEST = {order.NAME.partition("-")[0]: order.NAME for order in _RELEASED}
+"""What people say -> the name on the wire."""
+
+
+def versioned(name: str) -> str:
+    """Return the name on the wire of an order that may be named without its version."""
+    return LATEST.get(name, name)
+
+
 def find(name: str) -> Order:
     """Return the order of that name; an empty name stands for `random-1`.  Raises: NotServed."""
     try:

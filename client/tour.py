@@ -1,0 +1,139 @@
+"""Which server to ask next, after what pause, and when to give up.
+
+A tour asks each server once. Whoever sends a frame begins it anew; after one that brought nothing
+there is a pause, and more patience with each server.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tokenfeed.errors import Busy, ServerAway, TokenfeedError, Unreachable
+
+from .replicas import Replica, Replicas
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+PROGRESS_SECONDS = 3.0
+_PROGRESS_SECONDS_MAX = 60.0
+_PROGRESS_SECONDS_MIN = 1.0
+_PAUSE_SECONDS_FIRST = 0.1
+_PAUSE_SECONDS_MAX = 2.0
+_ASKED_SECONDS_MAX = 30.0
+_LOG_AGAIN_SECONDS = 30.0
+_REFUSALS = 2
+"""A bit flipped on the way to a server looks like a wrong request: so often a server has to refuse,
+each time on a new connection.
+"""
+
+Result = TypeVar("Result")
+
+
+class Tour:
+    """Patience with some servers, up to a deadline that begins anew with each sign of life."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        first: int,
+        progress_seconds: float,
+        deadline_seconds: float | None,
+    ) -> None:
+        """Ask replicas in turn.
+
+        first: which one to begin with, modulo their number.  progress_seconds: how long one may
+        bring nothing.  deadline_seconds: how long all of them may; None is for ever.
+        """
+        self._replicas = replicas
+        self._next = first
+        self._first_progress_seconds = progress_seconds
+        self._deadline_seconds = deadline_seconds
+        self._logged = float("-inf")
+        self.alive()
+
+    @property
+    def progress_seconds(self) -> float:
+        """How long to wait for the server that is asked now: doubled with each tour in vain, up to
+        60 s or the deadline.
+        """
+        first = self._first_progress_seconds
+        seconds = max(first, min(first * 2.0**self._tours, _PROGRESS_SECONDS_MAX))
+        if self._deadline_seconds is None:
+            return seconds
+        left = self._deadline_seconds - self._away_seconds()
+        return max(min(seconds, left), min(first, _PROGRESS_SECONDS_MIN))
+
+    def alive(self) -> None:
+        """Begin anew: a server has sent what was asked for."""
+        self._failures: list[TokenfeedError] = []
+        self._tours = 0
+        self._refusals = 0
+        self._away_since: float | None = None
+        self._pause_seconds = _PAUSE_SECONDS_FIRST
+
+    def until_done(
+        self, attempt: Callable[[Replica], Result], pause: Callable[[float], object]
+    ) -> Result:
+        """Return what attempt returns, trying one server after the other for as long as that may
+        help.
+
+        pause: waits for so many seconds, or less.  Raises: what all servers refuse, twice;
+        Unreachable past the deadline.
+        """
+        while True:
+            count = 1
+            began, patience_seconds = time.monotonic(), self.progress_seconds
+            try:
+                replicas = self._replicas.all()
+                count = len(replicas)
+                return attempt(replicas[self._next % count])
+            except TokenfeedError as error:
+                failure = error
+            if self._away_since is None:
+                now = time.monotonic()
+                # It may have been well for hours before: it was silent for no longer than that.
+                self._away_since = now - min(now - began, patience_seconds)
+                if count > 1:
+                    _LOG.warning("went on to the next server reason=%s", failure)
+            self._failures.append(failure)
+            self._next += 1
+            if len(self._failures) >= count:
+                pause(self._end_tour())
+
+    def _end_tour(self) -> float:
+        """Return how long to pause before the next tour.  Raises: as `until_done`."""
+        failures, self._failures = self._failures, []
+        self._replicas.look_again()
+        self._tours += 1
+        if not any(isinstance(failure, ServerAway) for failure in failures):
+            self._refusals += 1
+            if self._refusals == _REFUSALS:
+                raise failures[0]
+            return 0.0
+        self._refusals = 0
+        reason = "; ".join(dict.fromkeys(map(str, failures)))
+        away_seconds = self._away_seconds()
+        if self._deadline_seconds is not None and away_seconds >= self._deadline_seconds:
+            raise Unreachable(
+                str(self._replicas),
+                f"no batches for {away_seconds:.0f} s ({reason}). "
+                "Is the server up, and the address right?",
+            )
+        if time.monotonic() - self._logged >= _LOG_AGAIN_SECONDS:
+            self._logged = time.monotonic()
+            _LOG.warning("waiting for server target=%s reason=%s", self._replicas, reason)
+        busy = [failure.retry_seconds for failure in failures if isinstance(failure, Busy)]
+        pause_seconds = self._pause_seconds
+        self._pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
+        if len(busy) == len(failures):
+            pause_seconds = max(_PAUSE_SECONDS_FIRST, min(*busy, _ASKED_SECONDS_MAX))
+        if self._deadline_seconds is None:
+            return pause_seconds
+        return max(0.0, min(pause_seconds, self._deadline_seconds - away_seconds))
+
+    def _away_seconds(self) -> float:
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since

@@ -1,0 +1,231 @@
+"""Several servers of one corpus: they stand in for each other, from exactly the next row."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from client import RemoteBatches
+from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_frames
+from tokenfeed.errors import InvalidRequest, Unreachable
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+B, T = 3, 5
+Script = Callable[[pb.GetBatchRequest, grpc.ServicerContext], Iterator[bytes]]
+
+
+def free_address() -> str:
+    """An address where nobody listens."""
+    with socket.create_server(("localhost", 0)) as probe:
+        return f"localhost:{probe.getsockname()[1]}"
+
+
+def after_frames(count: int, end: Callable[[grpc.ServicerContext], None]) -> Script:
+    def script(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for index, (_, message) in enumerate(honest_frames(request, rows_per_frame=2)):
+            if index == count:
+                end(context)
+            yield message
+
+    return script
+
+
+def going_away(context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "server: is being stopped")
+
+
+def refusing(context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, "seed: is not what was meant")
+
+
+def silent(context: grpc.ServicerContext) -> None:
+    """Say nothing until the caller gives up."""
+    gone = threading.Event()
+    context.add_callback(gone.set)
+    gone.wait(30)
+
+
+def samples(feed: RemoteBatches) -> list[int]:
+    """The samples of all rows handed out."""
+    return [row for x, _ in feed for row in x[:, 0].tolist()]
+
+
+def feed_from(targets: Any, **options: Any) -> RemoteBatches:
+    options = {"num_batches": 20, "rank": 0, "world_size": 1, "deadline_seconds": 10.0} | options
+    return RemoteBatches(targets, B, T, **options)
+
+
+def test_a_server_that_is_down_is_passed_over(scripted: ScriptedServer) -> None:
+    with feed_from([free_address(), scripted.address]) as feed:
+        assert samples(feed) == list(range(60))
+
+
+def test_the_next_server_goes_on_with_exactly_the_next_row(start_scripted: StartScripted) -> None:
+    """Also within a batch: what has arrived is kept."""
+    first, second = start_scripted(), start_scripted()
+    first.scripts = [after_frames(1, going_away)] * 9
+
+    with feed_from([first.address, second.address]) as feed:
+        assert samples(feed) == list(range(60))
+
+    begun = second.requests[0]
+    assert (begun.first_sample, begun.first_row) == (0, 2)
+
+
+def test_a_silent_server_is_left_after_the_progress_timeout(start_scripted: StartScripted) -> None:
+    """Stopped, or behind a network that drops everything: its connection looks healthy."""
+    gaps = []
+    for _ in range(3):
+        first, second = start_scripted(), start_scripted()
+        first.scripts = [after_frames(1, silent)] * 9
+        with feed_from([first.address, second.address], progress_seconds=0.5) as feed:
+            began = time.monotonic()
+            assert samples(feed) == list(range(60))
+            gaps.append(time.monotonic() - began)
+
+    assert 0.5 <= min(gaps) < 1.0
+
+
+def test_a_server_that_does_not_even_describe_itself_is_left(start_scripted: StartScripted) -> None:
+    """A port that takes connections and never answers, where a server is said to be."""
+    with socket.create_server(("localhost", 0)) as mute:
+        address = f"localhost:{mute.getsockname()[1]}"
+        second = start_scripted()
+        with feed_from([address, second.address], progress_seconds=0.5) as feed:
+            assert samples(feed) == list(range(60))
+
+
+def test_closing_does_not_wait_for_a_server_that_never_answers() -> None:
+    with socket.create_server(("localhost", 0)) as mute:
+        feed = feed_from(f"localhost:{mute.getsockname()[1]}", progress_seconds=30.0)
+        threading.Timer(0.2, feed.close).start()
+        began = time.monotonic()
+        assert samples(feed) == []
+
+        assert time.monotonic() - began < 5
+
+
+def test_a_pause_of_the_trainer_is_no_silence_of_the_server(scripted: ScriptedServer) -> None:
+    """The timeout runs only while something is asked for."""
+    with feed_from(scripted.address, progress_seconds=0.2, prefetch_bytes=100) as feed:
+        next(feed)
+        time.sleep(1.0)
+        next(feed)
+
+        assert feed.stats().reconnects == 0
+
+
+def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
+    start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, other = start_scripted(), start_scripted()
+    other.fingerprint = bytes(32)
+
+    with feed_from([first.address, other.address]) as feed, caplog.at_level(logging.ERROR):
+        next(feed)
+        assert f"refused {other.address}: serves another corpus" in caplog.text
+        samples(feed)
+
+    assert other.requests == []
+
+
+def test_a_server_whose_digest_differs_is_refused(start_scripted: StartScripted) -> None:
+    """Above 1 GiB the fingerprint is a sample; the digest is not, where both have one."""
+    first, same, other = start_scripted(), start_scripted(), start_scripted()
+    first.digest, other.digest = b"a" * 32, b"b" * 32
+    first.scripts = [after_frames(1, going_away)] * 9
+
+    with feed_from([first.address, other.address, same.address]) as feed:
+        assert samples(feed) == list(range(60))
+
+    assert other.requests == []
+    assert same.requests != []
+
+
+def test_the_error_says_what_each_server_said(start_scripted: StartScripted) -> None:
+    """One is down, and the other has another corpus."""
+    first, other = start_scripted(), start_scripted()
+    other.fingerprint = bytes(32)
+    first.scripts = [after_frames(1, going_away)] + [after_frames(0, going_away)] * 99
+    both = f"{first.address}: UNAVAILABLE: .*; {other.address}: serves another corpus"
+
+    with feed_from([first.address, other.address], deadline_seconds=0.5) as feed:
+        with pytest.raises(Unreachable, match=both):
+            samples(feed)
+
+
+def test_what_looks_like_a_refusal_once_is_asked_again_on_a_new_connection(
+    scripted: ScriptedServer,
+) -> None:
+    """A bit was flipped on the way to the server; the request itself is good."""
+    scripted.scripts = [after_frames(1, refusing)]
+
+    with feed_from(scripted.address) as feed:
+        assert samples(feed) == list(range(60))
+        assert feed.stats().reconnects == 1
+
+    assert len(set(scripted.peers)) == 2
+
+
+def test_all_addresses_of_a_name_are_servers(
+    start_scripted: StartScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a headless service of Kubernetes, or a scaled one of compose, is resolved."""
+    first = start_scripted("127.0.0.1:0")
+    port = int(first.address.rpartition(":")[2])
+    second = start_scripted(f"127.0.0.2:{port}")
+    first.scripts = [after_frames(1, going_away)] * 9
+
+    def resolve(host: str, service: str, **_: Any) -> list[tuple[Any, ...]]:
+        assert (host, service) == ("feed.example", str(port))
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in ("127.0.0.2", "127.0.0.1")
+        ]
+
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    with feed_from(f"dns:///feed.example:{port}") as feed:
+        assert samples(feed) == list(range(60))
+
+    assert first.requests != []
+    assert second.requests != []
+
+
+def test_a_name_that_cannot_be_resolved_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    with feed_from("dns:///feed.example:1", deadline_seconds=0.3) as feed:
+        with pytest.raises(Unreachable, match=r"dns:///feed.example:1.*cannot be resolved"):
+            next(feed)
+
+
+def test_a_unix_socket_is_an_address(start_scripted: StartScripted, tmp_path: Path) -> None:
+    server = start_scripted(f"unix:{tmp_path}/feed.sock")
+
+    with feed_from(server.address) as feed:
+        assert samples(feed) == list(range(60))
+
+
+@pytest.mark.parametrize("targets", [[], ["localhost"], ["localhost:1", 5], ""])
+def test_what_is_no_address_is_refused_at_once(targets: Any) -> None:
+    with pytest.raises(InvalidRequest, match="target"):
+        feed_from(targets)
+
+
+def test_two_feeds_of_one_process_share_a_connection(scripted: ScriptedServer) -> None:
+    """Train and validation."""
+    scripted.scripts = [honest, honest]
+    with feed_from(scripted.address) as train, feed_from(scripted.address, seed=1) as validation:
+        next(train), next(validation)
+
+    assert len(set(scripted.peers)) == 1

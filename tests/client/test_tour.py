@@ -1,0 +1,154 @@
+"""Whom a stream asks next, after what pause, and when it gives up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from client.replicas import Replica, Replicas
+from client.tour import Tour
+from tokenfeed.errors import BadFrame, Busy, NotServed, StreamMismatch, TokenfeedError, Unreachable
+
+
+class Journey:
+    """A tour whose attempts fail as they are told to, and whose pauses last no time."""
+
+    def __init__(
+        self, targets: list[str], *, first: int = 0, deadline_seconds: float | None = None
+    ) -> None:
+        self.tour = Tour(
+            Replicas(targets), first=first, progress_seconds=3.0, deadline_seconds=deadline_seconds
+        )
+        self.asked: list[str] = []
+        self.patience: list[float] = []
+        self.pauses: list[float] = []
+
+    def go(self, outcome: Callable[[int, str], TokenfeedError | None]) -> None:
+        """Travel until an attempt succeeds: outcome(index of the attempt, address) is its error."""
+
+        def attempt(replica: Replica) -> None:
+            self.asked.append(replica.address)
+            self.patience.append(self.tour.progress_seconds)
+            if (error := outcome(len(self.asked) - 1, replica.address)) is not None:
+                raise error
+
+        self.tour.until_done(attempt, self.pauses.append)
+
+
+def away(_: int, address: str) -> TokenfeedError:
+    return Unreachable(address, "is down")
+
+
+def fails(times: int, error: Callable[[int, str], TokenfeedError] = away) -> Callable:
+    return lambda index, address: error(index, address) if index < times else None
+
+
+def test_the_next_server_is_asked_at_once_and_a_pause_comes_only_after_all_of_them() -> None:
+    journey = Journey(["a:1", "b:1", "c:1"])
+
+    journey.go(fails(7))
+
+    assert journey.asked == ["a:1", "b:1", "c:1"] * 2 + ["a:1", "b:1"]
+    assert journey.pauses == [0.1, 0.2]
+
+
+def test_ranks_begin_with_different_servers() -> None:
+    begun = []
+    for rank in range(4):
+        journey = Journey(["a:1", "b:1"], first=rank)
+        journey.go(fails(0))
+        begun += journey.asked
+
+    assert begun == ["a:1", "b:1", "a:1", "b:1"]
+
+
+def test_tries_are_at_most_two_seconds_apart() -> None:
+    journey = Journey(["a:1"])
+
+    journey.go(fails(10))
+
+    assert journey.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_patience_doubles_with_each_tour_in_vain_up_to_a_minute() -> None:
+    """A 64 MiB batch over a slow line: otherwise two replicas are left in turn for ever."""
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(12))
+
+    assert journey.patience == [3, 3, 6, 6, 12, 12, 24, 24, 48, 48, 60, 60, 60]
+
+
+def test_a_sign_of_life_begins_anew() -> None:
+    journey = Journey(["a:1", "b:1"])
+
+    def outcome(index: int, address: str) -> TokenfeedError | None:
+        if index == 5:
+            journey.tour.alive()
+        return away(index, address) if index < 7 else None
+
+    journey.go(outcome)
+
+    assert journey.patience == [3, 3, 6, 6, 12, 12, 3, 6]
+    assert journey.pauses == [0.1, 0.2, 0.1]
+
+
+def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:
+    """A bit flipped on the way looks like a wrong request, but not twice."""
+    journey = Journey(["a:1", "b:1"])
+
+    with pytest.raises(NotServed, match="no such dataset at a:1"):
+        journey.go(lambda _, address: NotServed("dataset", f"no such dataset at {address}"))
+
+    assert journey.asked == ["a:1", "b:1", "a:1", "b:1"]
+    assert journey.pauses == [0.0]
+
+
+def test_a_refusal_by_one_server_is_not_raised_while_another_may_come_back() -> None:
+    journey = Journey(["a:1", "b:1"])
+
+    def outcome(index: int, address: str) -> TokenfeedError | None:
+        if address == "b:1":
+            return StreamMismatch(address, "serves another corpus")
+        return away(index, address) if index < 8 else None
+
+    journey.go(outcome)
+
+    assert journey.asked[-1] == "a:1"
+
+
+def test_a_bad_frame_is_asked_for_again() -> None:
+    journey = Journey(["a:1"])
+
+    journey.go(fails(1, lambda _, __: BadFrame("frame", "its checksum does not match")))
+
+    assert journey.asked == ["a:1", "a:1"]
+
+
+def test_where_all_servers_are_busy_the_pause_is_what_they_ask_for() -> None:
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(2, lambda index, _: Busy("calls", "too many", 5.0 + index)))
+
+    assert journey.pauses == [5.0]
+
+
+def test_past_the_deadline_the_error_names_the_servers_and_what_each_said() -> None:
+    journey = Journey(["a:1", "b:1"], deadline_seconds=0.05)
+
+    def outcome(_: int, address: str) -> TokenfeedError:
+        time.sleep(0.02)
+        return Unreachable(address, "is down")
+
+    with pytest.raises(Unreachable, match=r"a:1, b:1: no batches .*a:1: is down; b:1: is down"):
+        journey.go(outcome)
+
+
+def test_patience_with_one_server_ends_with_the_deadline() -> None:
+    journey = Journey(["a:1"], deadline_seconds=2.0)
+
+    journey.go(fails(0))
+
+    assert journey.patience[0] <= 2.0
