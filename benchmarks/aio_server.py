@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from server.__main__ import build_parser, open_datasets
+from server.calls import Calls, StreamLimits
 from server.service import TokenFeed, _parse
 from server.warmup import WarmUp
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -35,7 +36,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = build_parser().parse_args([word for word in words if word != "--inline"])
     logging.basicConfig(stream=sys.stderr, level="INFO")
     datasets = open_datasets(arguments)
-    feed = TokenFeed(datasets, arguments.max_batch_bytes)
+    feed = TokenFeed(
+        datasets,
+        Calls(StreamLimits()),
+        Calls(StreamLimits()),
+        batch_bytes_max=arguments.max_batch_bytes,
+        request_bytes_max=arguments.max_request_bytes,
+    )
     warm_up = WarmUp([dataset.corpus for dataset in datasets.values()], arguments.warm_up_bytes)
     asyncio.run(serve(feed, arguments.port, inline))
     warm_up.close()
@@ -47,12 +54,12 @@ async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
     loop = asyncio.get_running_loop()
 
     async def in_threads(message: bytes, _: object) -> AsyncIterator[bytes]:
-        frames = feed._open(_parse(pb.GetBatchRequest, message)).frames()
+        frames = feed._open(_parse(pb.GetBatchRequest, message)).frames("")
         while (frame := await loop.run_in_executor(pool, next, frames, None)) is not None:
             yield frame
 
     async def in_loop(message: bytes, _: object) -> AsyncIterator[bytes]:
-        for frame in feed._open(_parse(pb.GetBatchRequest, message)).frames():
+        for frame in feed._open(_parse(pb.GetBatchRequest, message)).frames(""):
             yield frame
 
     server = grpc.aio.server(options=OPTIONS)

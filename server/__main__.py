@@ -8,9 +8,14 @@ import os
 # when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+import signal
+
+# Whoever is stopped while it still imports has nothing to give back, and nothing to say.
+for _number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(_number, lambda *_: os._exit(0))
+
 import argparse
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,7 +28,9 @@ from tokenfeed.frame import require_fast_checksum
 from tokenfeed.position import require_range
 
 from . import listener
+from .calls import CALLS_PER_STREAM, DESCRIBE_LIMITS, Calls, StreamLimits
 from .dataset import Dataset, TokenChecks, open_dataset
+from .health import Health
 from .kernel import keep_freed_memory
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
@@ -60,6 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="port to listen on, 0 for any free one (default: %(default)s)",
     )
     parser.add_argument(
+        "--unix", metavar="PATH", help="also listen on a Unix socket, for trainers on this machine"
+    )
+    parser.add_argument(
         "--dtype",
         choices=("uint16", "uint32"),
         help="type of the tokens in the files (default: uint16)",
@@ -81,6 +91,41 @@ def build_parser() -> argparse.ArgumentParser:
         default=1 << 30,
         metavar="BYTES",
         help="refuse batches above this size (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-request-bytes",
+        type=int,
+        default=1 << 16,
+        metavar="BYTES",
+        help="refuse requests above this size (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-streams",
+        type=int,
+        default=512,
+        metavar="N",
+        help="serve so many streams at once, of which each may use two threads; others are asked "
+        "to come back (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-streams-per-peer",
+        type=int,
+        metavar="N",
+        help="and so many of them from one address (default: half of --max-streams)",
+    )
+    parser.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="end a stream whose client has not read for so long (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="exit so long after SIGTERM at the latest (default: %(default)s)",
     )
     parser.add_argument(
         "--warm-up-bytes",
@@ -120,31 +165,73 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
-    # While it starts it holds nothing that would have to be given back, so it may leave at once.
-    _on_signal(lambda: os._exit(0))
+    # While it starts it holds nothing that would have to be given back: it may leave at once, as
+    # the handlers above do.
     require_fast_checksum()
     keep_freed_memory()
+    limits = stream_limits(arguments)
     datasets = open_datasets(arguments)
     stopped = threading.Event()
     _on_signal(stopped.set)
-    server = listener.create_server(TokenFeed(datasets, arguments.max_batch_bytes).handler())
-    address = listener.bind(server, arguments.host, arguments.port)
+    calls, describe_calls = Calls(limits), Calls(DESCRIBE_LIMITS)
+    service = TokenFeed(
+        datasets,
+        calls,
+        describe_calls,
+        batch_bytes_max=arguments.max_batch_bytes,
+        request_bytes_max=arguments.max_request_bytes,
+    )
+    server = listener.create_server(
+        service.handler(),
+        calls_max=CALLS_PER_STREAM * (limits.streams + DESCRIBE_LIMITS.streams),
+        request_bytes_max=arguments.max_request_bytes,
+    )
+    health = Health(datasets)
+    health.add_to(server)
+    addresses = [listener.bind(server, arguments.host, arguments.port)]
+    if arguments.unix:
+        addresses.append(listener.bind_unix(server, arguments.unix))
     server.start()
-    print(f"tokenfeed {__version__} listening on {address}", flush=True)
+    _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     corpora = [dataset.corpus for dataset in datasets.values()]
-    watch = Watch(corpora)
+    watch = Watch(corpora, health.look)
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
     stopped.wait()
     _LOG.info("stopping")
+    health.drain()
+    calls.drain()
+    describe_calls.drain()
     warm_up.close()
-    listener.stop(server)
+    listener.stop(server, arguments.drain_seconds)
     watch.close()
+
+
+def _say(line: str) -> None:
+    """Print a line.  Raises: InvalidRequest where nobody can read it."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        raise InvalidRequest("stdout", f"cannot be written: {error.strerror}") from error
 
 
 def _on_signal(react: Callable[[], None]) -> None:
     """Call react on SIGTERM and Ctrl-C; as process 1 of a container there is no default."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: react())
+
+
+def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
+    """Return what the command line allows.  Raises: InvalidRequest."""
+    require_range("--max-request-bytes", arguments.max_request_bytes, 1 << 10, 1 << 31)
+    require_range("--max-streams", arguments.max_streams, 1, 1 << 15)
+    peer_streams = arguments.max_streams_per_peer
+    if peer_streams is None:
+        peer_streams = max(1, arguments.max_streams // 2)
+    require_range("--max-streams-per-peer", peer_streams, 1, 1 << 15)
+    for name in ("stall_seconds", "drain_seconds"):
+        if not getattr(arguments, name) > 0:
+            raise InvalidRequest(f"--{name.replace('_', '-')}", "has to be above 0")
+    return StreamLimits(arguments.max_streams, peer_streams, arguments.stall_seconds)
 
 
 def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:

@@ -106,6 +106,11 @@ class Corpus:
                 self._warned.add(index)
                 _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
 
+    @property
+    def lost(self) -> bool:
+        """Whether nothing of it is handed out any more."""
+        return self._lost
+
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
         if self._lost:

@@ -9,36 +9,44 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+import os
 import socket
+import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
 from tokenfeed.errors import InvalidRequest
 
-from .service import CALLS_MAX, REQUEST_BYTES_MAX
-
 _LOG = logging.getLogger("tokenfeed.server")
 
 _CALLS_SPARE = 16
-"""Threads for calls that are refused because CALLS_MAX others are under way, and for Describe."""
-STOP_SECONDS = 0.5
+"""Threads for calls that are refused because as many others are under way, and for Describe."""
+_EXIT_SECONDS = 0.5
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
     ("grpc.max_send_message_length", -1),
+    # Whoever connects and does not speak, or no longer answers, or has nothing to ask, is let go.
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.http2.settings_timeout", 20_000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 
 
-def create_server(handler: grpc.GenericRpcHandler) -> grpc.Server:
+def create_server(
+    handler: grpc.GenericRpcHandler, *, calls_max: int, request_bytes_max: int
+) -> grpc.Server:
     """Return a server that is not bound to any port yet.
 
-    The service itself refuses calls beyond CALLS_MAX, with a hint when to come back; gRPC's own
-    limit would refuse them for good.
+    calls_max: how many the service admits; gRPC's own limit would refuse the others for good.
     """
-    pool = ThreadPoolExecutor(CALLS_MAX + _CALLS_SPARE, "tokenfeed-call")
-    return grpc.server(pool, handlers=[handler], options=_OPTIONS)
+    pool = ThreadPoolExecutor(calls_max + _CALLS_SPARE, "tokenfeed-call")
+    options = (*_OPTIONS, ("grpc.max_receive_message_length", request_bytes_max))
+    return grpc.server(pool, handlers=[handler], options=options)
 
 
 def bind(server: grpc.Server, host: str | None, port: int) -> str:
@@ -69,9 +77,38 @@ def bind(server: grpc.Server, host: str | None, port: int) -> str:
     return f"{where}:{bound}"
 
 
-def stop(server: grpc.Server) -> None:
-    """End all calls and return, within about a second."""
-    server.stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
+def bind_unix(server: grpc.Server, path: str) -> str:
+    """Bind the server to a Unix socket too and return the address, "unix:PATH".
+
+    A socket that nobody listens on any more is replaced.  Raises: InvalidRequest if somebody does,
+    if there is something else at the path, or if it cannot be made.
+    """
+    address = f"unix:{path}"
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise InvalidRequest("--unix", f"{path} exists and is no socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
+                raise InvalidRequest("--unix", f"somebody else listens on {path}")
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise InvalidRequest("--unix", f"{path}: {error.strerror}") from error
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise InvalidRequest("--unix", f"{path} cannot be bound: is there such a folder?")
+    return address
+
+
+def stop(server: grpc.Server, drain_seconds: float) -> None:
+    """Take no more calls, give those under way time to end, end them, and return; all within so
+    many seconds.
+    """
+    server.stop(max(0.0, drain_seconds - _EXIT_SECONDS)).wait(drain_seconds)
 
 
 def _has_ipv6() -> bool:

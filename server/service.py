@@ -8,10 +8,9 @@ leaves: an unforeseen exception goes to the log alone.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -33,18 +32,14 @@ from tokenfeed.plan import PLAN_ROWS, Plan, Windows, window_places
 from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position, require_range
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
+from .calls import Calls
 from .dataset import Dataset
 from .planned import PlannedRows
 from .readahead import READ_AHEAD_BYTES, major_faults
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-REQUEST_BYTES_MAX = 1 << 16
-CALLS_MAX = 1024
-"""Calls of GetBatch at once, each in a thread that is started when first needed. A client has two
-under way, so this is 512 streams."""
 _IDENTITY_BYTES = 32
-_BUSY_MILLISECONDS = 1000
 _NAME_SHOWN = 64
 _NAMES_SHOWN = 16  # a refusal has to fit into a header
 
@@ -56,55 +51,67 @@ class TokenFeed:
     """The service tokenfeed.v1.TokenFeed over some datasets."""
 
     def __init__(
-        self, datasets: Mapping[str, Dataset], batch_bytes_max: int, calls_max: int = CALLS_MAX
+        self,
+        datasets: Mapping[str, Dataset],
+        calls: Calls,
+        describe_calls: Calls,
+        *,
+        batch_bytes_max: int,
+        request_bytes_max: int,
     ) -> None:
-        """Serve datasets by name.
+        """Serve datasets by name, to as many as the two kinds of calls admit.
 
-        A batch above batch_bytes_max is refused; a call beyond calls_max is asked to come back.
+        A batch above batch_bytes_max is refused. request_bytes_max: what the listener lets through.
         """
         self._datasets = datasets
+        self._calls = calls
+        self._describe_calls = describe_calls
         self._batch_bytes_max = batch_bytes_max
-        self._calls_max = calls_max
-        self._calls = threading.BoundedSemaphore(calls_max)
+        self._request_bytes_max = request_bytes_max
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a grpc.Server needs in order to route calls here."""
+        """Return what a grpc.Server needs in order to route calls here.
+
+        Requests are taken as streams of one message, which is the same on the wire: of a single
+        message gRPC would wait for ever, in a thread that nobody has counted yet.
+        """
         return grpc.method_handlers_generic_handler(
             pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name,
             {
-                "GetBatch": grpc.unary_stream_rpc_method_handler(self.get_batch),
-                "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
+                "GetBatch": grpc.stream_stream_rpc_method_handler(self.get_batch),
+                "Describe": grpc.stream_unary_rpc_method_handler(self.describe),
             },
         )
 
-    def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def get_batch(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
         try:
-            with self._a_call():
-                yield from self._open(_parse(pb.GetBatchRequest, message)).frames()
+            with self._calls.admit(context) as call:
+                message = self._calls.request(call, messages)
+                stream = self._open(_parse(pb.GetBatchRequest, message))
+                for frame_message in stream.frames(call.peer):
+                    yield from self._calls.hand_over(call, frame_message)
         except TokenfeedError as error:
             _refuse(context, error)
+        except grpc.RpcError:
+            pass  # the client went away before it asked
         except Exception:  # noqa: BLE001 - its text must not reach the caller
             _fail(context)
 
-    def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+    def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Describe: return an encoded DescribeResponse."""
         try:
-            return self._describe(_parse(pb.DescribeRequest, message)).SerializeToString()
+            with self._describe_calls.admit(context) as call:
+                message = self._describe_calls.request(call, messages)
+                return self._describe(_parse(pb.DescribeRequest, message)).SerializeToString()
         except TokenfeedError as error:
             _refuse(context, error)
+        except grpc.RpcError:
+            return b""  # the client went away before it asked
         except Exception:  # noqa: BLE001 - its text must not reach the caller
             _fail(context)
-
-    @contextmanager
-    def _a_call(self) -> Iterator[None]:
-        """Count a call for as long as it lasts.  Raises: Busy beyond the limit."""
-        if not self._calls.acquire(blocking=False):
-            raise Busy("calls", f"{self._calls_max} are under way, the limit of this server")
-        try:
-            yield
-        finally:
-            self._calls.release()
 
     def _open(self, request: pb.GetBatchRequest) -> _Stream:
         """Check a request field by field and return the stream that it asks for."""
@@ -151,7 +158,7 @@ class TokenFeed:
                 batch_size_max=BATCH_SIZE_MAX,
                 batch_bytes_max=self._batch_bytes_max,
                 world_size_max=WORLD_SIZE_MAX,
-                request_bytes_max=REQUEST_BYTES_MAX,
+                request_bytes_max=self._request_bytes_max,
                 row_bytes_max=frame.ROW_BYTES_MAX,
             ),
             server_version=__version__,
@@ -200,8 +207,11 @@ class _Stream:
     first_row: int
     batch_count: int | None
 
-    def frames(self) -> Iterator[bytes]:
-        """Yield the frames in order.  Raises: CorpusChanged; SamplesExhausted at sample 2^63."""
+    def frames(self, peer: str) -> Iterator[bytes]:
+        """Yield the frames in order, made in turn with those of other peers.
+
+        Raises: CorpusChanged; SamplesExhausted at sample 2^63.
+        """
         batches = self.position.batches_left if self.batch_count is None else self.batch_count
         end_row = batches * self.position.batch_size
         rows = PlannedRows(self.plan, self.position, self.first_row, end_row)
@@ -214,7 +224,7 @@ class _Stream:
             ahead = rows.between(advised_end, end + rows_ahead)
             self.dataset.readahead.advise(ahead, self.row_bytes)
             advised_end = min(end + rows_ahead, end_row)
-            message = self._frame(rows.between(first, end), first)
+            message = self._frame(rows.between(first, end), first, peer)
             handed_over = time.monotonic()
             yield message
             rows.forget(end)
@@ -225,11 +235,11 @@ class _Stream:
         if self.batch_count is None:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
-    def _frame(self, windows: Windows, stream_row: int) -> bytes:
+    def _frame(self, windows: Windows, stream_row: int, peer: str) -> bytes:
         """Return windows as an encoded frame.  stream_row: where in the stream they begin."""
         faults_before = major_faults()
         # Whoever waits for the disk must not keep others from waiting for it too.
-        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take()
+        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take(peer)
         with turn, self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
             self.dataset.readahead.observe(major_faults() - faults_before)
             return frame.encode(
@@ -288,8 +298,15 @@ def _parse(kind: Callable[[], Parsed], message: bytes) -> Parsed:
 def _refuse(context: grpc.ServicerContext, error: TokenfeedError) -> NoReturn:
     _LOG.debug("refused peer=%s status=%s %s", context.peer(), error.status, error)
     if isinstance(error, Busy):
-        context.set_trailing_metadata((("grpc-retry-pushback-ms", str(_BUSY_MILLISECONDS)),))
+        _hint(context, int(1000 * error.retry_seconds))
+    elif isinstance(error, OverLimit):
+        _hint(context, -1)
     context.abort(grpc.StatusCode[error.status], str(error))
+
+
+def _hint(context: grpc.ServicerContext, milliseconds: int) -> None:
+    """Say when to come back; -1 is never (gRPC's retry design, A6)."""
+    context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
 
 
 def _fail(context: grpc.ServicerContext) -> NoReturn:

@@ -1,15 +1,17 @@
-"""Who makes the next frame when many streams want one at once: whoever has waited longest.
+"""Who makes the next frame when many streams want one at once: the peers in turn, and of each
+whichever stream has waited longest.
 
 200 streams that begin together are each sent the several MiB that fit between a server and a client
 that is not reading yet. Left to the interpreter, which runs threads as they come, some have all of
-that before others get their first batch.
+that before others get their first batch. And left to the streams alone, a peer would get the more
+the more streams it opens.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,27 +38,28 @@ class Turns:
         """Let so many work at once."""
         self._lock = threading.Lock()
         self._left = at_once
-        self._gates: deque[threading.Lock] = deque()
+        self._gates: OrderedDict[str, deque[threading.Lock]] = OrderedDict()
+        self._waiting = 0
 
     def modest(self, frame_bytes: int, had_bytes: int) -> int:
         """Return how large the next frame of a stream should be: in a crowd, smaller than it would
         be, unless the stream has had more than fits on the way, so that it is known to read.
         """
-        if len(self._gates) > CROWD and had_bytes < UNREAD_BYTES:
+        if self._waiting > CROWD and had_bytes < UNREAD_BYTES:
             return min(frame_bytes, CROWDED_FRAME_BYTES)
         return frame_bytes
 
     @contextmanager
-    def take(self) -> Iterator[None]:
-        """Wait for a turn and hold it for the length of the with block."""
-        if gate := self._queue_up():
+    def take(self, peer: str) -> Iterator[None]:
+        """Wait for a turn and hold it for the length of the with block.  peer: whose it is."""
+        if gate := self._queue_up(peer):
             gate.acquire()
         try:
             yield
         finally:
             self._pass_on()
 
-    def _queue_up(self) -> threading.Lock | None:
+    def _queue_up(self, peer: str) -> threading.Lock | None:
         """Take a turn that is free, or return the lock that opens when it is one's turn."""
         with self._lock:
             if self._left:
@@ -64,12 +67,17 @@ class Turns:
                 return None
             gate = threading.Lock()
             gate.acquire()
-            self._gates.append(gate)
+            self._gates.setdefault(peer, deque()).append(gate)
+            self._waiting += 1
             return gate
 
     def _pass_on(self) -> None:
         with self._lock:
-            if self._gates:
-                self._gates.popleft().release()
-            else:
+            if not self._gates:
                 self._left += 1
+                return
+            peer, gates = self._gates.popitem(last=False)
+            gates.popleft().release()
+            self._waiting -= 1
+            if gates:
+                self._gates[peer] = gates  # behind all others

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .corpus import Corpus
 
@@ -21,9 +21,10 @@ LOOK_SECONDS = 1.0
 class Watch:
     """A thread that looks at corpora until it is closed."""
 
-    def __init__(self, corpora: Iterable[Corpus]) -> None:
-        """Begin to look."""
+    def __init__(self, corpora: Iterable[Corpus], tell: Callable[[], None]) -> None:
+        """Begin to look.  tell: is called after each look."""
         self._corpora = list(corpora)
+        self._tell = tell
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-watch", daemon=True)
         self._thread.start()
@@ -37,6 +38,7 @@ class Watch:
         while not self._closed.wait(LOOK_SECONDS):
             for corpus in self._corpora:
                 _look(corpus)
+            self._tell()
 
 
 def _look(corpus: Corpus) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from client.dataset import RemoteDataset
 from client.request import StreamRequest
 from client.stream import Counters, FrameStream
 from server import listener
+from server.calls import Calls, StreamLimits
 from server.dataset import Dataset, TokenChecks, open_dataset
 from server.readahead import ReadAhead
 from server.service import TokenFeed
@@ -27,6 +28,8 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 CALL_SECONDS = 10.0
 BATCH_BYTES_MAX = 32 << 20
+REQUEST_BYTES_MAX = 1 << 16
+LIMITS = StreamLimits()
 SECRET = "/secret/place/tokens.bin"
 
 Status = grpc.StatusCode
@@ -86,9 +89,20 @@ def rows_of(frames: list[frame.Frame], context_length: int) -> npt.NDArray[np.ui
 
 
 @contextmanager
-def serving(service: TokenFeed) -> Iterator[Peer]:
+def serving(
+    datasets: Mapping[str, Dataset],
+    batch_bytes_max: int = BATCH_BYTES_MAX,
+    limits: StreamLimits = LIMITS,
+    kind: type[TokenFeed] = TokenFeed,
+) -> Iterator[Peer]:
     """Serve on a free port, in this process."""
-    server = listener.create_server(service.handler())
+    calls = Calls(limits)
+    service = kind(
+        datasets, calls, calls, batch_bytes_max=batch_bytes_max, request_bytes_max=REQUEST_BYTES_MAX
+    )
+    server = listener.create_server(
+        service.handler(), calls_max=64, request_bytes_max=REQUEST_BYTES_MAX
+    )
     address = listener.bind(server, "127.0.0.1", 0)
     server.start()
     peer = Peer(address)
@@ -96,6 +110,7 @@ def serving(service: TokenFeed) -> Iterator[Peer]:
         yield peer
     finally:
         peer.channel.close()
+        calls.drain()
         server.stop(None).wait()
 
 
@@ -132,14 +147,14 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Dat
 @pytest.fixture(scope="module")
 def peer(datasets: dict[str, Dataset]) -> Iterator[Peer]:
     """A client of a server of both datasets."""
-    with serving(TokenFeed(datasets, BATCH_BYTES_MAX)) as found:
+    with serving(datasets) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def lone_peer(datasets: dict[str, Dataset]) -> Iterator[Peer]:
     """A client of a server of "short" alone."""
-    with serving(TokenFeed({"short": datasets["short"]}, BATCH_BYTES_MAX)) as found:
+    with serving({"short": datasets["short"]}) as found:
         yield found
 
 
@@ -310,7 +325,7 @@ def test_a_row_above_the_limit_is_refused(tmp_path: Path) -> None:
         file.truncate((1 << 30) + 4096)  # a hole: it takes no room on the disk
     with (
         opened(Source("huge", (str(path),))) as datasets,
-        serving(TokenFeed(datasets, 1 << 40)) as peer,
+        serving(datasets, 1 << 40) as peer,
     ):
         found = peer.refusal(
             asking(dataset="huge", batch_size=1, context_length=1 << 29, num_batches=0)
@@ -567,7 +582,7 @@ def test_an_unforeseen_failure_is_for_the_log_and_not_for_the_caller(
     datasets: dict[str, Dataset], method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Exceptions carry paths, and UNAVAILABLE is what sends a client elsewhere."""
-    with serving(Unlucky(datasets, BATCH_BYTES_MAX)) as peer:
+    with serving(datasets, kind=Unlucky) as peer:
         found = peer.refusal(asking() if method == "GetBatch" else pb.DescribeRequest(), method)
     require_discreet(found, caplog.text)
 
@@ -579,19 +594,19 @@ def test_a_failure_in_mid_stream_leaves_whole_frames_and_a_discreet_end(
     whole = datasets["long"]
     broken = dataclasses.replace(whole, readahead=FailingReadAhead(whole.corpus))
     request = asking(dataset="long", batch_size=64, context_length=2047, num_batches=8)
-    with serving(TokenFeed({"long": broken}, BATCH_BYTES_MAX)) as peer:
+    with serving({"long": broken}) as peer:
         messages, ending = peer.ask(request)
     require_discreet(ending, caplog.text)
     received = rows_of([frame.decode(message) for message in messages], 2047)
     assert len(messages) == 3
-    with serving(TokenFeed({"long": whole}, BATCH_BYTES_MAX)) as peer:
+    with serving({"long": whole}) as peer:
         np.testing.assert_array_equal(received, peer.rows(request)[: len(received)])
 
 
 def test_a_file_cut_short_is_data_loss_for_its_dataset_alone(tmp_path: Path) -> None:
     """The caller learns that no retry helps here, and no path; the other dataset is served on."""
     sources = [Source(name, (write(tmp_path / f"{name}.bin", 9000),)) for name in ("cut", "whole")]
-    with opened(*sources) as datasets, serving(TokenFeed(datasets, BATCH_BYTES_MAX)) as peer:
+    with opened(*sources) as datasets, serving(datasets) as peer:
         request = {"context_length": 8999, "batch_size": 1, "num_batches": 1}
         assert len(peer.rows(asking(dataset="cut", **request))) == 1
         Path(sources[0].paths[0]).write_bytes(b"")
@@ -605,18 +620,19 @@ def test_a_file_cut_short_is_data_loss_for_its_dataset_alone(tmp_path: Path) -> 
 def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Dataset]) -> None:
     """The limit will pass: a training that ended over it would have ended for nothing."""
     endless = asking(dataset="long", num_batches=1 << 30).SerializeToString()
-    with serving(TokenFeed(datasets, BATCH_BYTES_MAX, calls_max=1)) as peer:
+    with serving(datasets, limits=StreamLimits(streams=1, peer_streams=1)) as peer:
         ask = peer.channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
-        first = ask(endless)
-        next(first)
+        first, second = ask(endless), ask(endless)
+        next(first), next(second)
         with pytest.raises(grpc.RpcError) as caught:
             next(ask(endless))
         assert caught.value.code() is Status.RESOURCE_EXHAUSTED
-        assert caught.value.details().startswith("calls: 1 are under way")
+        assert caught.value.details().startswith("streams: 1 are under way")
         assert ("grpc-retry-pushback-ms", "1000") in [
             (entry.key, entry.value) for entry in caught.value.trailing_metadata()
         ]
         first.cancel()
+        second.cancel()
         asked = StreamRequest("long", orders.find("random-1"), 0, 16, Position(0, 2), 1)
         remote = RemoteDataset(peer.address, "long", 16, deadline_seconds=10)
         waiting = FrameStream(remote, asked, prefetch_bytes=1 << 20, counters=Counters())

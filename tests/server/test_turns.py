@@ -11,7 +11,7 @@ from server.turns import CROWD, CROWDED_FRAME_BYTES, UNREAD_BYTES, Turns
 
 def queued(turns: Turns, count: int) -> None:
     """Wait until so many stand in the queue."""
-    while len(turns._gates) < count:
+    while turns._waiting < count:
         assert threading.active_count() > 1
 
 
@@ -21,11 +21,11 @@ def test_turns_are_taken_in_the_order_of_coming() -> None:
     order: list[int] = []
 
     def work(number: int) -> None:
-        with turns.take():
+        with turns.take("a"):
             order.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
-    with turns.take():
+    with turns.take("a"):
         for number, thread in enumerate(threads):
             thread.start()
             queued(turns, number + 1)
@@ -34,6 +34,26 @@ def test_turns_are_taken_in_the_order_of_coming() -> None:
         thread.join()
 
     assert order == list(range(20))
+
+
+def test_a_peer_with_many_streams_gets_no_more_turns_than_one_with_one() -> None:
+    """A greedy trainer costs the others at most every second frame."""
+    turns = Turns(at_once=1)
+    order: list[str] = []
+
+    def work(peer: str) -> None:
+        with turns.take(peer):
+            order.append(peer)
+
+    threads = [threading.Thread(target=work, args=(peer,)) for peer in "aaaaaabbc"]
+    with turns.take("a"):
+        for number, thread in enumerate(threads):
+            thread.start()
+            queued(turns, number + 1)
+    for thread in threads:
+        thread.join()
+
+    assert "".join(order) == "abcabaaaa"
 
 
 def test_no_more_work_at_once_than_may() -> None:
@@ -45,7 +65,7 @@ def test_no_more_work_at_once_than_may() -> None:
 
     def work(number: int) -> None:
         for _ in range(200):
-            with turns.take():
+            with turns.take("a"):
                 with lock:
                     working.append(number)
                     most.append(len(working))
@@ -67,11 +87,11 @@ def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read()
     turns = Turns(at_once=1)
 
     def work() -> None:
-        with turns.take():
+        with turns.take("a"):
             pass
 
     threads = [threading.Thread(target=work) for _ in range(CROWD + 1)]
-    with turns.take():
+    with turns.take("a"):
         assert turns.modest(1 << 20, had_bytes=0) == 1 << 20
         for thread in threads:
             thread.start()
@@ -88,9 +108,9 @@ def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read()
 def test_a_turn_is_given_back_after_an_error() -> None:
     """A lost dataset must not stop the streams that are still to be told so."""
     turns = Turns(at_once=1)
-    with pytest.raises(KeyError), turns.take():
+    with pytest.raises(KeyError), turns.take("a"):
         raise KeyError
 
-    with turns.take():
+    with turns.take("a"):
         assert turns._left == 0
     assert turns._left == 1

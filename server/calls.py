@@ -1,0 +1,157 @@
+"""The calls under way: how many, whose, and which of them wait for a client that does nothing.
+
+The thread of a call waits for its request, and then for its client to read; gRPC would let it wait
+for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from tokenfeed.errors import Busy, InvalidRequest, ServerAway
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+CALLS_PER_STREAM = 2
+"""A client has one call being read and one ahead."""
+_BYTES_PER_SECOND_MIN = 1 << 20
+"""A frame that is longer than this may take a second more for each such part of it."""
+_REQUEST_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+_BUSY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """streams: at once, of all peers.  peer_streams: of one peer, which is an address without its
+    port.  stall_seconds: how long a frame may wait for its client to read.
+    """
+
+    streams: int = 512
+    peer_streams: int = 256
+    stall_seconds: float = 30.0
+
+
+DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16)
+"""Of calls that are answered at once, so that those who do not even ask hold up no stream."""
+
+
+class OpenCall:
+    """A call that was admitted."""
+
+    def __init__(self, context: grpc.ServicerContext, peer: str) -> None:
+        """Nothing waits to be read yet."""
+        self.peer = peer
+        self.context = context
+        self._overdue_at = float("inf")
+
+    def wait(self, seconds: float) -> None:
+        """Note that from now on the client is waited for, so long at most."""
+        self._overdue_at = time.monotonic() + seconds
+
+    def waited(self) -> None:
+        """Note that it is waited for no longer."""
+        self._overdue_at = float("inf")
+
+    def overdue(self, now: float) -> bool:
+        """Whether the client was waited for too long."""
+        return now > self._overdue_at
+
+
+class Calls:
+    """Admits calls up to some limits, evicts those whose client does nothing, and ends all of them
+    when the server is stopped.
+    """
+
+    def __init__(self, limits: StreamLimits) -> None:
+        """Begin with none."""
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._open: set[OpenCall] = set()
+        self._of_peer: Counter[str] = Counter()
+        self._draining = threading.Event()
+        self._thread = threading.Thread(target=self._evict, name="tokenfeed-evict", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def admit(self, context: grpc.ServicerContext) -> Iterator[OpenCall]:
+        """Count a call for the length of the with block.  Raises: Busy beyond a limit; ServerAway
+        when the server is being stopped.
+        """
+        call = OpenCall(context, _peer(context))
+        with self._lock:
+            self._require_room(call.peer)
+            self._open.add(call)
+            self._of_peer[call.peer] += 1
+        try:
+            yield call
+        finally:
+            with self._lock:
+                self._open.discard(call)
+                self._of_peer[call.peer] -= 1
+                if not self._of_peer[call.peer]:
+                    del self._of_peer[call.peer]
+
+    def hand_over(self, call: OpenCall, message: bytes) -> Iterator[bytes]:
+        """Yield a frame to the client, and watch over how long it takes it.  Raises: ServerAway
+        after it, when the server is being stopped.
+        """
+        call.wait(self._limits.stall_seconds + len(message) // _BYTES_PER_SECOND_MIN)
+        yield message
+        call.waited()
+        self._require_not_draining()
+
+    def request(self, call: OpenCall, messages: Iterator[bytes]) -> bytes:
+        """Return what a client asks, which may come long after it said that it will ask.
+
+        messages: those of its call, of which the first counts.  Raises: InvalidRequest if there is
+        none; grpc.RpcError if the client went away, or was evicted.
+        """
+        call.wait(_REQUEST_SECONDS)
+        try:
+            return next(messages)
+        except StopIteration:
+            raise InvalidRequest("request", "is missing; the call has no message") from None
+        finally:
+            call.waited()
+
+    def drain(self) -> None:
+        """Let every call end with its next frame, and admit no other. May be called twice."""
+        self._draining.set()
+
+    def _require_room(self, peer: str) -> None:
+        self._require_not_draining()
+        limits = self._limits
+        if len(self._open) >= CALLS_PER_STREAM * limits.streams:
+            problem = f"{limits.streams} are under way, the limit of this server (--max-streams)"
+            raise Busy("streams", problem, _BUSY_SECONDS)
+        if self._of_peer[peer] >= CALLS_PER_STREAM * limits.peer_streams:
+            problem = f"{limits.peer_streams} are under way from one address, its share"
+            raise Busy("streams", f"{problem} (--max-streams-per-peer)", _BUSY_SECONDS)
+
+    def _require_not_draining(self) -> None:
+        if self._draining.is_set():
+            raise ServerAway("server", "is being stopped; ask another one, or this one again")
+
+    def _evict(self) -> None:
+        while not self._draining.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            with self._lock:
+                overdue = [call for call in self._open if call.overdue(now)]
+            for call in overdue:
+                _LOG.warning("evicted peer=%s: was waited for too long", call.context.peer())
+                call.context.cancel()
+
+
+def _peer(context: grpc.ServicerContext) -> str:
+    """Return who calls, without a port: "ipv4:10.0.0.1", or "unix:" for all on this machine."""
+    kind, _, rest = str(context.peer()).partition(":")
+    return f"{kind}:{rest.rpartition(':')[0]}" if kind in ("ipv4", "ipv6") else kind

@@ -1,0 +1,143 @@
+"""grpc.health.v1: what Kubernetes and load balancers ask."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from client import RemoteBatches
+from tests.conftest import Serve, WriteTokens
+
+STATUS = health_pb2.HealthCheckResponse
+SECONDS = 5.0
+
+
+def health(channel: grpc.Channel, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=SECONDS)
+    return int(answer.status)
+
+
+def watch(channel: grpc.Channel, service: str = "") -> Iterator[health_pb2.HealthCheckResponse]:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=4 * SECONDS)
+
+
+@pytest.fixture
+def two(write_tokens: WriteTokens) -> list[Path]:
+    return [write_tokens(np.arange(1, 20_000), name) for name in ("train.bin", "val.bin")]
+
+
+def test_the_server_and_each_dataset_are_well(serve: Serve, two: list[Path]) -> None:
+    server = serve("--data", two[0], "--data", two[1])
+    with grpc.insecure_channel(server.address) as channel:
+        assert [health(channel, name) for name in ("", "train", "val")] == [STATUS.SERVING] * 3
+        with pytest.raises(grpc.RpcError) as caught:
+            health(channel, "test")
+
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_dataset_that_was_cut_short_is_ill_and_the_others_are_well(
+    serve: Serve, two: list[Path]
+) -> None:
+    """The server itself is well as long as it has a dataset to serve."""
+    server = serve("--data", two[0], "--data", two[1])
+    with grpc.insecure_channel(server.address) as channel:
+        ill = watch(channel, "train")
+        assert next(ill).status == STATUS.SERVING
+        os.truncate(two[0], 1000)
+
+        assert next(ill).status == STATUS.NOT_SERVING
+        assert [health(channel, name) for name in ("", "val")] == [STATUS.SERVING] * 2
+
+        whole = watch(channel)
+        assert next(whole).status == STATUS.SERVING
+        os.truncate(two[1], 1000)
+
+        assert next(whole).status == STATUS.NOT_SERVING
+
+
+def test_a_server_that_is_being_stopped_says_so(serve: Serve, two: list[Path]) -> None:
+    server = serve("--data", two[0])
+    with grpc.insecure_channel(server.address) as channel:
+        watched = watch(channel)
+        assert next(watched).status == STATUS.SERVING
+        server.process.terminate()
+
+        assert next(watched).status == STATUS.NOT_SERVING
+    assert server.process.wait(timeout=10) == 0
+
+
+def test_no_load_hides_health(serve: Serve, two: list[Path]) -> None:
+    """All streams that are allowed are open, and more are asked for all the time."""
+    server = serve("--data", two[0], "--max-streams", "2")
+    with grpc.insecure_channel(server.address) as channel:
+        feeds = [
+            RemoteBatches(server.address, 8, 256, seed=seed, rank=0, world_size=1)
+            for seed in range(6)
+        ]
+        stopped = threading.Event()
+
+        def consume(feed: RemoteBatches) -> None:
+            while not stopped.is_set() and next(feed, None) is not None:
+                pass
+
+        threads = [threading.Thread(target=consume, args=(feed,), daemon=True) for feed in feeds]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(20):
+                assert health(channel) == STATUS.SERVING
+        finally:
+            stopped.set()
+            for feed, thread in zip(feeds, threads, strict=True):
+                feed.close()
+                thread.join()
+
+
+def test_a_unix_socket_serves_trainers_of_this_machine(
+    serve: Serve, two: list[Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "feed.sock"
+    server = serve("--data", two[0], "--unix", path)
+    with (
+        RemoteBatches(f"unix:{path}", 4, 16, rank=0, world_size=1) as here,
+        RemoteBatches(server.address, 4, 16, rank=0, world_size=1) as there,
+    ):
+        assert (next(here)[0] == next(there)[0]).all()
+
+
+def test_a_unix_socket_that_is_in_use_is_refused_and_a_left_one_replaced(
+    serve: Serve, two: list[Path], tmp_path: Path
+) -> None:
+    from server.__main__ import main
+
+    path = tmp_path / "feed.sock"
+    server = serve("--data", two[0], "--unix", path)
+    assert main(["--data", str(two[0]), "--port", "0", "--unix", str(path)]) == 1
+    server.process.kill()
+    server.process.wait(timeout=10)
+    assert path.exists()
+
+    serve("--data", two[0], "--unix", path)
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        assert health(channel) == STATUS.SERVING
+
+
+def test_a_path_that_is_no_socket_is_not_touched(
+    two: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from server.__main__ import main
+
+    before = two[1].read_bytes()
+    assert main(["--data", str(two[0]), "--port", "0", "--unix", str(two[1])]) == 1
+    assert "exists and is no socket" in capsys.readouterr().err
+    assert two[1].read_bytes() == before
