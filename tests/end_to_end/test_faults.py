@@ -1,0 +1,19 @@
+"""The short form of `python -m tests.faults`: each fault against real servers, a few times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.__main__ import EXPERIMENTS, Experiment, line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_no_fault_loses_repeats_or_corrupts_a_row(experiment: Experiment, tmp_path: Path) -> None:
+    """And each of them hit what was serving, or it would have shown nothing."""
+    report = experiment.inject(tmp_path, experiment.short, 1)
+
+    assert not report.failures, line(report)

@@ -1,0 +1,99 @@
+"""Injects faults into real servers through real sockets, and prints what became of the batches.
+
+A fault that did not hit what was serving fails the run, as does a row that was lost, came twice or
+was wrong. Run: python -m tests.faults [--long] [--only NAME ...] [--seed N] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import clients, network, processes
+from .lab import Report
+
+Inject = Callable[[Path, int, int], Report]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A line of the table.  short, long: how often, or how long in seconds."""
+
+    name: str
+    inject: Inject
+    short: int
+    long: int
+
+
+EXPERIMENTS = (
+    Experiment("kill", processes.kill, 5, 100),
+    Experiment("restart", processes.rolling_restart, 2, 10),
+    Experiment("all-down", processes.all_down, 3, 30),
+    Experiment("stop", processes.stopped, 1, 5),
+    Experiment("black-hole", processes.black_hole, 1, 5),
+    Experiment("cut", network.broken, 40, 2000),
+    Experiment("slow", network.slowed, 20, 500),
+    Experiment("flip", network.flipped, 50, 2000),
+    Experiment("stall", clients.stalled_reader, 6, 120),
+    Experiment("neighbour", clients.neighbours, 1, 15),
+    Experiment("loris", clients.slow_loris, 50, 1000),
+    Experiment("connect", clients.connects, 300, 10_000),
+    Experiment("vanish", clients.client_kills, 40, 1000),
+)
+
+
+def main() -> int:
+    """Run, and print the table.  Returns: 0 if every promise was kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--long", action="store_true", help="as often as docs/faults.md says")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    reports = []
+    print("seed", arguments.seed)
+    for experiment in EXPERIMENTS:
+        if arguments.only and experiment.name not in arguments.only:
+            continue
+        amount = experiment.long if arguments.long else experiment.short
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                report = experiment.inject(Path(folder), amount, arguments.seed)
+            except Exception:  # noqa: BLE001 - the other faults are still to be tried
+                report = Report(experiment.name, failures=[traceback.format_exc()])
+        reports.append(report)
+        print(line(report), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([summary(report) for report in reports], indent=1))
+    return any(report.failures for report in reports)
+
+
+HEADS = ("fault", "injected", "hit", "batches", "lost", "repeated", "wrong", "longest gap")
+
+
+def line(report: Report) -> str:
+    """Return a report as a row of a Markdown table, with what was not kept below it."""
+    cells = (
+        report.fault, report.injected, report.hits, f"{report.batches:,}", report.lost,
+        report.repeated, report.corrupted, f"{report.longest_gap:.2f} s",
+    )  # fmt: skip
+    failures = "".join(f"\n    NOT KEPT: {failure}" for failure in report.failures)
+    return "| " + " | ".join(map(str, cells)) + " |" + failures
+
+
+def summary(report: Report) -> dict[str, object]:
+    """Return a report as plain values."""
+    values = {name: getattr(report, name) for name in report.__dataclass_fields__ if name != "gaps"}
+    return values | {"longest_gap_seconds": report.longest_gap}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""What every fault needs: real servers, a corpus, and a witness that knows what is right."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from client import RemoteBatches
+from tests.offline import offline_rows
+
+ROOT = Path(__file__).parents[2]
+B, T = 4, 256
+SEED = 7
+
+
+@dataclass
+class Report:
+    """A line of the table.  gaps: seconds that batches were waited for, one a batch.  hits: how
+    many of those injected landed on what was serving at that moment.
+    """
+
+    fault: str
+    injected: int = 0
+    hits: int = 0
+    batches: int = 0
+    lost: int = 0
+    repeated: int = 0
+    corrupted: int = 0
+    gaps: list[float] = field(default_factory=list)
+    memory_bytes: int | None = None
+    failures: list[str] = field(default_factory=list)
+
+    def require(self, met: bool, what: str) -> None:
+        """Note what was promised and not kept."""
+        if not met:
+            self.failures.append(what)
+
+    def require_exact(self) -> None:
+        """All that was injected has hit, and every row was there once, in order, and right."""
+        self.require(self.injected > 0, "nothing was injected")
+        self.require(self.hits == self.injected, f"{self.hits} of {self.injected} faults hit")
+        self.require(self.lost == 0, f"{self.lost} rows were lost")
+        self.require(self.repeated == 0, f"{self.repeated} rows came twice")
+        self.require(self.corrupted == 0, f"{self.corrupted} rows were wrong")
+
+    @property
+    def longest_gap(self) -> float:
+        """Seconds."""
+        return max(self.gaps, default=0.0)
+
+    def gap_percentile(self, percent: float) -> float:
+        """Seconds; of the batches that were late at all because of a fault."""
+        return float(np.percentile(self.gaps, percent)) if self.gaps else 0.0
+
+
+def write_corpus(path: Path, tokens: int, seed: int = 1) -> Path:
+    """Write random tokens, so that every window is one of a kind."""
+    np.random.default_rng(seed).integers(1, 1 << 16, tokens, dtype="<u2").tofile(path)
+    return path
+
+
+class Replica:
+    """A server process that may be ended and started again on the same port."""
+
+    def __init__(self, log: Path, *arguments: str | Path, port: int = 0) -> None:
+        """Start it, and wait until it listens."""
+        self._log = log
+        self._arguments = [str(argument) for argument in arguments]
+        self.port = port or _free_port()
+        self.process = self.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return self._log.read_text(errors="replace")
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it (again), and wait until it listens."""
+        command = [
+            sys.executable, "-m", "server", *self._arguments,
+            "--host", "127.0.0.1", "--port", str(self.port),
+        ]  # fmt: skip
+        with self._log.open("a") as stderr:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "listening on" in line, self.log
+        return self.process
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        """Wait until it has ended, and return its exit code."""
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(timeout=10)
+
+    def close(self) -> None:
+        """End it, stopped or not."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+
+    def memory_bytes(self) -> int:
+        """What it has of its own, without the mapped corpus."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        kinds = ("RssAnon:", "RssShmem:")
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(kinds))
+
+    def descriptor_count(self) -> int:
+        """Open files and sockets."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def thread_count(self) -> int:
+        """Threads."""
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
+
+@contextmanager
+def replicas(folder: Path, count: int, *arguments: str | Path) -> Iterator[list[Replica]]:
+    """Lend servers of one corpus, ended afterwards."""
+    with ExitStack() as stack:
+        started = []
+        for index in range(count):
+            replica = Replica(folder / f"server-{index}.log", *arguments)
+            stack.callback(replica.close)
+            started.append(replica)
+        yield started
+
+
+class Witness:
+    """Takes batches from a feed and knows, row by row, whether they are the right ones."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        """Write a corpus of so many steps, and compute by tests/reference.py what has to come."""
+        self.corpus = write_corpus(folder / "corpus.bin", (steps * B + 1) * T)
+        rows = offline_rows([self.corpus], "shuffled-1", SEED, T, range(steps * B))
+        self._samples = {row.tobytes(): sample for sample, row in enumerate(rows)}
+        self._digest = hashlib.sha256(rows.tobytes())
+        self._rows = len(rows)
+        assert len(self._samples) == self._rows, "windows have to differ"
+        self.steps = steps
+
+    def feed(self, targets: str | Sequence[str], **options: object) -> RemoteBatches:
+        """Open a feed of what is expected, that holds little in advance, so that gaps show."""
+        settings: dict[str, object] = {
+            "seed": SEED, "order": "shuffled", "rank": 0, "world_size": 1,
+            "num_batches": self.steps, "prefetch_bytes": 8 * B * (T + 1) * 2,
+            "deadline_seconds": 120.0,
+        }  # fmt: skip
+        return RemoteBatches(targets, B, T, **(settings | options))  # type: ignore[arg-type]
+
+    def watch(self, feed: RemoteBatches, report: Report, pace_seconds: float = 0.0) -> None:
+        """Take all batches, one each pace_seconds, and note in the report what came when."""
+        digest = hashlib.sha256()
+        expected, missing = 0, set(range(self._rows))
+        while True:
+            began = time.monotonic()
+            batch = next(feed, None)
+            report.gaps.append(time.monotonic() - began)
+            if batch is None:
+                break
+            x, y = (part.numpy() for part in batch)
+            rows = np.concatenate([x, y[:, -1:]], axis=1)
+            digest.update(rows.tobytes())
+            for row in rows:
+                sample = self._samples.get(row.tobytes())
+                if sample is None:
+                    report.corrupted += 1
+                elif sample not in missing:
+                    report.repeated += 1
+                else:
+                    report.corrupted += sample != expected
+                    missing.discard(sample)
+                expected += 1
+            report.batches += 1
+            if (left := pace_seconds - (time.monotonic() - began)) > 0:
+                time.sleep(left)
+        report.lost += len(missing)
+        report.require(digest.digest() == self._digest.digest(), "SHA-256 differs")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,194 @@
+"""What happens to server processes: killed, stopped, restarted, all of them gone."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from client import RemoteBatches
+
+from .lab import Replica, Report, Witness, replicas
+from .proxy import FaultProxy
+
+_PROGRESS_SECONDS = 3.0
+_HIT_SECONDS = 10.0
+
+
+class Stage:
+    """Two replicas, each behind a proxy that counts what it delivers."""
+
+    def __init__(self, servers: list[Replica], proxies: list[FaultProxy]) -> None:
+        self.servers = servers
+        self.proxies = proxies
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the proxies."""
+        return [proxy.address for proxy in self.proxies]
+
+    def serving(self) -> int:
+        """Wait until one of them delivers, and return which."""
+        before = [proxy.down_bytes for proxy in self.proxies]
+        while True:
+            time.sleep(0.001)
+            for index, proxy in enumerate(self.proxies):
+                if proxy.down_bytes > before[index] + 1000:
+                    return index
+
+
+@contextmanager
+def stage(folder: Path, corpus: Path, count: int = 2) -> Iterator[Stage]:
+    """Set up the stage."""
+    with replicas(folder, count, "--data", corpus) as servers, ExitStack() as stack:
+        yield Stage(servers, [stack.enter_context(FaultProxy(s.address)) for s in servers])
+
+
+def _under_load(
+    folder: Path,
+    report: Report,
+    steps: int,
+    pace: float,
+    harm: Callable[[Stage, RemoteBatches], None],
+) -> Report:
+    """Watch a feed from two replicas while harm is done to them."""
+    witness = Witness(folder, steps)
+    errors: list[BaseException] = []
+    with stage(folder, witness.corpus) as scene, witness.feed(scene.addresses) as feed:
+
+        def run() -> None:
+            try:
+                harm(scene, feed)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+        next_to_it = threading.Thread(target=run)
+        next_to_it.start()
+        witness.watch(feed, report, pace)
+        next_to_it.join()
+    for error in errors:
+        raise error
+    report.require_exact()
+    return report
+
+
+def _await(condition: Callable[[], bool], seconds: float = _HIT_SECONDS) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
+def kill(folder: Path, times: int, seed: int) -> Report:
+    """Kill -9 of the replica then serving, at random moments; it is started again."""
+    report = Report("kill -9 of the replica then serving", times)
+    chance = random.Random(seed)
+
+    def harm(scene: Stage, feed: RemoteBatches) -> None:
+        for _ in range(times):
+            time.sleep(chance.uniform(0.05, 0.3))
+            victim = scene.serving()
+            before = feed.stats().reconnects
+            scene.servers[victim].kill()
+            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
+            scene.servers[victim].start()
+
+    _under_load(folder, report, 100 * times, 0.02, harm)
+    late = sorted(report.gaps)[-times:]
+    report.require(late[int(0.99 * (len(late) - 1))] < 0.25, "99 % of gaps below 250 ms")
+    report.require(report.longest_gap < 1.0, "every gap below 1 s")
+    return report
+
+
+def rolling_restart(folder: Path, times: int, seed: int) -> Report:
+    """SIGTERM of one replica after the other under load; each is started again."""
+    report = Report("rolling SIGTERM of both under load", 2 * times)
+    exits: list[float] = []
+
+    def harm(scene: Stage, feed: RemoteBatches) -> None:
+        for _ in range(2 * times):
+            time.sleep(0.2)
+            victim = scene.serving()
+            before = feed.stats().reconnects
+            scene.servers[victim].signal(signal.SIGTERM)
+            began = time.monotonic()
+            report.require(scene.servers[victim].wait() == 0, "exit code 0")
+            exits.append(time.monotonic() - began)
+            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
+            scene.servers[victim].start()
+
+    _under_load(folder, report, 250 * times, 0.02, harm)
+    report.require(max(exits) < 2.0, f"exit within 2 s (longest {max(exits):.1f})")
+    report.require(report.longest_gap < 0.2, "every gap below 200 ms")
+    return report
+
+
+def all_down(folder: Path, seconds: float, seed: int) -> Report:
+    """Both replicas are gone for a while; one returns."""
+    report = Report(f"all down for {seconds:.0f} s", 1)
+    returned: list[float] = []
+
+    def harm(scene: Stage, feed: RemoteBatches) -> None:
+        scene.serving()
+        for server in scene.servers:
+            server.kill()
+        time.sleep(1.0)
+        batches = feed.stats().batches
+        time.sleep(seconds - 1.0)
+        report.hits += feed.stats().batches == batches
+        scene.servers[0].start()
+        returned.append(time.monotonic())
+        report.require(
+            _await(lambda: feed.stats().batches > batches, 3.0), "resumed within 3 s of the return"
+        )
+        returned.append(time.monotonic())
+
+    _under_load(folder, report, 500, 0.005, harm)
+    report.fault += f" (resumed {returned[1] - returned[0]:.1f} s after the return)"
+    return report
+
+
+def stopped(folder: Path, times: int, seed: int) -> Report:
+    """SIGSTOP of the replica then serving: its connections stay open."""
+    report = Report("SIGSTOP of the replica then serving", times)
+
+    def harm(scene: Stage, feed: RemoteBatches) -> None:
+        for _ in range(times):
+            victim = scene.serving()
+            before = feed.stats().reconnects
+            scene.servers[victim].signal(signal.SIGSTOP)
+            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
+            time.sleep(0.2)
+            scene.servers[victim].signal(signal.SIGCONT)
+            time.sleep(0.2)
+
+    _under_load(folder, report, 400 * times, 0.005, harm)
+    report.require(
+        report.longest_gap < _PROGRESS_SECONDS + 0.5, "left within the progress timeout + 0.5 s"
+    )
+    return report
+
+
+def black_hole(folder: Path, times: int, seed: int) -> Report:
+    """The network before the replica then serving swallows everything."""
+    report = Report("black hole before the replica then serving", times)
+
+    def harm(scene: Stage, feed: RemoteBatches) -> None:
+        for _ in range(times):
+            victim = scene.serving()
+            before = feed.stats().reconnects
+            scene.proxies[victim].black_hole(True)
+            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
+            time.sleep(0.2)
+            scene.proxies[victim].black_hole(False)
+            time.sleep(0.2)
+
+    _under_load(folder, report, 400 * times, 0.005, harm)
+    report.require(
+        report.longest_gap < _PROGRESS_SECONDS + 0.5, "left within the progress timeout + 0.5 s"
+    )
+    return report
