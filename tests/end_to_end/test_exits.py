@@ -16,8 +16,10 @@ from tests.conftest import ROOT, Serve, WriteTokens
 TIMES = 20
 EXIT_SECONDS = 2.0
 
+# A shell that starts the tests in the background has Ctrl-C ignored in all that they start.
 PREPARE = """
-import sys, threading, time
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from client import RemoteBatches
 feed = RemoteBatches(sys.argv[1], 8, 64, order="shuffled")
 """

@@ -55,8 +55,10 @@ for _ in range(150):
 print("ended")
 """
 
+# A shell that starts the tests in the background has Ctrl-C ignored in all that they start.
 WAITING = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from client import RemoteBatches
 train, validation = (RemoteBatches(sys.argv[1], 8, 64, seed=seed) for seed in (1, 2))
 next(train)
