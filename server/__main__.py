@@ -194,7 +194,7 @@ def serve(arguments: argparse.Namespace) -> None:
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     corpora = [dataset.corpus for dataset in datasets.values()]
-    watch = Watch(corpora, health.look)
+    watch = Watch(datasets.values(), health.look)
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
     stopped.wait()
     _LOG.info("stopping")

@@ -12,7 +12,7 @@ reads beyond its new end; the kernel's own copy out of the map reports an error 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -96,15 +96,27 @@ class Corpus:
             self.require_intact()
             yield scratch.content[: windows.shard.size * row_bytes]
 
-    def look(self) -> None:
-        """Look at every file: one written to in place loses the dataset, others cost a warning."""
+    def look(self, same_content: Callable[[], bool]) -> None:
+        """Look at every file: one written to in place loses the dataset, others cost a warning.
+
+        same_content: reads the corpus anew, and says whether it is what it was.
+        """
+        touched = []
         for index, shard in enumerate(self.shards):
             fate = shard.fate()
             if fate is Fate.WRITTEN and not self._lost:
                 self._lose(f"{shard.path}: {fate.value}")
+            elif fate is Fate.TOUCHED:
+                # As they are now: what is written while they are read is seen the next time.
+                touched.append((index, shard.as_it_is()))
             elif fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
                 self._warned.add(index)
                 _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
+        if touched and not self._lost:
+            if not same_content():
+                self._lose(f"{touched[0][1].path}: written to, and its time of last write put back")
+            for index, shard in touched:
+                self.shards[index] = shard
 
     @property
     def lost(self) -> bool:

@@ -21,6 +21,7 @@ from tokenfeed import identity
 from tokenfeed.errors import BadCorpus
 
 from .corpus import Corpus
+from .digest import read_sidecar
 from .readahead import ReadAhead
 from .shard import Shard
 from .shards import Source
@@ -42,13 +43,30 @@ _LOW_HALVES_MIN = 64
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What is served under one name.  fingerprint: 32 bytes."""
+    """What is served under one name.
+
+    fingerprint: 32 bytes.  digest: 32 bytes; b"" if it is not known.
+    """
 
     name: str
     corpus: Corpus
     readahead: ReadAhead
     fingerprint: bytes
+    digest: bytes
     turns: Turns = field(default_factory=Turns)
+
+    def look(self) -> None:
+        """Look at what has become of its files."""
+        self.corpus.look(self._same_content)
+
+    def _same_content(self) -> bool:
+        """Say whether what the fingerprint is of is still the same, as far as that can be told."""
+        try:
+            return _fingerprint(self.corpus, _first_pass(self.corpus, None)) == self.fingerprint
+        except BadCorpus as error:
+            # It may not be read any more. Were it cut or written to, the next look would see it.
+            _LOG.warning("could not be read again: %s", error)
+            return True
 
     def close(self) -> None:
         """Unmap its files."""
@@ -79,26 +97,32 @@ def open_dataset(
     corpus = Corpus(source.name, source.paths, dtype)
     try:
         content = _Content(corpus)
-        first_pass = list(
-            content.scan(identity.content_blocks(content.size_bytes), checks.vocab_size)
-        )
+        first_pass = _first_pass(corpus, checks.vocab_size)
         if checks.doubt_dtype and dtype.itemsize == 2:
             _require_no_halves(source.paths[0], first_pass)
         if checks.all_tokens and content.size_bytes > identity.COMPLETE_BYTES_MAX:
-            _exhaust(
-                content.scan(
-                    identity.content_blocks(content.size_bytes, complete=True), checks.vocab_size
-                ),
-                content.size_bytes,
-            )
-        counts = corpus.token_counts.tolist()
-        fingerprint = identity.fingerprint(
-            dtype.name, counts, (block.sha256 for block in first_pass)
-        )
-        return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint)
+            every = identity.content_blocks(content.size_bytes, complete=True)
+            found = content.scan(every, checks.vocab_size)
+            for _ in _with_progress(found, content.size_bytes):
+                pass
+        fingerprint = _fingerprint(corpus, first_pass)
+        if content.size_bytes <= identity.COMPLETE_BYTES_MAX:
+            digest = _digest(corpus, first_pass)
+        else:
+            digest = read_sidecar(corpus.shards, dtype)
+        return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint, digest)
     except BaseException:
         corpus.close()
         raise
+
+
+def full_digest(corpus: Corpus) -> bytes:
+    """Read all of a corpus and return its digest, 32 bytes; says in the log how far it is.  Raises:
+    BadCorpus.
+    """
+    content = _Content(corpus)
+    blocks = content.scan(identity.content_blocks(content.size_bytes, complete=True), None)
+    return _digest(corpus, _with_progress(blocks, content.size_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +220,29 @@ def _require_no_halves(path: str, blocks: Iterable[_Block]) -> None:
         )
 
 
-def _exhaust(blocks: Iterable[_Block], total_bytes: int) -> None:
-    """Run through a scan for its checks alone, and say how far it is."""
+def _first_pass(corpus: Corpus, vocab_size: int | None) -> list[_Block]:
+    """Read what the fingerprint is of.  Raises: BadCorpus."""
+    content = _Content(corpus)
+    return list(content.scan(identity.content_blocks(content.size_bytes), vocab_size))
+
+
+def _fingerprint(corpus: Corpus, blocks: Iterable[_Block]) -> bytes:
+    hashes = (block.sha256 for block in blocks)
+    return identity.fingerprint(corpus.dtype.name, corpus.token_counts.tolist(), hashes)
+
+
+def _digest(corpus: Corpus, blocks: Iterable[_Block]) -> bytes:
+    hashes = (block.sha256 for block in blocks)
+    return identity.digest(corpus.dtype.name, corpus.token_counts.tolist(), hashes)
+
+
+def _with_progress(blocks: Iterable[_Block], total_bytes: int) -> Iterator[_Block]:
+    """Yield blocks, and say in the log how far they have come."""
     done_bytes = 0
     said = time.monotonic()
     for block in blocks:
+        yield block
         done_bytes += block.size_bytes
         if time.monotonic() - said >= _PROGRESS_SECONDS:
             said = time.monotonic()
-            _LOG.info("checking all tokens done=%.1f%%", 100 * done_bytes / total_bytes)
+            _LOG.info("reading all tokens done=%.1f%%", 100 * done_bytes / total_bytes)

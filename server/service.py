@@ -262,6 +262,7 @@ def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Datase
         file_count=len(corpus.shards),
         longest_file_tokens=int(corpus.token_counts.max()),
         fingerprint=dataset.fingerprint,
+        digest=dataset.digest,
     )
     if context_length is not None:
         described.windows_per_epoch = int(

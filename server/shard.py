@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,18 +26,24 @@ class Fate(enum.Enum):
     """What may become of a file that is being served."""
 
     SAME = "unchanged"
+    TOUCHED = "changed in its status, with the same time of last write"
     REPLACED = "replaced or removed; what was opened is served on"
     GROWN = "grown; what was opened is served on"
     WRITTEN = "cut short or written to in place"
 
 
 class Facts(NamedTuple):
-    """What the file system says of a file, and changes when it is written to."""
+    """What the file system says of a file, and changes when it is written to.
+
+    changed_ns: of its status, which also changes when it is renamed or its mode is; but nobody can
+    put it back, as `rsync --inplace --times` puts back written_ns.
+    """
 
     device: int
     inode: int
     size_bytes: int
     written_ns: int
+    changed_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +94,18 @@ class Shard:
             return Fate.REPLACED
         if now == self.facts:
             return Fate.SAME
+        if now[:4] == self.facts[:4]:
+            return Fate.TOUCHED
         if now[:2] != self.facts[:2]:
             return Fate.REPLACED
         grown = now.size_bytes > self.size_bytes and self._only_grew()
         return Fate.GROWN if grown else Fate.WRITTEN
+
+    def as_it_is(self) -> Shard:
+        """Return it with the facts of now, once its content is known to be the same.  Raises:
+        OSError.
+        """
+        return replace(self, facts=_facts(os.stat(self.path)))
 
     def _only_grew(self) -> bool:
         """Say whether what was the tail is the same: a longer file may be another, or this one cut
@@ -111,7 +125,7 @@ class Shard:
         if the file is not as it was.
         """
         with opened(self.path) as (descriptor, status):
-            if _facts(status) != self.facts:
+            if _facts(status)[:4] != self.facts[:4]:
                 raise BadCorpus(
                     self.path, "changed while it was being opened; start again when it is complete"
                 )
@@ -181,4 +195,6 @@ def _sha256(content: bytes) -> bytes:
 
 
 def _facts(status: os.stat_result) -> Facts:
-    return Facts(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return Facts(
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    )

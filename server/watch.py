@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from .corpus import Corpus
+from .dataset import Dataset
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -19,11 +19,11 @@ LOOK_SECONDS = 1.0
 
 
 class Watch:
-    """A thread that looks at corpora until it is closed."""
+    """A thread that looks at datasets until it is closed."""
 
-    def __init__(self, corpora: Iterable[Corpus], tell: Callable[[], None]) -> None:
+    def __init__(self, datasets: Iterable[Dataset], tell: Callable[[], None]) -> None:
         """Begin to look.  tell: is called after each look."""
-        self._corpora = list(corpora)
+        self._datasets = list(datasets)
         self._tell = tell
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-watch", daemon=True)
@@ -36,13 +36,13 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            for corpus in self._corpora:
-                _look(corpus)
+            for dataset in self._datasets:
+                _look(dataset)
             self._tell()
 
 
-def _look(corpus: Corpus) -> None:
+def _look(dataset: Dataset) -> None:
     try:
-        corpus.look()
+        dataset.look()
     except Exception:  # noqa: BLE001 - the others still have to be looked at
-        _LOG.exception("could not look at dataset=%s", corpus.name)
+        _LOG.exception("could not look at dataset=%s", dataset.name)

@@ -135,9 +135,23 @@ def fingerprint(dtype: str, contents: list[bytes], token_bytes: int) -> bytes:
     """Fingerprint, 32 bytes, of files with these contents; dtype is uint16 or uint32, token_bytes 2
     or 4.
     """
+    ranges = blocks(sum(map(len, contents)))
+    return _corpus_hash("fingerprint", dtype, contents, token_bytes, ranges)
+
+
+def digest(dtype: str, contents: list[bytes], token_bytes: int) -> bytes:
+    """Digest, 32 bytes, of files with these contents: of all of them, however large."""
+    size = sum(map(len, contents))
+    ranges = [(first, min(first + 2**20, size)) for first in range(0, size, 2**20)]
+    return _corpus_hash("digest", dtype, contents, token_bytes, ranges)
+
+
+def _corpus_hash(
+    kind: str, dtype: str, contents: list[bytes], token_bytes: int, ranges: list[tuple[int, int]]
+) -> bytes:
     content = b"".join(contents)
-    hashes = [hashlib.sha256(content[first:end]).digest() for first, end in blocks(len(content))]
-    lines = ["tokenfeed-fingerprint-1", f"dtype={dtype}", f"files={len(contents)}"]
+    hashes = [hashlib.sha256(content[first:end]).digest() for first, end in ranges]
+    lines = [f"tokenfeed-{kind}-1", f"dtype={dtype}", f"files={len(contents)}"]
     lines += [f"tokens={len(file) // token_bytes}" for file in contents]
     lines += [f"content={hashlib.sha256(b''.join(hashes)).hexdigest()}"]
     return _sha256_of_lines(lines)

@@ -153,3 +153,43 @@ def test_a_dataset_that_cannot_be_opened_leaves_nothing_mapped(
 
     assert str(path) not in Path("/proc/self/maps").read_text()
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(tmp_path: Path) -> None:
+    """`rsync --inplace --times` does that."""
+    path = tmp_path / "train.bin"
+    np.arange(1, 5000).astype("<u2").tofile(path)
+    dataset = open_dataset(Source("train", (str(path),)), np.dtype("<u2"), TokenChecks())
+    try:
+        status = path.stat()
+        with path.open("r+b") as file:
+            file.seek(4000)
+            file.write(b"\7\7")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+        dataset.look()
+
+        assert dataset.corpus.lost
+    finally:
+        dataset.close()
+
+
+def test_a_file_whose_mode_or_name_changes_is_served_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its content is read again, once, and is the same."""
+    path = tmp_path / "train.bin"
+    np.arange(1, 5000).astype("<u2").tofile(path)
+    dataset = open_dataset(Source("train", (str(path),)), np.dtype("<u2"), TokenChecks())
+    try:
+        path.chmod(0o600)
+        dataset.look()
+        path.rename(tmp_path / "other.bin")
+        (tmp_path / "other.bin").rename(path)
+        dataset.look()
+        dataset.look()
+
+        assert not dataset.corpus.lost
+        assert caplog.text == ""
+    finally:
+        dataset.close()

@@ -149,7 +149,7 @@ def test_a_dataset_found_lost_is_not_brought_in_any_further(
         with open(corpus.shards[0].path, "r+b") as file:
             file.write(b"other")
         os.utime(corpus.shards[0].path, ns=(1, 1))
-        corpus.look()
+        corpus.look(lambda: True)
         return False
 
     with caplog.at_level(logging.INFO, "tokenfeed.server"):

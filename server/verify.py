@@ -1,0 +1,85 @@
+"""python -m server.verify: read every byte of a dataset, and keep its digest beside its files.
+
+With it, servers of corpora above 1 GiB are compared by all of their content, and rot is found: what
+was read before and is as old and as long as it was has to be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenfeed.errors import BadCorpus, TokenfeedError
+
+from .dataset import TokenChecks, full_digest, open_dataset
+from .digest import read_sidecar, sidecar_path, write_sidecar
+from .shards import parse_data
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m server.verify",
+        description="Reads every byte of a dataset, and keeps its digest beside its files.",
+    )
+    parser.add_argument(
+        "data",
+        nargs="+",
+        metavar="PATH",
+        help="what --data of the server takes: a file, or several files, a glob or a folder",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("uint16", "uint32"),
+        default="uint16",
+        help="type of the tokens (default: %(default)s)",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Verify.  Returns: 0 if all is well, 1 after an error said in one line."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
+    try:
+        verify(arguments.data, np.dtype(arguments.dtype).newbyteorder("<"))
+    except TokenfeedError as error:
+        print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
+        return 1
+    return 0
+
+
+def verify(words: Sequence[str], dtype: np.dtype[np.unsignedinteger]) -> None:
+    """Read a dataset in full, compare it with what is known of it, and keep its digest.
+
+    Raises: BadCorpus if its content is another one than when it was last verified, or it cannot be
+    read.
+    """
+    dataset = open_dataset(parse_data(words), dtype, TokenChecks(doubt_dtype=False))
+    try:
+        shards = dataset.corpus.shards
+        known = read_sidecar(shards, dtype)
+        found = full_digest(dataset.corpus)
+        print(f"dataset {dataset.name}: {dataset.corpus.token_counts.sum():,} tokens")
+        print(f"fingerprint: {dataset.fingerprint.hex()}")
+        print(f"digest:      {found.hex()}")
+        if known and known != found:
+            raise BadCorpus(
+                shards[0].path,
+                f"has other content than when it was verified, with the same times of last write; "
+                f"{sidecar_path(shards)} says {known.hex()}",
+            )
+        try:
+            print(f"kept in {write_sidecar(shards, dtype, found)}")
+        except OSError as error:
+            print(f"not kept: {sidecar_path(shards)} cannot be written: {error.strerror}")
+    finally:
+        dataset.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

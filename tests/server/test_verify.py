@@ -1,0 +1,153 @@
+"""python -m server.verify: every byte is read, and what was found is kept beside the files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client import RemoteBatches
+from client.channel import describe
+from server.verify import main
+from tests import reference
+from tests.conftest import Serve, WriteTokens
+from tokenfeed.errors import Unreachable
+
+LARGE_BYTES = (1 << 30) + (4 << 20)
+
+
+@pytest.fixture
+def corpus(write_tokens: WriteTokens) -> Path:
+    return write_tokens(np.arange(1, 3000))
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> list[Path]:
+    """Two copies of a corpus above 1 GiB, nearly all of it holes, in which one token differs that
+    no block of the fingerprint holds.
+    """
+    paths = [tmp_path / name / "train.bin" for name in ("one", "other")]
+    for index, path in enumerate(paths):
+        path.parent.mkdir()
+        with path.open("wb") as file:
+            file.truncate(LARGE_BYTES)
+            file.seek((600 << 20) + 100_000)
+            file.write(bytes([1, index]))
+            file.seek(LARGE_BYTES - 2)
+            file.write(b"\1\1")
+    return paths
+
+
+def sidecar(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tokenfeed-digest.json")
+
+
+def expected_digest(path: Path) -> bytes:
+    return reference.digest("uint16", [path.read_bytes()], 2)
+
+
+def digest_of(serve: Serve, path: Path) -> bytes:
+    return describe(serve("--data", path).address).datasets[0].digest
+
+
+def test_it_keeps_the_digest_of_the_protocol(
+    corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = expected_digest(corpus).hex()
+
+    assert main([str(corpus)]) == 0
+
+    assert f"digest:      {expected}" in capsys.readouterr().out
+    assert json.loads(sidecar(corpus).read_text())["digest"] == expected
+
+
+def test_a_small_corpus_has_its_digest_without_being_verified(serve: Serve, corpus: Path) -> None:
+    """All of it is read at every start anyway."""
+    assert digest_of(serve, corpus) == expected_digest(corpus)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_large_corpora_that_differ_in_one_token_are_told_apart_once_verified(
+    serve: Serve, large: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their fingerprints, over a sample of the content, are the same."""
+    plain = [describe(serve("--data", path).address).datasets[0] for path in large]
+    assert plain[0].fingerprint == plain[1].fingerprint
+    assert [dataset.digest for dataset in plain] == [b"", b""]
+
+    assert [main([str(path)]) for path in large] == [0, 0]
+
+    servers = [serve("--data", path, "--warm-up-bytes", "0") for path in large]
+    digests = [describe(server.address).datasets[0].digest for server in servers]
+    assert digests[0] != digests[1]
+    both = [server.address for server in servers]
+    with RemoteBatches(both, 2, 64, rank=0, world_size=1, deadline_seconds=1.0) as feed:
+        next(feed)
+        assert f"refused {both[1]}: serves another corpus: digest" in caplog.text
+        servers[0].process.kill()
+        with pytest.raises(Unreachable, match=f"{both[1]}: serves another corpus: digest"):
+            for _ in feed:
+                pass
+
+
+def test_a_sidecar_of_other_files_is_ignored(
+    serve: Serve, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file was written anew since."""
+    assert main([str(corpus)]) == 0
+    np.arange(2, 3001).astype("<u2").tofile(corpus)
+    os.utime(corpus, (1, 1))
+
+    assert digest_of(serve, corpus) == expected_digest(corpus)
+    assert main([str(corpus)]) == 0
+
+
+def test_rot_is_found(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other content, with the times of last write that it had."""
+    assert main([str(corpus)]) == 0
+    status = corpus.stat()
+    with corpus.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\7")
+    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert main([str(corpus)]) == 1
+
+    assert "has other content than when it was verified" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", '{"digest": 5}', '{"digest": "zz"}', '{"digest": "00"}', "\0\1"],
+)
+def test_a_sidecar_that_is_none_is_ignored(corpus: Path, content: str) -> None:
+    sidecar(corpus).write_text(content)
+
+    assert main([str(corpus)]) == 0
+
+
+def test_where_nothing_may_be_written_the_digest_is_said(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A read-only volume."""
+
+    def read_only(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("server.digest.os.replace", read_only)
+
+    assert main([str(corpus)]) == 0
+
+    assert "not kept" in capsys.readouterr().out
+    assert list(corpus.parent.iterdir()) == [corpus]
+
+
+def test_what_is_no_dataset_is_an_error_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "missing.bin")]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
