@@ -198,10 +198,13 @@ class RemoteDataset:
 
 
 def _require_same(replica: Replica, described: pb.Dataset, reference: pb.Dataset) -> None:
-    """Raise StreamMismatch unless a server has the corpus that the stream began with."""
+    """Raise StreamMismatch unless a server has the corpus that the stream began with: by the
+    fingerprint, and by the digest where both have one.
+    """
     for name in ("fingerprint", "digest"):
         theirs, ours = getattr(described, name), getattr(reference, name)
-        if theirs != ours and theirs and ours:
+        known = name == "fingerprint" or (theirs and ours)
+        if known and theirs != ours:
             raise StreamMismatch(
                 replica.address, f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}"
             )

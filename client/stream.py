@@ -34,6 +34,10 @@ PREFETCH_BYTES = 32 << 20
 end.
 """
 _INTERRUPT_SECONDS = 0.1
+_BYTES_PER_SECOND_MIN = 1 << 20
+"""A frame longer than that may take a second more for each such part of it; so does the server's
+patience.
+"""
 FIRST_PREFETCH_BYTES = 1 << 19
 """200 streams that begin together have their first batch after 0.7 s if each has 32 MiB under way,
 after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a second.
@@ -74,6 +78,8 @@ class FrameStream:
         batch_bytes = 2 * (request.context_length + 1) * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
+        # A long row is one frame, of which nothing is seen before all of it is there.
+        self._frame_seconds = 4 * (request.context_length + 1) // _BYTES_PER_SECOND_MIN
         self._tour = remote.tour()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
         self._watch = threading.Thread(
@@ -183,7 +189,7 @@ class FrameStream:
     def _leave_silent(self) -> None:
         """The watching thread: cancels calls that have brought nothing for too long."""
         while not (self._closed or self._ended):
-            patience_seconds = left_seconds = self._tour.progress_seconds
+            patience_seconds = left_seconds = self._patience_seconds()
             if self._calls:
                 left_seconds -= time.monotonic() - self._moved
                 if left_seconds <= 0:
@@ -191,6 +197,9 @@ class FrameStream:
                     self._cancel_calls()
                     left_seconds = patience_seconds
             self._watch_bell.wait(left_seconds)
+
+    def _patience_seconds(self) -> float:
+        return self._tour.progress_seconds + self._frame_seconds
 
     def _cancel_calls(self) -> None:
         for call in tuple(self._calls):
@@ -204,7 +213,7 @@ class FrameStream:
             return
         self._taken_up = self._received_row > 0
         self._silent = False
-        patience_seconds = self._tour.progress_seconds
+        patience_seconds = self._patience_seconds()
         with self._remote.connected(replica, patience_seconds) as channel:
             try:
                 described = self._remote.described(patience_seconds)
