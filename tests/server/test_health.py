@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -12,8 +14,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from client import RemoteBatches
 from tests.conftest import Serve, WriteTokens
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 STATUS = health_pb2.HealthCheckResponse
 SECONDS = 5.0
@@ -77,20 +79,18 @@ def test_a_server_that_is_being_stopped_says_so(serve: Serve, two: list[Path]) -
 
 
 def test_no_load_hides_health(serve: Serve, two: list[Path]) -> None:
-    """All streams that are allowed are open, and more are asked for all the time."""
+    """All streams that are allowed are open and read, and more are asked for all the time."""
     server = serve("--data", two[0], "--max-streams", "2")
     with grpc.insecure_channel(server.address) as channel:
-        feeds = [
-            RemoteBatches(server.address, 8, 256, seed=seed, rank=0, world_size=1)
-            for seed in range(6)
-        ]
         stopped = threading.Event()
 
-        def consume(feed: RemoteBatches) -> None:
-            while not stopped.is_set() and next(feed, None) is not None:
-                pass
+        def consume() -> None:
+            while not stopped.is_set():
+                with contextlib.suppress(grpc.RpcError):
+                    for _ in itertools.islice(frames(channel), 100):
+                        pass
 
-        threads = [threading.Thread(target=consume, args=(feed,), daemon=True) for feed in feeds]
+        threads = [threading.Thread(target=consume) for _ in range(12)]
         for thread in threads:
             thread.start()
         try:
@@ -98,9 +98,17 @@ def test_no_load_hides_health(serve: Serve, two: list[Path]) -> None:
                 assert health(channel) == STATUS.SERVING
         finally:
             stopped.set()
-            for feed, thread in zip(feeds, threads, strict=True):
-                feed.close()
+            for thread in threads:
                 thread.join()
+
+
+def frames(channel: grpc.Channel) -> Iterator[bytes]:
+    """Ask for batches, the same ones each time."""
+    request = pb.GetBatchRequest(
+        batch_size=8, context_length=256, order="random-1", num_batches=1000
+    )
+    ask = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+    yield from ask(request.SerializeToString(), timeout=SECONDS)
 
 
 def test_a_unix_socket_serves_trainers_of_this_machine(
@@ -109,10 +117,10 @@ def test_a_unix_socket_serves_trainers_of_this_machine(
     path = tmp_path / "feed.sock"
     server = serve("--data", two[0], "--unix", path)
     with (
-        RemoteBatches(f"unix:{path}", 4, 16, rank=0, world_size=1) as here,
-        RemoteBatches(server.address, 4, 16, rank=0, world_size=1) as there,
+        grpc.insecure_channel(f"unix:{path}") as here,
+        grpc.insecure_channel(server.address) as there,
     ):
-        assert (next(here)[0] == next(there)[0]).all()
+        assert next(frames(here)) == next(frames(there))
 
 
 def test_a_unix_socket_that_is_in_use_is_refused_and_a_left_one_replaced(

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client import RemoteBatches
 from client.channel import describe
+from client.dataset import RemoteDataset
 from server.verify import main
 from tests import reference
 from tests.conftest import Serve, WriteTokens
-from tokenfeed.errors import Unreachable
 
 LARGE_BYTES = (1 << 30) + (4 << 20)
 
@@ -85,13 +84,10 @@ def test_large_corpora_that_differ_in_one_token_are_told_apart_once_verified(
     digests = [describe(server.address).datasets[0].digest for server in servers]
     assert digests[0] != digests[1]
     both = [server.address for server in servers]
-    with RemoteBatches(both, 2, 64, rank=0, world_size=1, deadline_seconds=1.0) as feed:
-        next(feed)
-        assert f"refused {both[1]}: serves another corpus: digest" in caplog.text
-        servers[0].process.kill()
-        with pytest.raises(Unreachable, match=f"{both[1]}: serves another corpus: digest"):
-            for _ in feed:
-                pass
+    remote = RemoteDataset(both, "", 64, deadline_seconds=10.0)
+    assert remote.described(10.0).digest == digests[0]
+    assert f"refused {both[1]}: serves another corpus: digest" in caplog.text
+    remote.close()
 
 
 def test_a_sidecar_of_other_files_is_ignored(
