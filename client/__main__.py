@@ -15,6 +15,7 @@ from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
+from .arguments import security
 from .bench import measure
 from .channel import describe
 from .dataset import RemoteDataset
@@ -115,7 +116,11 @@ def run_describe(arguments: argparse.Namespace) -> None:
     if arguments.context_length is not None:
         require_range("--context-length", arguments.context_length, 1, SAMPLE_END)
     described = describe(
-        arguments.target, None, arguments.context_length, timeout_seconds=_WAIT_SECONDS
+        arguments.target,
+        None,
+        arguments.context_length,
+        timeout_seconds=_WAIT_SECONDS,
+        security=security(),
     )
     print(f"tokenfeed {described.server_version} at {arguments.target}")
     print(f"orders: {', '.join(described.orders)}")
@@ -147,6 +152,7 @@ def run_show(arguments: argparse.Namespace) -> None:
         arguments.dataset,
         arguments.context_length,
         deadline_seconds=_WAIT_SECONDS,
+        security=security(),
     )
     stream = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     stream.start()

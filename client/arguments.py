@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+from collections.abc import Callable, Mapping
 
 from tokenfeed.errors import InvalidRequest
+
+from .channel import Security
 
 
 def integer(name: str, value: int) -> int:
@@ -53,6 +57,25 @@ def _encodable(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def security(
+    tls_ca: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    token: str | Callable[[], str] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Security:
+    """Return what was given, and for the rest what the environment says.
+
+    Raises: InvalidRequest.
+    """
+    return Security(
+        tls_ca or environment.get("TOKENFEED_TLS_CA") or None,
+        tls_cert or environment.get("TOKENFEED_TLS_CERT") or None,
+        tls_key or environment.get("TOKENFEED_TLS_KEY") or None,
+        token or environment.get("TOKENFEED_TOKEN") or None,
+    )
 
 
 def first_sample(start_step: int, start_sample: int | None, samples_per_step: int) -> int:

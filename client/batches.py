@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
-from .arguments import count, first_sample, integer, optional_integer, seconds, text
+from .arguments import count, first_sample, integer, optional_integer, seconds, security, text
 from .dataset import RemoteDataset
 from .delivery import delivery_to
 from .epochs import Epoch, EpochPlan, Tail, pad_targets
@@ -66,6 +66,10 @@ class RemoteBatches(IterableDataset[Batch]):
         prefetch_bytes: int = PREFETCH_BYTES,
         progress_seconds: float = PROGRESS_SECONDS,
         deadline_seconds: float | None = 600.0,
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        token: str | Callable[[], str] | None = None,
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
@@ -85,6 +89,10 @@ class RemoteBatches(IterableDataset[Batch]):
         prefetch_bytes: room for what is received ahead.  progress_seconds: how long a server may
         send nothing of what was asked for before the next one is asked.  deadline_seconds: how long
         to wait while no server answers; None is for ever.
+        tls_ca: PEM file of the authorities that servers have to be signed by; without it the
+        connection is plaintext.  tls_cert, tls_key: PEM files, where servers ask for a certificate.
+        token: a bearer token, or what returns one; never sent in plaintext, except to this machine.
+        By default TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, TOKENFEED_TLS_KEY and TOKENFEED_TOKEN.
 
         Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
         limit.
@@ -129,6 +137,7 @@ class RemoteBatches(IterableDataset[Batch]):
             deadline_seconds=deadline_seconds,
             progress_seconds=progress_seconds,
             first_replica=rank,
+            security=security(tls_ca, tls_cert, tls_key, token),
         )
         self._finalizer = weakref.finalize(self, self._remote.close)
         self._reader: Reader | None = None

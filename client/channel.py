@@ -12,8 +12,10 @@ import os
 # worth a line is said by `retry`. It reads this once, when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from collections.abc import Iterator
-from typing import Protocol
+import ipaddress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -74,19 +76,82 @@ class DescribeCall:
         self._call.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a connection is protected. What it holds is never said or logged.
+
+    tls_ca: PEM file of the authorities that servers have to be signed by; None is plaintext.
+    tls_cert, tls_key: PEM files of one's own certificate, for servers that ask for one.  token: a
+    bearer token, or what returns one for each call; None is none.
+    """
+
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check what goes together.  Raises: InvalidRequest."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidRequest("tls_cert", "and tls_key go together")
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise InvalidRequest("tls_ca", "is missing; it says which servers to trust")
+
+    def channel(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+        """Open a channel.  Raises: InvalidRequest if a file cannot be read."""
+        if self.tls_ca is None:
+            return grpc.insecure_channel(target, options)
+        credentials = grpc.ssl_channel_credentials(
+            _read("tls_ca", self.tls_ca),
+            None if self.tls_key is None else _read("tls_key", self.tls_key),
+            None if self.tls_cert is None else _read("tls_cert", self.tls_cert),
+        )
+        return grpc.secure_channel(target, credentials, options)
+
+    def metadata(self, target: str) -> tuple[tuple[str, str], ...]:
+        """Return what a call carries.  Raises: InvalidRequest where a token would travel in
+        plaintext.
+        """
+        if self.token is None:
+            return ()
+        if self.tls_ca is None and not _is_local(target):
+            raise InvalidRequest("token", f"would travel to {target} in plaintext; give tls_ca too")
+        token = self.token() if callable(self.token) else self.token
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise InvalidRequest("token", "is no printable ASCII text")
+        return (("authorization", f"Bearer {token}"),)
+
+
+PLAINTEXT = Security()
+
+
 class Channel:
     """A connection to one server. Channels of one generation to the same server share one
     connection of this process.
     """
 
-    def __init__(self, target: str, generation: int = 0) -> None:
-        """Remember where to connect; does no I/O.
+    def __init__(
+        self,
+        target: str,
+        generation: int = 0,
+        security: Security = PLAINTEXT,
+        authority: str | None = None,
+    ) -> None:
+        """Remember where to connect; does no network I/O.
 
         target: an address as gRPC takes it.  generation: another one is another connection.
+        authority: the name that the server's certificate has to have, where that is not the
+        target's.  Raises: InvalidRequest if a file of security cannot be read.
         """
         self.target = target
-        options = (*_OPTIONS, (_GENERATION, generation))
-        self._channel = grpc.insecure_channel(target, options)
+        self._security = security
+        options: list[tuple[str, Any]] = [*_OPTIONS, (_GENERATION, generation)]
+        if authority is not None:
+            options += [
+                ("grpc.ssl_target_name_override", authority),
+                ("grpc.default_authority", authority),
+            ]
+        self._channel = security.channel(target, options)
         self._get_batch: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             f"/{_SERVICE}/GetBatch"
         )
@@ -96,11 +161,17 @@ class Channel:
 
     def get_batch(self, request: pb.GetBatchRequest) -> Call:
         """Send a request and return the call: an iterator of encoded frames."""
-        return self._get_batch(request.SerializeToString())
+        return self._get_batch(
+            request.SerializeToString(), metadata=self._security.metadata(self.target)
+        )
 
     def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> DescribeCall:
         """Ask what is served, and return the call; it ends after so many seconds."""
-        call = self._describe.future(request.SerializeToString(), timeout=timeout_seconds)
+        call = self._describe.future(
+            request.SerializeToString(),
+            timeout=timeout_seconds,
+            metadata=self._security.metadata(self.target),
+        )
         return DescribeCall(call, self.target)
 
     def close(self) -> None:
@@ -130,6 +201,27 @@ def require_address(target: str) -> None:
         raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; write HOST:PORT")
 
 
+def _is_local(target: str) -> bool:
+    """Say whether what is sent to a target stays on this machine."""
+    if target.startswith("unix:"):
+        return True
+    host = target.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, TypeError) as error:
+        raise InvalidRequest(name, f"cannot be read: {error}") from error
+
+
 def translated(error: grpc.RpcError, target: str) -> TokenfeedError:
     """Return the exception that a failed call stands for: a ServerAway where asking again, or
     another server, may help.
@@ -156,6 +248,7 @@ def describe(
     context_length: int | None = None,
     *,
     timeout_seconds: float = 10.0,
+    security: Security = PLAINTEXT,
 ) -> pb.DescribeResponse:
     """Return what the server at target serves, in one call.
 
@@ -163,7 +256,7 @@ def describe(
     Unreachable.
     """
     require_address(target)
-    channel = Channel(target)
+    channel = Channel(target, security=security)
     try:
         request = pb.DescribeRequest(dataset=dataset or "", context_length=context_length)
         return channel.describe(request, timeout_seconds).result()

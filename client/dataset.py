@@ -15,7 +15,7 @@ from typing import cast
 from tokenfeed.errors import InvalidRequest, ServerAway, StreamMismatch
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .channel import Channel, DescribeCall
+from .channel import PLAINTEXT, Channel, DescribeCall, Security
 from .replicas import Replica, Replicas, Targets
 from .tour import PROGRESS_SECONDS, Tour
 
@@ -37,6 +37,7 @@ class RemoteDataset:
         deadline_seconds: float | None,
         progress_seconds: float = PROGRESS_SECONDS,
         first_replica: int = 0,
+        security: Security = PLAINTEXT,
     ) -> None:
         """Remember where to ask; does no I/O.
 
@@ -45,7 +46,7 @@ class RemoteDataset:
         one of them.  first_replica: which one a stream asks first, modulo their number.
         Raises: InvalidRequest if a target is no address.
         """
-        self._replicas = Replicas(targets)
+        self._replicas = Replicas(targets, security)
         self._request = pb.DescribeRequest(dataset=dataset, context_length=context_length)
         self._deadline_seconds = deadline_seconds
         self._progress_seconds = progress_seconds

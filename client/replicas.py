@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from tokenfeed.errors import InvalidRequest, Unreachable
 
-from .channel import Channel, require_address
+from .channel import PLAINTEXT, Channel, Security, require_address
 
 _DNS = "dns:///"
 
@@ -23,9 +23,11 @@ Targets = str | Sequence[str]
 class Replica:
     """One server: its address, and the connection to it that streams share."""
 
-    def __init__(self, address: str) -> None:
-        """Remember an address as gRPC takes it; does no I/O."""
+    def __init__(self, address: str, security: Security, authority: str | None = None) -> None:
+        """Remember an address as gRPC takes it; does no I/O.  authority: as for Channel."""
         self.address = address
+        self._security = security
+        self._authority = authority
         self._lock = threading.RLock()
         self._generations = itertools.count()
         self._channel: Channel | None = None
@@ -58,7 +60,9 @@ class Replica:
     def _take(self) -> Channel:
         with self._lock:
             if self._channel is None:
-                self._channel = Channel(self.address, next(self._generations))
+                self._channel = Channel(
+                    self.address, next(self._generations), self._security, self._authority
+                )
             self._users[self._channel] = self._users.get(self._channel, 0) + 1
             return self._channel
 
@@ -83,7 +87,7 @@ class Replicas:
     address.
     """
 
-    def __init__(self, targets: Targets) -> None:
+    def __init__(self, targets: Targets, security: Security = PLAINTEXT) -> None:
         """Remember whom to ask; does no I/O.
 
         targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", each address
@@ -94,6 +98,7 @@ class Replicas:
             raise InvalidRequest("target", "names no server; write HOST:PORT")
         for target in self._targets:
             require_address(target)
+        self._security = security
         self._lock = threading.RLock()
         self._known: dict[str, Replica] = {}
         self._current: list[Replica] = []
@@ -126,15 +131,18 @@ class Replicas:
 
     def _resolve(self) -> None:
         failure: Unreachable | None = None
-        addresses: dict[str, None] = {}
+        addresses: dict[str, str | None] = {}
         for target in self._targets:
             try:
-                addresses |= dict.fromkeys(_addresses(target))
+                addresses |= dict.fromkeys(_addresses(target), _authority(target))
             except OSError as error:  # noqa: PERF203 - one name may fail, and the others not
                 failure = Unreachable(target, f"cannot be resolved: {error.strerror}")
         if not addresses and failure is not None:
             raise failure
-        self._current = [self._known.setdefault(address, Replica(address)) for address in addresses]
+        self._current = [
+            self._known.setdefault(address, Replica(address, self._security, authority))
+            for address, authority in addresses.items()
+        ]
 
 
 def _addresses(target: str) -> list[str]:
@@ -148,6 +156,13 @@ def _addresses(target: str) -> list[str]:
     return sorted(
         {_numeric(family, str(place[0]), int(place[1])) for family, _, _, _, place in found}
     )
+
+
+def _authority(target: str) -> str | None:
+    """Return the name that a resolved address has to prove by its certificate."""
+    if not target.startswith(_DNS):
+        return None
+    return target.removeprefix(_DNS).rpartition(":")[0].strip("[]")
 
 
 def _numeric(family: socket.AddressFamily, host: str, port: int) -> str:

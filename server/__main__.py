@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+import grpc
 import numpy as np
 
 from tokenfeed import __version__
@@ -32,6 +33,7 @@ from .calls import CALLS_PER_STREAM, DESCRIBE_LIMITS, Calls, StreamLimits
 from .dataset import Dataset, TokenChecks, open_dataset
 from .health import Health
 from .kernel import keep_freed_memory
+from .security import TlsFiles, TokenInterceptor, Tokens, server_credentials
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
 from .warmup import WarmUp
@@ -134,6 +136,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="bring datasets into memory while they are served, as long as all that is brought in "
         "has at most so many bytes; 0 brings in none (default: what there is room for)",
     )
+    for option, what in (
+        ("--tls-cert", "certificate chain of this server, PEM; renewed files are noticed"),
+        ("--tls-key", "its private key, PEM"),
+        ("--tls-client-ca", "take only clients with a certificate that this authority signed, PEM"),
+        ("--token-file", "take only clients with one of these bearer tokens, one a line"),
+    ):
+        parser.add_argument(option, metavar="PATH", help=what)
+    parser.add_argument(
+        "--allow-plaintext-token",
+        action="store_true",
+        help="let tokens travel without TLS, where something else protects the network",
+    )
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning"),
@@ -170,6 +184,8 @@ def serve(arguments: argparse.Namespace) -> None:
     require_fast_checksum()
     keep_freed_memory()
     limits = stream_limits(arguments)
+    credentials = tls_credentials(arguments)
+    tokens = Tokens(arguments.token_file) if arguments.token_file else None
     datasets = open_datasets(arguments)
     stopped = threading.Event()
     _on_signal(stopped.set)
@@ -185,16 +201,23 @@ def serve(arguments: argparse.Namespace) -> None:
         service.handler(),
         calls_max=CALLS_PER_STREAM * (limits.streams + DESCRIBE_LIMITS.streams),
         request_bytes_max=arguments.max_request_bytes,
+        interceptors=[TokenInterceptor(tokens)] if tokens else [],
     )
     health = Health(datasets)
     health.add_to(server)
-    addresses = [listener.bind(server, arguments.host, arguments.port)]
+    has_secrets = tokens is not None and not arguments.allow_plaintext_token
+    addresses = [
+        listener.bind(server, arguments.host, arguments.port, credentials, has_secrets=has_secrets)
+    ]
     if arguments.unix:
         addresses.append(listener.bind_unix(server, arguments.unix))
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     corpora = [dataset.corpus for dataset in datasets.values()]
-    watch = Watch(datasets.values(), health.look)
+    looks = [health.look, *([tokens.look] if tokens else [])]
+    watch = Watch(datasets.values(), looks)
+    if tokens:
+        signal.signal(signal.SIGHUP, lambda *_: tokens.look())
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
     stopped.wait()
     _LOG.info("stopping")
@@ -218,6 +241,17 @@ def _on_signal(react: Callable[[], None]) -> None:
     """Call react on SIGTERM and Ctrl-C; as process 1 of a container there is no default."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: react())
+
+
+def tls_credentials(arguments: argparse.Namespace) -> grpc.ServerCredentials | None:
+    """Return what the command line says of TLS; None is plaintext.  Raises: InvalidRequest."""
+    cert, key, client_ca = arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca
+    if not (cert or key or client_ca):
+        return None
+    for option, value in (("--tls-cert", cert), ("--tls-key", key)):
+        if not value:
+            raise InvalidRequest(option, "is missing; TLS needs both --tls-cert and --tls-key")
+    return server_credentials(TlsFiles(cert, key, client_ca))
 
 
 def stream_limits(arguments: argparse.Namespace) -> StreamLimits:

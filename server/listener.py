@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -38,7 +39,11 @@ _OPTIONS = (
 
 
 def create_server(
-    handler: grpc.GenericRpcHandler, *, calls_max: int, request_bytes_max: int
+    handler: grpc.GenericRpcHandler,
+    *,
+    calls_max: int,
+    request_bytes_max: int,
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
 ) -> grpc.Server:
     """Return a server that is not bound to any port yet.
 
@@ -46,15 +51,24 @@ def create_server(
     """
     pool = ThreadPoolExecutor(calls_max + _CALLS_SPARE, "tokenfeed-call")
     options = (*_OPTIONS, ("grpc.max_receive_message_length", request_bytes_max))
-    return grpc.server(pool, handlers=[handler], options=options)
+    return grpc.server(pool, handlers=[handler], interceptors=list(interceptors), options=options)
 
 
-def bind(server: grpc.Server, host: str | None, port: int) -> str:
+def bind(
+    server: grpc.Server,
+    host: str | None,
+    port: int,
+    credentials: grpc.ServerCredentials | None = None,
+    *,
+    has_secrets: bool = False,
+) -> str:
     """Bind the server and return the address, "host:port".
 
     host: a name or an address; None is all interfaces, IPv6 and IPv4, or IPv4 alone where there is
     no IPv6.
-    port: in [0, 65535]; 0 picks a free one.  Raises: InvalidRequest if that is not possible.
+    port: in [0, 65535]; 0 picks a free one.  credentials: None is plaintext.  has_secrets: whether
+    plaintext is refused except on a loopback address.  Raises: InvalidRequest if that is not
+    possible.
     """
     if not 0 <= port <= 65535:
         raise InvalidRequest("--port", f"{port} is not in [0, 65535]")
@@ -62,15 +76,25 @@ def bind(server: grpc.Server, host: str | None, port: int) -> str:
     if address == "0.0.0.0" and _has_ipv6():
         # gRPC makes it all interfaces of both kinds anyway; so that is what is probed and said.
         family, address = socket.AF_INET6, "::"
+    is_local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if has_secrets and credentials is None and not is_local:
+        raise InvalidRequest(
+            "--token-file",
+            "needs --tls-cert and --tls-key, or tokens would travel in plaintext; "
+            "--allow-plaintext-token allows that",
+        )
     port = _require_free(family, address, port)
     where = f"[{address}]" if family == socket.AF_INET6 else address
     try:
-        bound = server.add_insecure_port(f"{where}:{port}")
+        if credentials is None:
+            bound = server.add_insecure_port(f"{where}:{port}")
+        else:
+            bound = server.add_secure_port(f"{where}:{port}", credentials)
     except RuntimeError:
         bound = 0
     if bound == 0:
         raise InvalidRequest("--port", f"{where}:{port} cannot be bound")
-    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+    if credentials is None and not is_local:
         _LOG.warning(
             "plaintext address=%s: anybody who can reach this port can read the datasets", where
         )

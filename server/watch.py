@@ -21,10 +21,12 @@ LOOK_SECONDS = 1.0
 class Watch:
     """A thread that looks at datasets until it is closed."""
 
-    def __init__(self, datasets: Iterable[Dataset], tell: Callable[[], None]) -> None:
-        """Begin to look.  tell: is called after each look."""
+    def __init__(
+        self, datasets: Iterable[Dataset], others: Iterable[Callable[[], None]] = ()
+    ) -> None:
+        """Begin to look.  others: what else looks at something then."""
         self._datasets = list(datasets)
-        self._tell = tell
+        self._others = list(others)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-watch", daemon=True)
         self._thread.start()
@@ -38,7 +40,8 @@ class Watch:
         while not self._closed.wait(LOOK_SECONDS):
             for dataset in self._datasets:
                 _look(dataset)
-            self._tell()
+            for look in self._others:
+                look()
 
 
 def _look(dataset: Dataset) -> None:

@@ -8,6 +8,7 @@ TokenfeedError
     SamplesExhausted    the samples would reach 2^63
     StreamMismatch      the stream is not the one that the caller expects
     NotTokenfeed        a gRPC server answers there, but not a tokenfeed server
+    NotAllowed          no valid token
   CorpusError         the operator changes something
     BadCorpus           a token file cannot be served as it is
     CorpusChanged       a token file changed while it was served
@@ -87,6 +88,12 @@ class NotTokenfeed(RequestError):
     status = "UNIMPLEMENTED"
 
 
+class NotAllowed(RequestError):
+    """The server wants a token, and this is none of its own."""
+
+    status = "UNAUTHENTICATED"
+
+
 class CorpusError(TokenfeedError):
     """The operator of the server has to mend its files or its command line."""
 
@@ -138,6 +145,7 @@ _FINAL: dict[str, type[TokenfeedError]] = {
         SamplesExhausted,
         StreamMismatch,
         NotTokenfeed,
+        NotAllowed,
         CorpusChanged,
     )
 }
