@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 import numpy as np
+from grpc_reflection.v1alpha import reflection
 
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, TokenfeedError
@@ -31,6 +32,7 @@ from tokenfeed.position import require_range
 from . import listener
 from .calls import CALLS_PER_STREAM, DESCRIBE_LIMITS, Calls, StreamLimits
 from .dataset import Dataset, TokenChecks, open_dataset
+from .health import SERVICE as HEALTH_SERVICE
 from .health import Health
 from .kernel import keep_freed_memory
 from .security import TlsFiles, TokenInterceptor, Tokens, server_credentials
@@ -149,6 +151,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="let tokens travel without TLS, where something else protects the network",
     )
     parser.add_argument(
+        "--reflection",
+        action="store_true",
+        help="describe the services to tools that ask by gRPC's reflection",
+    )
+    parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning"),
         default="info",
@@ -205,6 +212,9 @@ def serve(arguments: argparse.Namespace) -> None:
     )
     health = Health(datasets)
     health.add_to(server)
+    if arguments.reflection:
+        names = (service.name, HEALTH_SERVICE, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
     has_secrets = tokens is not None and not arguments.allow_plaintext_token
     addresses = [
         listener.bind(server, arguments.host, arguments.port, credentials, has_secrets=has_secrets)

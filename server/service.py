@@ -50,6 +50,8 @@ Parsed = TypeVar("Parsed", bound=Message)
 class TokenFeed:
     """The service tokenfeed.v1.TokenFeed over some datasets."""
 
+    name = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
+
     def __init__(
         self,
         datasets: Mapping[str, Dataset],
@@ -76,7 +78,7 @@ class TokenFeed:
         message gRPC would wait for ever, in a thread that nobody has counted yet.
         """
         return grpc.method_handlers_generic_handler(
-            pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name,
+            self.name,
             {
                 "GetBatch": grpc.stream_stream_rpc_method_handler(self.get_batch),
                 "Describe": grpc.stream_unary_rpc_method_handler(self.describe),
