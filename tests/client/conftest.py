@@ -72,27 +72,33 @@ class ScriptedServer:
         return pb.DescribeResponse(datasets=[dataset] * self.datasets).SerializeToString()
 
 
+def start_server(address: str = "localhost:0") -> tuple[ScriptedServer, grpc.Server]:
+    """Start a scripted server, on a free port unless told otherwise."""
+    script = ScriptedServer()
+    handlers = {
+        "GetBatch": grpc.unary_stream_rpc_method_handler(script.get_batch),
+        "Describe": grpc.unary_unary_rpc_method_handler(script.describe),
+    }
+    server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers),)
+    )
+    port = server.add_insecure_port(address)
+    script.address = address.replace(":0", f":{port}")
+    server.start()
+    return script, server
+
+
 StartScripted = Callable[..., ScriptedServer]
 
 
 @pytest.fixture
 def start_scripted() -> Iterator[StartScripted]:
-    """Start scripted servers, on free ports unless told otherwise; stopped after the test."""
+    """Start scripted servers that are stopped after the test."""
     servers: list[grpc.Server] = []
 
     def start(address: str = "localhost:0") -> ScriptedServer:
-        script = ScriptedServer()
-        handlers = {
-            "GetBatch": grpc.unary_stream_rpc_method_handler(script.get_batch),
-            "Describe": grpc.unary_unary_rpc_method_handler(script.describe),
-        }
-        server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers),)
-        )
-        port = server.add_insecure_port(address)
-        script.address = address.replace(":0", f":{port}")
-        server.start()
+        script, server = start_server(address)
         servers.append(server)
         return script
 
