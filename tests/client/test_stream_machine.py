@@ -67,7 +67,8 @@ def reordered(request: pb.GetBatchRequest, _: grpc.ServicerContext) -> Iterator[
 def damaged(bit: int) -> Script:
     def script(request: pb.GetBatchRequest, _: grpc.ServicerContext) -> Iterator[bytes]:
         for message in messages_of(request):
-            place = bit % (8 * len(message))
+            bits = 8 * len(message)
+            place = bits - 1 - bit % bits  # the tokens come last
             flipped = bytearray(message)
             flipped[place // 8] ^= 1 << place % 8
             yield bytes(flipped)
@@ -87,7 +88,8 @@ SCRIPTS = st.one_of(
     # A refusal after something came looks like one, and is none: the next call is granted.
     st.builds(cut, st.integers(1, 4), st.just(grpc.StatusCode.INVALID_ARGUMENT)),
     st.builds(stall, st.integers(0, 2)),
-    st.builds(damaged, st.integers(0, 4000)),
+    st.builds(damaged, st.integers(0, 150)),
+    st.builds(damaged, st.integers(0, 2000)),
     st.sampled_from([other_identity, twice, reordered, finely]),
 )
 
@@ -140,4 +142,4 @@ class TwoServers(RuleBasedStateMachine):
 
 
 TestTwoServers = pytest.mark.slow(pytest.mark.timeout(300)(TwoServers.TestCase))
-TestTwoServers.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+TestTwoServers.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
