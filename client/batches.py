@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -12,13 +11,14 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenfeed import orders
-from tokenfeed.errors import InvalidRequest, SamplesExhausted
+from tokenfeed.errors import InvalidRequest
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
 from .arguments import count, first_sample, integer, optional_integer, seconds, security, text
+from .cursor import Cursor
 from .dataset import RemoteDataset
 from .delivery import delivery_to
-from .epochs import Epoch, EpochPlan, Tail, pad_targets
+from .epochs import Epoch, EpochPlan, Tail
 from .progress import FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
@@ -28,8 +28,6 @@ from .state import StreamParts, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
 from .tour import PROGRESS_SECONDS
 from .widening import WIDE_NUMPY, Batch, require_fits
-
-_LOG = logging.getLogger("tokenfeed.client")
 
 
 class RemoteBatches(IterableDataset[Batch]):
@@ -142,24 +140,20 @@ class RemoteBatches(IterableDataset[Batch]):
         self._finalizer = weakref.finalize(self, self._remote.close)
         self._reader: Reader | None = None
         self._readers: list[weakref.ref[Reader]] = []  # of epochs, too
-        self._sample = self._request.position.first_sample
-        self._loaded = True
-        self._moves = 0
-        self._batch_count = 0
+        self._cursor = Cursor(self._request.position.first_sample)
         self._counters = Counters()
 
     # --- iterating ---
 
     def __iter__(self) -> RemoteBatches:
-        """Return this iterator itself: every `for` over it goes on where the last one stopped.
-
-        Raises: InvalidRequest in a DataLoader's worker process.
-        """
-        _require_no_worker()
+        """Return this iterator itself: every `for` over it goes on where the last one stopped."""
         return self
 
     def __next__(self) -> Batch:
-        """Return the next (x, y), waiting for it if need be."""
+        """Return the next (x, y), waiting for it if need be.
+
+        Raises: InvalidRequest in a DataLoader's worker process, or in a fork.
+        """
         batch = self._next(None)
         if batch is None:
             raise StopIteration
@@ -185,7 +179,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
         Every rank has to skip as many.  Raises: InvalidRequest if negative; SamplesExhausted.
         """
-        self._go_to(self._sample + count("samples", samples))
+        self._go_to(self._cursor.sample + count("samples", samples))
 
     def close(self) -> None:
         """End threads and connection. May be called twice; iterating afterwards stops at once."""
@@ -225,7 +219,7 @@ class RemoteBatches(IterableDataset[Batch]):
         Says nothing of rank, world size, batch size, address or device: any rank may load it, in
         any number of ranks.  Asks the server for the corpus' fingerprint if nothing was read yet.
         """
-        return write_state(self._sample, self._parts())
+        return write_state(self._cursor.sample, self._parts())
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go on from a saved position.
@@ -241,7 +235,7 @@ class RemoteBatches(IterableDataset[Batch]):
     @property
     def position(self) -> FeedPosition:
         """Where the feed stands: samples and epoch."""
-        return self._position_of(self._sample)
+        return self._position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
@@ -254,11 +248,11 @@ class RemoteBatches(IterableDataset[Batch]):
         epochs.
         """
         self._require_epochs()
-        return self.plan_epoch(0, "drop").batch_count(0)
+        return self._plan_epoch(0, "drop").batch_count(0)
 
     def stats(self) -> FeedStats:
         """Return what the feed has done so far."""
-        batches, sample = self._batch_count, self._sample
+        batches, sample = self._cursor.batches, self._cursor.sample
         return FeedStats(
             batches=batches,
             tokens=batches * self._request.position.batch_size * self._request.context_length,
@@ -288,79 +282,20 @@ class RemoteBatches(IterableDataset[Batch]):
             raise InvalidRequest(
                 "num_batches", "ends a plain loop; an epoch ends by itself, so leave it out"
             )
-        return Epoch(self, epoch, tail)
-
-    def plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Return which samples an epoch's batches hold. For Epoch.
-
-        Raises: InvalidRequest where no file is long enough for a single window.
-        """
-        position = self._request.position
-        windows = self._windows_per_epoch()
-        if windows == 0:
-            longest = self._remote.await_described().longest_file_tokens
-            raise InvalidRequest(
-                "context_length",
-                f"{self._request.context_length} has to be below the tokens of the longest file, "
-                f"{longest}",
-            )
-        return EpochPlan(
-            windows,
-            position.batch_size,
-            position.rank,
-            position.world_size,
-            epoch,
-            tail,
-        )
-
-    def read_epoch(self, plan: EpochPlan) -> Iterator[Batch]:
-        """Read an epoch. For Epoch."""
-        _require_no_worker()
-        begin = plan.first_sample
-        if self._loaded and plan.first_sample <= self._sample < plan.end_sample:
-            begin = self._sample
-        self._loaded = False
-        if dropped := plan.dropped_count(begin):
-            _LOG.info("epoch=%d drops samples=%d", plan.epoch, dropped)
-        batch_count = plan.batch_count(begin)
-        if batch_count == 0:
-            self._sample = plan.end_sample
-            return
-        self._moves += 1
-        move = self._moves
-        reader = self._open(begin, batch_count)
-        try:
-            for index in range(batch_count):
-                if self._moves != move:
-                    raise InvalidRequest(
-                        "epoch",
-                        f"{plan.epoch} was still being read when its feed was moved, by skip, "
-                        "load_state_dict, next or another epoch; begin it anew",
-                    )
-                own_rows = plan.own_rows(reader.sample)
-                batch = None if self._remote.closed else reader.next()
-                if batch is None:
-                    return
-                if plan.tail == "pad":
-                    pad_targets(batch[1], own_rows)
-                self._sample = plan.end_sample if index == batch_count - 1 else reader.sample
-                self._batch_count += 1
-                yield batch
-        finally:
-            reader.close()
+        return Epoch(self._cursor, self._plan_epoch, self._open, epoch, tail)
 
     # --- inside ---
 
     def _next(self, out: Batch | None) -> Batch | None:
         # Another thread, or a signal handler, may close this feed meanwhile.
         reader = self._reader
-        if reader is None or reader.sample != self._sample:
+        if reader is None or reader.sample != self._cursor.sample:
             self._drop_reader()
-            position = self._request.position
-            batches_left = max(0, self._end_sample - self._sample) // position.stride
+            sample = self._cursor.sample
+            batches_left = max(0, self._end_sample - sample) // self._request.position.stride
             if self._remote.closed or batches_left == 0:
                 return None
-            reader = self._reader = self._open(self._sample, batches_left)
+            reader = self._reader = self._open(sample, batches_left)
         try:
             batch = reader.next(out)
         except BaseException:
@@ -368,14 +303,16 @@ class RemoteBatches(IterableDataset[Batch]):
             self._drop_reader()
             raise
         if batch is not None:
-            self._moves += 1
-            self._sample = reader.sample
-            self._loaded = False
-            self._batch_count += 1
+            self._cursor.moves += 1
+            self._cursor.hand_out(reader.sample)
         return batch
 
     def _open(self, sample: int, num_batches: int) -> Reader:
         """Begin to read batches from a sample on."""
+        if get_worker_info() is not None:
+            raise InvalidRequest(
+                "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
+            )
         self._remote.require_own_process()
         own, position = self._request, self._request.position
         place = Position(sample, position.batch_size, position.rank, position.world_size)
@@ -399,12 +336,8 @@ class RemoteBatches(IterableDataset[Batch]):
             reader.close()
 
     def _go_to(self, sample: int) -> None:
-        if sample > SAMPLE_END:
-            raise SamplesExhausted("samples", f"{sample} is not in [0, 2^63]")
+        self._cursor.go_to(sample)
         self._drop_reader()
-        self._moves += 1
-        self._sample = sample
-        self._loaded = True
 
     def _sample_of(self, batch: int) -> int:
         return self._request.position.batch_first_sample(batch)
@@ -431,6 +364,28 @@ class RemoteBatches(IterableDataset[Batch]):
                 "'shuffled' and 'sequential' have",
             )
 
+    def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
+        """Return which samples an epoch's batches hold.  Raises: InvalidRequest where no file is
+        long enough for a single window.
+        """
+        position = self._request.position
+        windows = self._windows_per_epoch()
+        if windows == 0:
+            longest = self._remote.await_described().longest_file_tokens
+            raise InvalidRequest(
+                "context_length",
+                f"{self._request.context_length} has to be below the tokens of the longest file, "
+                f"{longest}",
+            )
+        return EpochPlan(
+            windows,
+            position.batch_size,
+            position.rank,
+            position.world_size,
+            epoch,
+            tail,
+        )
+
     def _windows_per_epoch(self) -> int:
         return self._remote.await_described().windows_per_epoch
 
@@ -443,13 +398,6 @@ class RemoteBatches(IterableDataset[Batch]):
         if self._device.type == "cuda" and self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
         return self._device
-
-
-def _require_no_worker() -> None:
-    if get_worker_info() is not None:
-        raise InvalidRequest(
-            "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
-        )
 
 
 def _device(device: torch.device | str) -> torch.device:

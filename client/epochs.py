@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
 
+from .cursor import Cursor
+from .reader import Reader
 from .widening import Batch
+
+_LOG = logging.getLogger("tokenfeed.client")
 
 Tail = Literal["drop", "wrap", "pad"]
 TAILS: tuple[str, ...] = get_args(Tail)
@@ -62,16 +67,6 @@ class EpochPlan:
         return min(max(0, self.end_sample - first_row_sample), self.batch_size)
 
 
-class EpochFeed(Protocol):
-    """What an epoch needs of the feed that it is an epoch of."""
-
-    def plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Return its plan; asks the server for the number of windows."""
-
-    def read_epoch(self, plan: EpochPlan) -> Iterator[Batch]:
-        """Read it, from where a loaded state stands or else from its beginning."""
-
-
 class Epoch(IterableDataset[Batch]):
     """A sized iterable over one epoch; each `for` starts it anew.
 
@@ -79,25 +74,67 @@ class Epoch(IterableDataset[Batch]):
     `start_sample`, goes on from there instead.
     """
 
-    def __init__(self, feed: EpochFeed, epoch: int, tail: Tail) -> None:
-        """Remember what is to be read; does no I/O.  Raises: InvalidRequest if tail is none."""
+    def __init__(
+        self,
+        cursor: Cursor,
+        make_plan: Callable[[int, Tail], EpochPlan],
+        open_reader: Callable[[int, int], Reader],
+        epoch: int,
+        tail: Tail,
+    ) -> None:
+        """Remember what is to be read; does no I/O.
+
+        cursor: of the feed that it is an epoch of.  make_plan: asks the server for the number of
+        windows.  open_reader: begins to read so many batches from a sample on.
+        Raises: InvalidRequest if tail is none.
+        """
         if tail not in TAILS:
             raise InvalidRequest("tail", f"{tail!r} is none of {', '.join(TAILS)}")
-        self._feed = feed
+        self._cursor = cursor
+        self._make_plan = make_plan
+        self._open_reader = open_reader
         self._epoch = epoch
         self._tail: Tail = tail
 
     def __len__(self) -> int:
         """Return the batches of the whole epoch, the same number on every rank."""
-        plan = self._feed.plan_epoch(self._epoch, self._tail)
+        plan = self._make_plan(self._epoch, self._tail)
         return plan.batch_count(plan.first_sample)
 
     def __iter__(self) -> Iterator[Batch]:
         """Return an iterator over its batches."""
-        return self._feed.read_epoch(self._feed.plan_epoch(self._epoch, self._tail))
+        plan, cursor = self._make_plan(self._epoch, self._tail), self._cursor
+        begin = cursor.enter(plan.first_sample, plan.end_sample)
+        if dropped := plan.dropped_count(begin):
+            _LOG.info("epoch=%d drops samples=%d", plan.epoch, dropped)
+        batch_count = plan.batch_count(begin)
+        if batch_count == 0:
+            cursor.sample = plan.end_sample
+            return
+        moves = cursor.moves
+        reader = self._open_reader(begin, batch_count)
+        try:
+            for index in range(batch_count):
+                if cursor.moves != moves:
+                    raise InvalidRequest(
+                        "epoch",
+                        f"{plan.epoch} was still being read when its feed was moved, by skip, "
+                        "load_state_dict, next or another epoch; begin it anew",
+                    )
+                own_rows = plan.own_rows(reader.sample)
+                batch = reader.next()
+                if batch is None:
+                    return
+                if plan.tail == "pad":
+                    _pad_targets(batch[1], own_rows)
+                is_last = index == batch_count - 1
+                cursor.hand_out(plan.end_sample if is_last else reader.sample)
+                yield batch
+        finally:
+            reader.close()
 
 
-def pad_targets(y: torch.Tensor, own_rows: int) -> None:
+def _pad_targets(y: torch.Tensor, own_rows: int) -> None:
     """Have a loss leave out the rows that are not of this epoch."""
     if own_rows < len(y):
         y[own_rows:].fill_(PADDING)

@@ -38,12 +38,15 @@ class Reader:
         self._stream.start()
 
     def next(self, out: Batch | None = None) -> Batch | None:
-        """Return the next batch, in out where that is given; None at the end. Waits.
+        """Return the next batch, in out where that is given; None at the end, or once the feed is
+        closed. Waits.
 
         Raises: InvalidRequest in a fork; what ended the stream.
         After any exception the reader is of no more use: nobody knows how far it came.
         """
         self._remote.require_own_process()
+        if self._remote.closed:
+            return None
         batch = self._delivery.next(self._stream, out)
         if batch is not None:
             self.sample += self._stride

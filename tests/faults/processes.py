@@ -154,40 +154,36 @@ def all_down(folder: Path, seconds: float, seed: int) -> Report:
 
 def stopped(folder: Path, times: int, seed: int) -> Report:
     """SIGSTOP of the replica then serving: its connections stay open."""
-    report = Report("SIGSTOP of the replica then serving", times)
 
-    def harm(scene: Stage, feed: RemoteBatches) -> None:
-        for _ in range(times):
-            victim = scene.serving()
-            before = feed.stats().reconnects
-            scene.servers[victim].signal(signal.SIGSTOP)
-            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
-            time.sleep(0.2)
-            scene.servers[victim].signal(signal.SIGCONT)
-            time.sleep(0.2)
+    def silence(scene: Stage, victim: int, on: bool) -> None:
+        scene.servers[victim].signal(signal.SIGSTOP if on else signal.SIGCONT)
 
-    _under_load(folder, report, 400 * times, 0.005, harm)
-    report.require(
-        report.longest_gap < _PROGRESS_SECONDS + 0.5, "left within the progress timeout + 0.5 s"
-    )
-    return report
+    return _silenced(folder, Report("SIGSTOP of the replica then serving", times), silence)
 
 
 def black_hole(folder: Path, times: int, seed: int) -> Report:
     """The network before the replica then serving swallows everything."""
-    report = Report("black hole before the replica then serving", times)
+
+    def silence(scene: Stage, victim: int, on: bool) -> None:
+        scene.proxies[victim].black_hole(on)
+
+    return _silenced(folder, Report("black hole before the replica then serving", times), silence)
+
+
+def _silenced(folder: Path, report: Report, silence: Callable[[Stage, int, bool], None]) -> Report:
+    """Silence whichever replica serves, until it is left, as often as the report says."""
 
     def harm(scene: Stage, feed: RemoteBatches) -> None:
-        for _ in range(times):
+        for _ in range(report.injected):
             victim = scene.serving()
             before = feed.stats().reconnects
-            scene.proxies[victim].black_hole(True)
+            silence(scene, victim, True)
             report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
             time.sleep(0.2)
-            scene.proxies[victim].black_hole(False)
+            silence(scene, victim, False)
             time.sleep(0.2)
 
-    _under_load(folder, report, 400 * times, 0.005, harm)
+    _under_load(folder, report, 400 * report.injected, 0.005, harm)
     report.require(
         report.longest_gap < _PROGRESS_SECONDS + 0.5, "left within the progress timeout + 0.5 s"
     )
