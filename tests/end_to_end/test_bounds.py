@@ -1,157 +1,49 @@
 """What broken and hostile peers may send, and what they get for it: a documented refusal, no more.
 
-The requests are mutants of valid ones, field by field and byte by byte. An oracle written from the
-words of tokenfeed.proto says which refusals each of them deserves; whatever deserves none has to be
-answered with the right tokens.
+Malformed requests by the thousands are one of tests/faults.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import re
 import socket
 import struct
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 import pytest
-from google.protobuf.message import DecodeError
 
 from client import RemoteBatches
-from tests.conftest import Serve, Server, WriteTokens
-from tokenfeed import frame, orders
-from tokenfeed.identity import stream_identity
-from tokenfeed.plan import Plan
-from tokenfeed.position import Position
+from tests.conftest import Serve, Server
+from tests.faults.mutants import (
+    DEADLINE_SECONDS,
+    SERVICE,
+    WORKERS,
+    Feed,
+    connected,
+    data_arguments,
+    outcome,
+    still_serves,
+    valid_request,
+    write_files,
+)
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-REQUESTS = 10_000
 CONNECTIONS = 1_000
-WORKERS = 8
-DEADLINE_SECONDS = 20.0
-
-SERVICE = "/tokenfeed.v1.TokenFeed"
-REQUEST_BYTES_MAX = 1 << 16
-BATCH_BYTES_MAX = 1 << 30
-READ_ROWS_MAX = 4096
-READ_BYTES_MAX = 1 << 17
-"""What is promised beyond these is read up to its first frame."""
-
-EXTREMES = (
-    0, 1, 1 << 20, (1 << 20) + 1, 1 << 31, 1 << 32, (1 << 32) + 1, 1 << 53, 1 << 62,
-    (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
-)  # fmt: skip
-NUMBERS = (
-    "batch_size", "context_length", "seed", "first_sample", "first_row", "num_batches", "rank",
-    "world_size",
-)  # fmt: skip
-NAMES = (
-    "", "nobody", "Train", "train ", "tr\x00ain", "träin", "列車", "🚂" * 30, "%s%n%x", "../..",
-    "\n", "x" * 100, "y" * 10_000, "ß" * 20_000, "z" * 70_000, "random", "random-2", "RANDOM-1",
-    "shuffled-1\x7f",
-)  # fmt: skip
-
-FORBIDDEN = (
-    "/",
-    "\\",
-    ".py",
-    ".bin",
-    "Traceback",
-    "Error(",
-    "Exception",
-    "0x",
-    "Errno",
-    "object at",
-)
-"""What would show a path or a piece of the program, once the names that the caller sent are out."""
-
-Tokens = npt.NDArray[np.uint16]
-Complaint = tuple[str, str]
-"""The field that a refusal is about, and its status."""
-
-
-@dataclass(frozen=True)
-class Feed:
-    """A server, and all that a client needs to judge its answers."""
-
-    server: Server
-    files: dict[str, list[Tokens]]
-    fingerprints: dict[str, bytes]
-
-    def identity(self, request: pb.GetBatchRequest) -> bytes:
-        order = orders.find(request.order)
-        fingerprint = self.fingerprints[request.dataset]
-        return stream_identity(order, request.seed, request.context_length, fingerprint)
-
-    def rows(self, request: pb.GetBatchRequest, first_row: int, row_count: int) -> Tokens:
-        """Return the rows that a valid request asks for, from the files themselves."""
-        files = self.files[request.dataset]
-        counts = np.array([len(tokens) for tokens in files])
-        plan = Plan(counts, request.context_length, orders.find(request.order), request.seed)
-        windows = plan.windows(position(request).samples(first_row, row_count))
-        places = zip(windows.shard.tolist(), windows.token_offset.tolist(), strict=True)
-        length = request.context_length + 1
-        return np.stack([files[shard][first : first + length] for shard, first in places])
 
 
 @pytest.fixture
-def feed(serve: Serve, write_tokens: WriteTokens) -> Feed:
+def feed(serve: Serve, tmp_path: Path) -> Feed:
     """A server of two datasets; "train" has two files."""
-    numbers = np.random.default_rng(1)
-    sizes = {"train": (3000, 1000), "val": (2000,)}
-    files = {
-        name: [numbers.integers(0, 50_000, size, dtype=np.uint16) for size in counts]
-        for name, counts in sizes.items()
-    }
-    arguments: list[object] = []
-    for name, shards in files.items():
-        paths = [write_tokens(tokens, f"{name}{index}.bin") for index, tokens in enumerate(shards)]
-        arguments += ["--data", f"{name}={paths[0]}", *paths[1:]]
-    server = serve(*arguments)
-    with connected(server) as channel:
-        answer = channel.unary_unary(f"{SERVICE}/Describe")(b"", timeout=DEADLINE_SECONDS)
-    described = pb.DescribeResponse.FromString(answer)
-    return Feed(server, files, {data.name: data.fingerprint for data in described.datasets})
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_no_request_ends_in_unknown_or_internal_or_shows_the_inside(feed: Feed) -> None:
-    """Who reaches the port can send anything, which must not cost anybody else a batch."""
-    mutants = list(make_mutants(feed, REQUESTS, seed=20261))
-    shares = [mutants[first::WORKERS] for first in range(WORKERS)]
-    started = time.monotonic()
-    with ThreadPoolExecutor(WORKERS) as workers:
-        verdicts = [
-            verdict
-            for part in workers.map(lambda share: judge_all(feed, share), shares)
-            for verdict in part
-        ]
-    seconds = time.monotonic() - started
-
-    wrong = [verdict for verdict in verdicts if verdict.wrong]
-    assert not wrong, f"{len(wrong)} wrong answers, for example\n" + "\n".join(map(str, wrong[:5]))
-    passed = sum(verdict.parsed for verdict in verdicts)
-    print(f"\n{len(verdicts)} mutants in {seconds:.1f} s")
-    print(f"{passed / len(verdicts):.1%} of them pass the first check")
-    for kind in ("fields", "bytes", "describe"):
-        of_kind = [verdict for verdict in verdicts if verdict.mutant.kind == kind]
-        share = sum(verdict.parsed for verdict in of_kind) / len(of_kind)
-        print(
-            f"  {kind}: {share:.1%} of {len(of_kind)}; {dict(Counter(v.status for v in of_kind))}"
-        )
-    assert len(verdicts) == REQUESTS
-    assert passed / len(verdicts) > 0.30
-    still_serves(feed)
+    files = write_files(tmp_path)
+    return Feed(serve(*data_arguments(tmp_path, files)), files)
 
 
 def test_an_unknown_method_is_unimplemented(feed: Feed) -> None:
@@ -239,382 +131,6 @@ def test_a_peer_cannot_write_lines_into_the_server_s_log(feed: Feed) -> None:
     eventually(lambda: usage(feed.server)[0] <= before, 10.0)
     still_serves(feed)
     assert forged not in feed.server.stderr_path.read_bytes().splitlines()
-
-
-# Mutants.
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A message for a method.  kind: how it was made."""
-
-    kind: str
-    method: str
-    message: bytes
-
-
-def make_mutants(feed: Feed, count: int, seed: int) -> Iterator[Mutant]:
-    """Yield mutants of valid requests, always the same ones for a seed."""
-    for index in range(count):
-        rng = random.Random(f"{seed}-{index}")
-        kind = rng.choices(("fields", "bytes", "describe"), (45, 45, 10))[0]
-        if kind == "fields":
-            request = valid_request(feed, rng)
-            for _ in range(rng.choice((1, 1, 2, 3))):
-                mutate_field(request, rng)
-            yield Mutant(kind, "GetBatch", request.SerializeToString())
-        elif kind == "bytes":
-            message = valid_request(feed, rng).SerializeToString()
-            for _ in range(rng.choice((1, 1, 2, 4))):
-                message = mutate_bytes(message, rng)
-            yield Mutant(kind, "GetBatch", message)
-        else:
-            message = describe_request(rng).SerializeToString()
-            yield Mutant(
-                kind, "Describe", message if rng.random() < 0.5 else mutate_bytes(message, rng)
-            )
-
-
-def valid_request(feed: Feed, rng: random.Random) -> pb.GetBatchRequest:
-    batch_size, world_size = rng.choice((1, 2, 3, 8)), rng.choice((1, 1, 2, 7))
-    request = pb.GetBatchRequest(
-        batch_size=batch_size,
-        context_length=rng.choice((1, 2, 16, 63, 999)),
-        seed=rng.choice((0, 7, rng.getrandbits(64))),
-        dataset=rng.choice(sorted(feed.files)),
-        order=rng.choice(("", *orders.ORDERS)),
-        first_sample=rng.choice((0, rng.getrandbits(20), rng.getrandbits(62))),
-        first_row=rng.randrange(batch_size),
-        num_batches=rng.randrange(4),
-        rank=rng.randrange(world_size),
-        world_size=world_size if world_size > 1 or rng.random() < 0.5 else None,
-    )
-    if rng.random() < 0.5:
-        request.expected_identity = feed.identity(request)
-    return request
-
-
-def mutate_field(request: pb.GetBatchRequest, rng: random.Random) -> None:
-    """Set one field to something extreme, or unset it."""
-    field = rng.choice((*NUMBERS, *NUMBERS, "dataset", "order", "expected_identity", "planes"))
-    if rng.random() < 0.15:
-        request.ClearField(field)
-    elif field in NUMBERS:
-        setattr(request, field, rng.choice((*EXTREMES, rng.getrandbits(rng.randrange(1, 65)))))
-    elif field == "expected_identity":
-        request.expected_identity = rng.randbytes(rng.choice((1, 31, 32, 33, 64, 5000)))
-    elif field == "planes":
-        request.planes.extend(
-            rng.choice((0, 1, 100, 101, (1 << 32) - 1)) for _ in range(rng.choice((1, 2, 500)))
-        )
-    else:
-        setattr(request, field, rng.choice(NAMES))
-
-
-def describe_request(rng: random.Random) -> pb.DescribeRequest:
-    length = rng.choice((None, *EXTREMES, 64, 1000, 3000))
-    return pb.DescribeRequest(
-        dataset=rng.choice(("", "train", "val", *NAMES)), context_length=length
-    )
-
-
-def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
-    """Damage an encoded message, or put something into it that its schema does not foresee."""
-    first, end = sorted((rng.randrange(len(message) + 1), rng.randrange(len(message) + 1)))
-    kind = rng.randrange(10)
-    if kind == 0 and message:  # a flipped bit
-        place = rng.randrange(len(message))
-        return (
-            message[:place] + bytes([message[place] ^ 1 << rng.randrange(8)]) + message[place + 1 :]
-        )
-    if kind == 1 and message:  # another byte
-        place = rng.randrange(len(message))
-        return message[:place] + rng.randbytes(1) + message[place + 1 :]
-    if kind == 2:  # cut short
-        return message[:end]
-    if kind == 3:  # a piece missing
-        return message[:first] + message[end:]
-    if kind == 4:  # a piece inserted
-        return message[:first] + rng.randbytes(rng.choice((1, 2, 10, 300))) + message[first:]
-    if kind == 5:  # a piece repeated: often whole fields, of which the last one counts
-        return message[:end] + message[first:end] + message[end:]
-    if kind == 6:  # all of it again, or most
-        return message + message[rng.choice((0, first)) :]
-    known, unknown = rng.randrange(1, 13), rng.choice((0, 13, 16, 100, 19_000, (1 << 29) - 1))
-    field = field_of_any_type(known if kind == 7 else unknown, rng)
-    if kind == 9:
-        field = groups(unknown, rng.choice((1, 3, 90, 200, 5000)), closed=rng.random() < 0.7)
-    return message + field if rng.random() < 0.7 else field + message
-
-
-def field_of_any_type(number: int, rng: random.Random) -> bytes:
-    """Return a field of any wire type, whatever the schema says; 6 and 7 are none at all."""
-    wire_type = rng.randrange(8)
-    tag = varint(number << 3 | wire_type)
-    if wire_type == 0:
-        overlong = bytes([0x80] * rng.randrange(12) + [rng.randrange(128)])
-        return tag + rng.choice((varint(rng.choice(EXTREMES)), overlong))
-    if wire_type == 1:
-        return tag + rng.randbytes(8)
-    if wire_type == 2:
-        content = rng.randbytes(rng.choice((0, 1, 32, 200)))
-        return (
-            tag
-            + varint(rng.choice((len(content), len(content), len(content) + 1, 1 << 31, 1 << 63)))
-            + content
-        )
-    if wire_type == 3:
-        return groups(number, 1, closed=rng.random() < 0.5)
-    return tag + (rng.randbytes(4) if wire_type == 5 else b"")
-
-
-def groups(number: int, depth: int, *, closed: bool) -> bytes:
-    return varint(number << 3 | 3) * depth + (varint(number << 3 | 4) * depth if closed else b"")
-
-
-def varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
-
-
-# The oracle: which refusals does a request deserve, by the words of tokenfeed.proto?
-
-
-def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
-    """Return what may be said against a request; empty if it has to be answered."""
-    found: set[Complaint] = set()
-
-    def require(condition: bool, field: str, status: str = "INVALID_ARGUMENT") -> None:
-        if not condition:
-            found.add((field, status))
-
-    batch_size, context_length = request.batch_size, request.context_length
-    world_size = request.world_size if request.HasField("world_size") else 1
-    require(1 <= batch_size <= 1 << 20, "batch_size")
-    require(1 <= world_size <= 1 << 32, "world_size")
-    require(request.rank < world_size, "rank")
-    require(request.first_row < batch_size, "first_row")
-    require(not request.planes, "planes")
-    require(len(request.expected_identity) in (0, 32), "expected_identity")
-    require(request.order in ("", *orders.ORDERS), "order", "NOT_FOUND")
-    require(request.dataset != "", "dataset")
-    require(request.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
-    require(context_length >= 1, "context_length")
-    if request.dataset in feed.files:
-        longest = max(len(tokens) for tokens in feed.files[request.dataset])
-        require(context_length < longest, "context_length")
-    require(
-        batch_size * (context_length + 1) * 2 <= BATCH_BYTES_MAX, "batch_size", "RESOURCE_EXHAUSTED"
-    )
-    require((context_length + 1) * 2 <= 1 << 30, "context_length", "RESOURCE_EXHAUSTED")
-
-    batches = request.num_batches if request.HasField("num_batches") else 1
-    past_last = request.first_sample + ((batches - 1) * world_size + request.rank + 1) * batch_size
-    require(request.first_sample < 1 << 63, "first_sample", "OUT_OF_RANGE")
-    require(batches == 0 or past_last <= 1 << 63, "num_batches", "OUT_OF_RANGE")
-    if not found and request.expected_identity:
-        require(
-            request.expected_identity == feed.identity(request),
-            "expected_identity",
-            "FAILED_PRECONDITION",
-        )
-    elif request.expected_identity:
-        found.add(("expected_identity", "FAILED_PRECONDITION"))
-    return found
-
-
-def describe_complaints(feed: Feed, request: pb.DescribeRequest) -> set[Complaint]:
-    found: set[Complaint] = set()
-    if request.dataset not in ("", *feed.files):
-        found.add(("dataset", "NOT_FOUND"))
-    if request.HasField("context_length") and not 1 <= request.context_length < 1 << 63:
-        found.add(("context_length", "INVALID_ARGUMENT"))
-    return found
-
-
-# The judge: sends mutants, and compares the answers with what they deserve.
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a mutant was answered.
-
-    parsed: it passed the first check.  wrong: what is wrong with the answer, or empty.
-    """
-
-    mutant: Mutant
-    status: str
-    parsed: bool
-    wrong: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.wrong}: {self.mutant.method} {self.mutant.message[:300].hex()}"
-
-
-def judge_all(feed: Feed, mutants: Iterable[Mutant]) -> list[Verdict]:
-    with connected(feed.server) as channel:
-        return [judge(feed, channel, mutant) for mutant in mutants]
-
-
-def judge(feed: Feed, channel: grpc.Channel, mutant: Mutant) -> Verdict:
-    kind = pb.GetBatchRequest if mutant.method == "GetBatch" else pb.DescribeRequest
-    request, is_message = kind(), True
-    try:
-        request.ParseFromString(mutant.message)
-    except DecodeError:
-        is_message = False
-    call = channel.unary_stream(f"{SERVICE}/{mutant.method}")(
-        mutant.message, timeout=DEADLINE_SECONDS
-    )
-    frames: list[bytes] = []
-    frame_limit = frames_to_read(request) if is_message and mutant.method == "GetBatch" else None
-    status, details, metadata = outcome(call, frames, frame_limit)
-    parsed = len(mutant.message) <= REQUEST_BYTES_MAX and not details.startswith(
-        "request: is no valid"
-    )
-    try:
-        if len(mutant.message) > REQUEST_BYTES_MAX:
-            assert status == "RESOURCE_EXHAUSTED", f"{status}: {details}"
-        elif not is_message:
-            assert_refusal({("request", "INVALID_ARGUMENT")}, status, details, metadata)
-        elif mutant.method == "Describe":
-            judge_described(feed, request, frames, (status, details, metadata))
-        else:
-            judge_batches(feed, request, frames, (status, details, metadata))
-    except Exception as error:  # noqa: BLE001 - collected, with the message that provoked it
-        return Verdict(mutant, status, parsed, repr(error))
-    return Verdict(mutant, status, parsed)
-
-
-Outcome = tuple[str, str, tuple[object, ...]]
-"""Status, details and trailing metadata of a call."""
-
-
-def judge_described(
-    feed: Feed, request: pb.DescribeRequest, answers: list[bytes], ended: Outcome
-) -> None:
-    if deserved := describe_complaints(feed, request):
-        assert_refusal(deserved, *ended, sent=(request.dataset,))
-    else:
-        assert ended[0] == "OK", ended
-        names = [data.name for data in pb.DescribeResponse.FromString(answers[0]).datasets]
-        assert names == ([request.dataset] if request.dataset else sorted(feed.files))
-
-
-def judge_batches(
-    feed: Feed, request: pb.GetBatchRequest, frames: list[bytes], ended: Outcome
-) -> None:
-    sent = (request.dataset, request.order)
-    if deserved := complaints(feed, request):
-        assert not frames, "frames before a refusal"
-        assert_refusal(deserved, *ended, sent=sent)
-        return
-    next_row = request.first_row
-    for message in frames:
-        decoded = frame.decode(message)
-        rows = decoded.rows(
-            feed.identity(request), request.context_length, position(request), next_row
-        )
-        np.testing.assert_array_equal(rows, feed.rows(request, next_row, len(rows)))
-        assert decoded.tokens.size <= 1 << 20
-        assert len(message) - decoded.tokens.size < 128
-        next_row += len(rows)
-    if frames_to_read(request) is not None:
-        assert frames, f"no frame: {ended}"
-        assert ended[0] == "cancelled by us", ended
-    else:
-        assert next_row - request.first_row == rows_promised(request), "not the rows promised"
-        if request.HasField("num_batches"):
-            assert ended[0] == "OK", ended
-        else:
-            assert_refusal({("first_sample", "OUT_OF_RANGE")}, *ended, sent=sent)
-
-
-def assert_refusal(
-    deserved: set[Complaint],
-    status: str,
-    details: str,
-    metadata: tuple[object, ...],
-    sent: Iterable[str] = (),
-) -> None:
-    """Check that a refusal is one of those deserved, in a sentence, and says nothing else."""
-    subject, colon, problem = details.partition(": ")
-    assert colon, f"{status} {details!r} names no field"
-    assert (subject, status) in deserved, (
-        f"{status} {details!r}, but deserved is {sorted(deserved)}"
-    )
-    assert len(problem.split()) >= 3, f"{details!r} is no sentence"
-    assert re.fullmatch(r"[^\r\n]*[\w)'\"\]]\.?", problem), (
-        f"{details!r} does not end like a sentence"
-    )
-    # Above a limit, the hint that asking again does not help.
-    never = status == "RESOURCE_EXHAUSTED" and list(metadata) == [("grpc-retry-pushback-ms", "-1")]
-    assert never or not metadata, f"{metadata} says more than the refusal"
-    for name in sent:
-        details = details.replace(repr(name[:64]), "''") if name else details
-    shown = [piece for piece in FORBIDDEN if piece in details]
-    assert not shown, f"{details!r} shows {shown}"
-
-
-def rows_promised(request: pb.GetBatchRequest) -> int:
-    batches = (
-        request.num_batches if request.HasField("num_batches") else position(request).batches_left
-    )
-    return max(0, batches * request.batch_size - request.first_row)
-
-
-def frames_to_read(request: pb.GetBatchRequest) -> int | None:
-    """Return after how many frames to cancel a long call; None where all of it can be read."""
-    try:
-        rows = rows_promised(request)
-    except Exception:  # noqa: BLE001 - no valid position: it will be refused
-        return 1
-    is_short = rows <= READ_ROWS_MAX and rows * (request.context_length + 1) * 2 <= READ_BYTES_MAX
-    return None if is_short else 1
-
-
-def outcome(
-    call: grpc.CallIterator[bytes], frames: list[bytes], frame_limit: int | None = None
-) -> Outcome:
-    """Read a call to its end, or cancel it once there are so many frames."""
-    try:
-        for message in call:
-            frames.append(message)
-            if len(frames) == frame_limit:
-                call.cancel()
-                return "cancelled by us", "", ()
-    except grpc.RpcError as error:
-        return error.code().name, error.details() or "", tuple(error.trailing_metadata() or ())
-    return "OK", "", tuple(call.trailing_metadata() or ())
-
-
-def position(request: pb.GetBatchRequest) -> Position:
-    world_size = request.world_size if request.HasField("world_size") else 1
-    return Position(request.first_sample, request.batch_size, request.rank, world_size)
-
-
-def connected(server: Server) -> grpc.Channel:
-    """Return a channel with a connection of its own."""
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
-    return grpc.insecure_channel(server.address, options)
-
-
-def still_serves(feed: Feed) -> None:
-    """Check that the same process serves right tokens, and never met what it did not foresee."""
-    assert feed.server.process.poll() is None
-    with connected(feed.server) as channel:
-        for number in range(5):
-            message = valid_request(feed, random.Random(number)).SerializeToString()
-            verdict = judge(feed, channel, Mutant("valid", "GetBatch", message))
-            assert not verdict.wrong, verdict
-            assert verdict.status == "OK"
-    # As bytes: gRPC logs what a peer says on leaving, whatever that is.
-    log = feed.server.stderr_path.read_bytes()
-    assert b"Traceback" not in log
-    assert b"failed peer" not in log
 
 
 # Connections of random bytes.

@@ -2,65 +2,32 @@
 
 from __future__ import annotations
 
-import datetime
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client import RemoteBatches
 from tests.conftest import Serve, Server, WriteTokens
+from tests.faults.credentials import (
+    OTHER_TOKEN,
+    SECOND_TOKEN,
+    TOKEN,
+    Papers,
+    write_papers,
+    write_token_file,
+)
 from tokenfeed.errors import InvalidRequest, NotAllowed, Unreachable
-
-TOKEN = "correct-horse-battery-staple"
-OTHER = "another-token"
-
-
-@dataclass(frozen=True)
-class Papers:
-    """PEM files: of a server for localhost, of a client, and of authorities, one of them wrong."""
-
-    ca: str
-    wrong_ca: str
-    cert: str
-    key: str
-    client_cert: str
-    client_key: str
-    expired_cert: str
-    expired_key: str
-    other_host_cert: str
-    other_host_key: str
 
 
 @pytest.fixture(scope="module")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    folder = tmp_path_factory.mktemp("papers")
-    authority, wrong = trustme.CA(), trustme.CA()
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    wrong.cert_pem.write_to_path(str(folder / "wrong.pem"))
-    long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
-    for name, leaf in {
-        "server": authority.issue_cert("localhost"),
-        "client": authority.issue_cert("trainer@example.org"),
-        "expired": authority.issue_cert("localhost", not_after=long_ago),
-        "elsewhere": authority.issue_cert("elsewhere.example.org"),
-    }.items():
-        leaf.private_key_pem.write_to_path(str(folder / f"{name}.key"))
-        leaf.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
-    paths = ["ca.pem", "wrong.pem"]
-    paths += [
-        f"{name}.{kind}"
-        for name in ("server", "client", "expired", "elsewhere")
-        for kind in ("pem", "key")
-    ]
-    return Papers(*(str(folder / path) for path in paths))
+    return write_papers(tmp_path_factory.mktemp("papers"))
 
 
 @pytest.fixture
@@ -70,9 +37,7 @@ def corpus(write_tokens: WriteTokens) -> Path:
 
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens.txt"
-    path.write_text(f"{TOKEN}\n\nsecond-token\n")
-    return path
+    return write_token_file(tmp_path / "tokens.txt")
 
 
 def tls(cert: str, key: str) -> list[str]:
@@ -86,45 +51,14 @@ def read(server: Server, **options: Any) -> int:
         return sum(1 for _ in feed)
 
 
-def test_only_the_right_credentials_get_a_byte(
+def test_any_token_of_the_file_may_be_said_or_made_for_each_call(
     serve: Serve, corpus: Path, papers: Papers, token_file: Path
 ) -> None:
-    """Of a server with TLS, client certificates and tokens."""
-    server = serve(
-        "--data", corpus, *tls(papers.cert, papers.key),
-        "--tls-client-ca", papers.ca, "--token-file", token_file,
-    )  # fmt: skip
-    mine = {"tls_cert": papers.client_cert, "tls_key": papers.client_key}
-    right = {"tls_ca": papers.ca, "token": TOKEN} | mine
+    """Who may not is one of tests/faults."""
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
 
-    for wrong, error in (
-        ({}, Unreachable),
-        ({"token": TOKEN}, Unreachable),
-        ({"tls_ca": papers.wrong_ca, "token": TOKEN} | mine, Unreachable),
-        ({"tls_ca": papers.ca, "token": TOKEN}, Unreachable),
-        ({"tls_ca": papers.ca} | mine, NotAllowed),
-        ({"tls_ca": papers.ca, "token": OTHER} | mine, NotAllowed),
-        ({"tls_ca": papers.ca, "token": TOKEN[:-1]} | mine, NotAllowed),
-        ({"tls_ca": papers.ca, "token": TOKEN.upper()} | mine, NotAllowed),
-    ):
-        with pytest.raises(error) as caught:
-            read(server, **wrong)
-        assert TOKEN not in str(caught.value)
-    assert read(server, **right) == 3
-    assert read(server, **right | {"token": lambda: "second-token"}) == 3
-    for secret in (TOKEN, OTHER, "second-token", "PRIVATE", papers.key, str(token_file)):
-        assert secret not in server.stderr
-
-
-@pytest.mark.parametrize("papers_of", ["expired", "other_host"])
-def test_a_server_that_is_not_who_it_says_is_not_believed(
-    serve: Serve, corpus: Path, papers: Papers, papers_of: str
-) -> None:
-    cert, key = (getattr(papers, f"{papers_of}_{kind}") for kind in ("cert", "key"))
-    server = serve("--data", corpus, *tls(cert, key))
-
-    with pytest.raises(Unreachable):
-        read(server, tls_ca=papers.ca, token=TOKEN)
+    assert read(server, tls_ca=papers.ca, token=TOKEN) == 3
+    assert read(server, tls_ca=papers.ca, token=lambda: SECOND_TOKEN) == 3
 
 
 def test_nothing_but_health_is_answered_without_a_token(
@@ -149,19 +83,19 @@ def test_tokens_are_read_anew(
     """A leaked one is taken back without a restart; streams under way go on."""
     server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
     assert read(server, token=TOKEN) == 3
-    token_file.write_text(f"{OTHER}\n")
+    token_file.write_text(f"{OTHER_TOKEN}\n")
     if by_signal:
         server.process.send_signal(signal.SIGHUP)
     end = time.monotonic() + 5
     while "read tokens count=1" not in server.stderr and time.monotonic() < end:
         time.sleep(0.05)
 
-    assert read(server, token=OTHER) == 3
+    assert read(server, token=OTHER_TOKEN) == 3
     with pytest.raises(NotAllowed):
         read(server, token=TOKEN)
     token_file.write_text("\n")
     time.sleep(1.5)
-    assert read(server, token=OTHER) == 3
+    assert read(server, token=OTHER_TOKEN) == 3
 
 
 def test_a_renewed_certificate_serves_the_next_handshake(

@@ -6,11 +6,13 @@ much that very connection had delivered before it.
 
 from __future__ import annotations
 
+import queue
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +21,8 @@ Direction = Literal["up", "down"]
 
 _CHUNK_BYTES = 1 << 16
 _DRIBBLE_BYTES = 64
+DESCRIPTION_BYTES = 2000
+"""More than a server says of itself, so what goes beyond it are batches."""
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -49,6 +53,9 @@ class Connection:
     up_bytes: int = 0
     down_bytes: int = 0
     dead: bool = False
+    late: dict[Direction, queue.SimpleQueue[tuple[float, bytes] | None]] = field(
+        default_factory=lambda: {"up": queue.SimpleQueue(), "down": queue.SimpleQueue()}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +72,14 @@ class FaultProxy:
     """Stands before a server.
 
     target: "localhost:PORT", may be changed while it runs.  script: the faults of the n-th
-    connection, from 0.
+    connection, from 0.  source: the address that it connects from.  latency_seconds: how much
+    later everything arrives, each way.
     """
 
     target: str
     script: Callable[[int], Sequence[Fault]] = lambda _: ()
+    source: str | None = None
+    latency_seconds: float = 0.0
     connections: list[Connection] = field(default_factory=list)
     strikes: list[Strike] = field(default_factory=list)
 
@@ -83,8 +93,8 @@ class FaultProxy:
 
     @property
     def hits(self) -> int:
-        """How many faults struck a connection that had delivered something, and was delivering."""
-        return sum(strike.down_bytes > 0 for strike in self.strikes)
+        """How many faults struck a connection that had delivered batches, and was delivering."""
+        return sum(strike.down_bytes > DESCRIPTION_BYTES for strike in self.strikes)
 
     @property
     def down_bytes(self) -> int:
@@ -123,7 +133,8 @@ class FaultProxy:
     def _connect(self, client: socket.socket) -> None:
         host, _, port = self.target.rpartition(":")
         try:
-            server = socket.create_connection((host, int(port)), timeout=5)
+            source = None if self.source is None else (self.source, 0)
+            server = socket.create_connection((host, int(port)), 5, source)
         except OSError:
             client.close()
             return
@@ -139,6 +150,9 @@ class FaultProxy:
         source, sink = connection.client, connection.server
         if direction == "down":
             source, sink = sink, source
+        if self.latency_seconds:
+            late = (connection, direction, sink)
+            threading.Thread(target=self._deliver_late, args=late, daemon=True).start()
         faults = sorted(
             (fault for fault in connection.faults if fault.direction == direction),
             key=lambda fault: fault.at_byte,
@@ -159,6 +173,7 @@ class FaultProxy:
                 passed += len(chunk)
         except OSError:
             pass
+        connection.late[direction].put(None)
         # Whatever one side did is done to the other.
         _shut(source)
         _shut(sink)
@@ -190,8 +205,25 @@ class FaultProxy:
     def _send(
         self, connection: Connection, direction: Direction, sink: socket.socket, data: bytes
     ) -> None:
-        if not data:
-            return
+        if data and self.latency_seconds:
+            due = time.monotonic() + self.latency_seconds
+            connection.late[direction].put((due, data))
+        elif data:
+            self._deliver(connection, direction, sink, data)
+
+    def _deliver_late(
+        self, connection: Connection, direction: Direction, sink: socket.socket
+    ) -> None:
+        """A thread: delivers what is on its way when it is due."""
+        with suppress(OSError):
+            while (item := connection.late[direction].get()) is not None:
+                due, data = item
+                time.sleep(max(0.0, due - time.monotonic()))
+                self._deliver(connection, direction, sink, data)
+
+    def _deliver(
+        self, connection: Connection, direction: Direction, sink: socket.socket, data: bytes
+    ) -> None:
         sink.sendall(data)
         if direction == "up":
             connection.up_bytes += len(data)

@@ -1,0 +1,121 @@
+"""Who may read: nobody without the right credentials gets a byte, and none of them shows."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+
+from tokenfeed.errors import NotAllowed, TokenfeedError, Unreachable
+
+from .lab import Report, Witness, replicas
+
+TOKEN = "correct-horse-battery-staple"
+OTHER_TOKEN = "another-token"
+SECOND_TOKEN = "second-token"
+
+
+@dataclass(frozen=True)
+class Papers:
+    """PEM files: of a server for localhost, of a client, and of authorities, one of them wrong."""
+
+    ca: str
+    wrong_ca: str
+    cert: str
+    key: str
+    client_cert: str
+    client_key: str
+    expired_cert: str
+    expired_key: str
+    other_host_cert: str
+    other_host_key: str
+
+
+def write_papers(folder: Path) -> Papers:
+    """Make them."""
+    authority, wrong = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    wrong.cert_pem.write_to_path(str(folder / "wrong.pem"))
+    long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
+    for name, leaf in {
+        "server": authority.issue_cert("localhost", "127.0.0.1"),
+        "client": authority.issue_cert("trainer@example.org"),
+        "expired": authority.issue_cert("localhost", "127.0.0.1", not_after=long_ago),
+        "elsewhere": authority.issue_cert("elsewhere.example.org"),
+    }.items():
+        leaf.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        leaf.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
+    paths = ["ca.pem", "wrong.pem"]
+    paths += [
+        f"{name}.{kind}"
+        for name in ("server", "client", "expired", "elsewhere")
+        for kind in ("pem", "key")
+    ]
+    return Papers(*(str(folder / path) for path in paths))
+
+
+def write_token_file(path: Path) -> Path:
+    """Write two tokens."""
+    path.write_text(f"{TOKEN}\n\n{SECOND_TOKEN}\n")
+    return path
+
+
+def wrong_credentials(papers: Papers) -> dict[str, tuple[Mapping[str, str], type[TokenfeedError]]]:
+    """Return what a client may have in hand that is not enough, and what it is told."""
+    mine = {"tls_cert": papers.client_cert, "tls_key": papers.client_key}
+    trusting = {"tls_ca": papers.ca}
+    return {
+        "none": ({}, Unreachable),
+        "a token in plaintext": ({"token": TOKEN}, Unreachable),
+        "wrong CA": ({"tls_ca": papers.wrong_ca, "token": TOKEN} | mine, Unreachable),
+        "no certificate": (trusting | {"token": TOKEN}, Unreachable),
+        "no token": (trusting | mine, NotAllowed),
+        "wrong token": (trusting | mine | {"token": OTHER_TOKEN}, NotAllowed),
+        "a token too short": (trusting | mine | {"token": TOKEN[:-1]}, NotAllowed),
+        "a token in capitals": (trusting | mine | {"token": TOKEN.upper()}, NotAllowed),
+    }
+
+
+def matrix(folder: Path, times: int, seed: int) -> Report:
+    """Wrong credentials of every kind, and servers that are not who they say; then the right."""
+    report = Report("TLS and tokens: none, wrong CA, expired, wrong host, wrong token")
+    papers, tokens = write_papers(folder), write_token_file(folder / "tokens.txt")
+    witness = Witness(folder, 50)
+    right = {
+        "tls_ca": papers.ca, "tls_cert": papers.client_cert, "tls_key": papers.client_key,
+        "token": TOKEN,
+    }  # fmt: skip
+
+    def knock(address: str, given: Mapping[str, str], expected: type[TokenfeedError]) -> None:
+        report.injected += 1
+        try:
+            with witness.feed(address, deadline_seconds=0.5, **given) as feed:
+                for _ in feed:
+                    report.corrupted += 1  # whatever it is, it was not for this client
+        except expected as error:
+            report.hits += 1
+            report.require(TOKEN not in str(error), "no token in an error")
+
+    def asking(cert: str, key: str) -> list[str | Path]:
+        tls = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", papers.ca]
+        return ["--data", witness.corpus, *tls, "--token-file", tokens]
+
+    with replicas(folder, 1, *asking(papers.cert, papers.key)) as (server,):
+        for _ in range(times):
+            for given, expected in wrong_credentials(papers).values():
+                knock(server.address, given, expected)
+        with witness.feed(server.address, **right) as feed:
+            witness.watch(feed, report)
+        secrets = (TOKEN, OTHER_TOKEN, SECOND_TOKEN, "PRIVATE", papers.key, str(tokens))
+        report.require(not any(one in server.stderr for one in secrets), "no secret in the log")
+    for cert, key in (
+        (papers.expired_cert, papers.expired_key),
+        (papers.other_host_cert, papers.other_host_key),
+    ):
+        with replicas(folder, 1, *asking(cert, key)) as (server,):
+            knock(server.address, right, Unreachable)
+    report.require_exact()
+    return report

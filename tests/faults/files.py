@@ -1,0 +1,167 @@
+"""What happens to token files: cut short while they are served, and different on one replica."""
+
+from __future__ import annotations
+
+import io
+import logging.handlers
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+
+from server.verify import verify
+from tokenfeed.errors import CorpusError
+
+from .lab import Replica, Report, Witness, replicas
+from .proxy import DESCRIPTION_BYTES, FaultProxy
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+_AS_ANOTHER_USER = (
+    "setpriv", "--reuid=65534", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
+)  # fmt: skip
+"""May read what root may read, and owns nothing."""
+_STEPS = 600
+_LARGE_BYTES = (1 << 30) + (4 << 20)
+
+
+def truncated(folder: Path, times: int, seed: int) -> Report:
+    """Files cut to nothing or to half while they are served at full speed, by a server that runs as
+    their owner, and by one that does not.
+    """
+    report = Report("file truncated to 0 or to half while served, as owner and as another user")
+    chance = random.Random(seed)
+    owner = times if os.geteuid() else times // 2
+    for count, wrapper in ((owner, ()), (times - owner, _AS_ANOTHER_USER)):
+        if count:
+            _cut_some(folder, count, wrapper, chance, report)
+    report.require_exact()
+    return report
+
+
+def _cut_some(
+    folder: Path, count: int, wrapper: Sequence[str], chance: random.Random, report: Report
+) -> None:
+    witnesses = [Witness(folder, _STEPS, name=f"cut-{index}") for index in range(count)]
+    other = Witness(folder, _STEPS, name="other")
+    data = [word for one in (*witnesses, other) for word in ("--data", f"{one.name}={one.corpus}")]
+    with replicas(folder, 1, *data, wrapper=wrapper) as (server,):
+        with _reading(other, server, report):
+            before = server.usage.memory_bytes()
+            for witness in witnesses:
+                report.injected += 1
+                report.hits += _cut_one(witness, server, chance, report)
+            report.memory_bytes = max(
+                report.memory_bytes or 0, server.usage.memory_bytes() - before
+            )
+        report.require(server.process.poll() is None, "the process lives")
+
+
+def _cut_one(witness: Witness, server: Replica, chance: random.Random, report: Report) -> bool:
+    """Cut a file while it is read; say whether that ended the stream, in between."""
+    size = chance.choice((0, witness.corpus.stat().st_size // 2))
+    cut_after = chance.randrange(2, _STEPS // 3)
+    with witness.feed(server.address) as feed:
+
+        def cut() -> None:
+            while feed.stats().batches < cut_after:
+                time.sleep(0.0001)
+            os.truncate(witness.corpus, size)
+
+        beside = threading.Thread(target=cut)
+        beside.start()
+        try:
+            witness.watch(feed, report)
+        except CorpusError as error:
+            report.require(error.status == "DATA_LOSS", f"DATA_LOSS instead of {error.status}")
+            report.require(str(witness.corpus.parent) not in str(error), "no path in an error")
+            return feed.stats().batches >= cut_after
+        finally:
+            beside.join()
+    return False
+
+
+@contextmanager
+def _reading(witness: Witness, server: Replica, report: Report) -> Iterator[None]:
+    """Have another dataset of the same server read over and over, to its end each time."""
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                with witness.feed(server.address) as feed:
+                    witness.watch(feed, report, pace_seconds=0.002)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    beside = threading.Thread(target=read)
+    beside.start()
+    try:
+        yield
+    finally:
+        done.set()
+        beside.join()
+    for failure in failures:
+        raise failure
+
+
+def one_token(folder: Path, times: int, seed: int) -> Report:
+    """One token is different on the second replica; above 1 GiB that takes `server.verify`."""
+    report = Report("one token different on one replica, the last time above 1 GiB", times)
+    chance = random.Random(seed)
+    witness = Witness(folder, 400)
+    other = folder / "other" / "corpus.bin"
+    other.parent.mkdir()
+    with replicas(folder, 1, "--data", witness.corpus) as (right,):
+        for _ in range(times - 1):
+            shutil.copyfile(witness.corpus, other)
+            _damage(other, chance.randrange(other.stat().st_size // 2))
+            with _refused(folder, other, report) as wrong:
+                with witness.feed([right.address, wrong]) as feed:
+                    witness.watch(feed, report)
+    large = [folder / name / "corpus.bin" for name in ("one", "two")]
+    for path in large:
+        path.parent.mkdir()
+        with path.open("wb") as file:
+            file.truncate(_LARGE_BYTES)
+            file.seek(_LARGE_BYTES - 2)
+            file.write(b"\1\1")
+    _damage(large[1], chance.randrange(_LARGE_BYTES // 2))
+    with redirect_stdout(io.StringIO()):
+        for path in large:
+            verify([str(path)], np.dtype("<u2"))
+    with replicas(folder, 1, "--data", large[0]) as (right,):
+        with _refused(folder, large[1], report) as wrong:
+            with witness.feed([right.address, wrong]) as feed:
+                next(feed)
+    report.require_exact()
+    return report
+
+
+def _damage(path: Path, index: int) -> None:
+    tokens = np.memmap(path, dtype="<u2", mode="r+")
+    tokens[index] ^= 1
+    tokens.flush()
+
+
+@contextmanager
+def _refused(folder: Path, path: Path, report: Report) -> Iterator[str]:
+    """Lend the address of a replica that serves path, and note whether it was refused by name and
+    has brought nothing but its description.
+    """
+    said = logging.handlers.BufferingHandler(100)
+    with replicas(folder, 1, "--data", path) as (server,), FaultProxy(server.address) as proxy:
+        _LOG.addHandler(said)
+        try:
+            yield proxy.address
+        finally:
+            _LOG.removeHandler(said)
+        named = any(f"refused {proxy.address}" in record.getMessage() for record in said.buffer)
+        report.hits += named and 0 < proxy.down_bytes < DESCRIPTION_BYTES
