@@ -231,22 +231,13 @@ def connects(folder: Path, times: int, seed: int) -> Report:
         for _ in range(min(times, 200)):
             _connect(server.port, 0)
         time.sleep(2)
-        before = (
-            server.usage.descriptor_count(),
-            server.usage.thread_count(),
-            server.usage.memory_bytes(),
-        )
+        before = server.usage.all()
         for index in range(times):
             report.hits += _connect(server.port, index)
         with witness.feed(server.address) as feed:
             witness.watch(feed, report)
-        _settle(server, descriptors)
-        report.memory_bytes = server.usage.memory_bytes() - memory
-        report.require(
-            server.usage.descriptor_count() <= descriptors + 5, "descriptors are given back"
-        )
-        report.require(threads_after <= threads + 5, "threads are given back")
-        report.require(report.memory_bytes < 20 * _MIB, "20 MiB of memory at most")
+        _require_given_back(server, before, report)
+    report.require(report.memory_bytes < 20 * _MIB, "20 MiB of memory at most")
     report.require_exact()
     return report
 
@@ -269,33 +260,30 @@ def client_kills(folder: Path, times: int, seed: int) -> Report:
     with replicas(folder, 1, "--data", witness.corpus) as (server,):
         with _reading(server.address, _STREAMS_KILLED):
             pass
-        _settle(server, 0)
-        before = (
-            server.usage.descriptor_count(),
-            server.usage.thread_count(),
-            server.usage.memory_bytes(),
-        )
+        time.sleep(2)
+        before = _, descriptors, _ = server.usage.all()
         for _ in range(0, times, _STREAMS_KILLED):
             with _reading(server.address, _STREAMS_KILLED):
-                report.hits += min(_STREAMS_KILLED, server.usage.descriptor_count() - descriptors)
+                connections = server.usage.descriptor_count() - descriptors
+                report.hits += min(_STREAMS_KILLED, connections)
         with witness.feed(server.address) as feed:
             witness.watch(feed, report)
-        _settle(server, descriptors)
-        report.memory_bytes = server.usage.memory_bytes() - memory
-        report.require(
-            server.usage.descriptor_count() <= descriptors + 5, "descriptors are given back"
-        )
-        report.require(threads_after <= threads + 10, "threads are used again")
+        _require_given_back(server, before, report)
     report.require_exact()
     return report
 
 
-def _settle(server: Replica, descriptors: int) -> None:
-    """Wait until what clients had open is closed, and then a little."""
-    deadline = time.monotonic() + (60 if descriptors else 2)
+def _require_given_back(server: Replica, before: tuple[int, int, int], report: Report) -> None:
+    """Give a server a minute to close what its clients had open, and compare."""
+    _, descriptors, threads = before
+    deadline = time.monotonic() + 60
     while server.usage.descriptor_count() > descriptors + 5 and time.monotonic() < deadline:
         time.sleep(0.5)
     time.sleep(2)
+    memory_after, descriptors_after, threads_after = server.usage.all()
+    report.memory_bytes = memory_after - before[0]
+    report.require(descriptors_after <= descriptors + 5, "descriptors are given back")
+    report.require(threads_after <= threads + 5, "threads are given back")
 
 
 def malformed(folder: Path, times: int, seed: int) -> Report:
