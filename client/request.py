@@ -49,8 +49,11 @@ class StreamRequest:
         """Return the identity of the stream over a corpus of that fingerprint, 32 bytes."""
         return stream_identity(self.order, self.seed, self.context_length, fingerprint)
 
-    def message(self, first_row: int, end_batch: int, identity: bytes) -> pb.GetBatchRequest:
-        """Return the request for stream rows from first_row on, as far as batch end_batch."""
+    def message(self, first_row: int, end_batch: int, corpus: pb.Dataset) -> pb.GetBatchRequest:
+        """Return the request for stream rows from first_row on, as far as batch end_batch.
+
+        corpus: what it has to be of, by its fingerprint, and by its digest where both sides know.
+        """
         batch, row = divmod(first_row, self.position.batch_size)
         return pb.GetBatchRequest(
             batch_size=self.position.batch_size,
@@ -63,5 +66,6 @@ class StreamRequest:
             num_batches=end_batch - batch,
             rank=self.position.rank,
             world_size=self.position.world_size,
-            expected_identity=identity,
+            expected_identity=self.identity(corpus.fingerprint),
+            expected_digest=corpus.digest,
         )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tokenfeed import frame
 from tokenfeed.errors import BadFrame, Unreachable
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .bell import Bell
 from .channel import Call, Channel, translated
@@ -216,8 +217,7 @@ class FrameStream:
         patience_seconds = self._patience_seconds()
         with self._remote.connected(replica, patience_seconds) as channel:
             try:
-                described = self._remote.described(patience_seconds)
-                self._receive(channel, self._request.identity(described.fingerprint))
+                self._receive(channel, self._remote.described(patience_seconds))
             except (grpc.RpcError, ValueError) as error:
                 # A call on a channel that was closed meanwhile is a ValueError.
                 if self._is_closed():
@@ -239,13 +239,14 @@ class FrameStream:
     def _is_closed(self) -> bool:
         return self._closed or self._remote.closed
 
-    def _receive(self, channel: Channel, identity: bytes) -> None:
+    def _receive(self, channel: Channel, corpus: pb.Dataset) -> None:
         """Receive rows with calls that follow each other, one sent ahead, until the end or until
         one of them breaks.
         """
         self._requested_batch = self._received_row // self._batch_rows
+        identity = self._request.identity(corpus.fingerprint)
         while True:
-            self._send_ahead(channel, identity, wait=True)
+            self._send_ahead(channel, corpus, wait=True)
             if not self._calls:
                 return
             for message in self._calls[0]:
@@ -266,12 +267,12 @@ class FrameStream:
                 if self._rows_awaited:
                     self._rows_awaited = False
                     self._consumer_bell.ring()
-                self._send_ahead(channel, identity, wait=False)
+                self._send_ahead(channel, corpus, wait=False)
             self._calls.popleft()
             if not self._calls and self._received_row < self._requested_batch * self._batch_rows:
                 raise BadFrame("call", "ended before all its rows had arrived")
 
-    def _send_ahead(self, channel: Channel, identity: bytes, *, wait: bool) -> None:
+    def _send_ahead(self, channel: Channel, corpus: pb.Dataset, *, wait: bool) -> None:
         """Send requests until two calls are under way, as far as there is room; waits for room only
         if there is no call at all.  The very first call goes alone.
         """
@@ -285,7 +286,7 @@ class FrameStream:
                 return
             first_row = max(self._requested_batch * self._batch_rows, self._received_row)
             self._requested_batch += batches
-            message = self._request.message(first_row, self._requested_batch, identity)
+            message = self._request.message(first_row, self._requested_batch, corpus)
             if not self._calls:
                 self._moved = time.monotonic()
             self._calls.append(channel.get_batch(message))

@@ -39,7 +39,7 @@ from .readahead import READ_AHEAD_BYTES, major_faults
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-_IDENTITY_BYTES = 32
+_HASH_BYTES = 32
 _NAME_SHOWN = 64
 _NAMES_SHOWN = 16  # a refusal has to fit into a header
 
@@ -141,7 +141,18 @@ class TokenFeed:
                 f"only {position.batches_left} batches from first_sample on stay below sample 2^63",
             )
         identity = stream_identity(order, request.seed, request.context_length, dataset.fingerprint)
-        _require_identity(request.expected_identity, identity)
+        _require_expected(
+            "expected_identity",
+            request.expected_identity,
+            identity,
+            "this stream's identity, {}: another corpus, order, seed or context length",
+        )
+        _require_expected(
+            "expected_digest",
+            request.expected_digest,
+            dataset.digest,
+            "this corpus' digest, {}: other content",
+        )
         return _Stream(dataset, plan, position, identity, row_bytes, request.first_row, batch_count)
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
@@ -276,17 +287,12 @@ def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Datase
     return described
 
 
-def _require_identity(expected: bytes, identity: bytes) -> None:
-    if expected and len(expected) != _IDENTITY_BYTES:
-        raise InvalidRequest(
-            "expected_identity", f"has {len(expected)} bytes, not {_IDENTITY_BYTES}"
-        )
-    if expected and expected != identity:
-        raise StreamMismatch(
-            "expected_identity",
-            f"{expected.hex()} is not this stream's identity, {identity.hex()}: "
-            "another corpus, order, seed or context length",
-        )
+def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:
+    """Compare a hash of 32 bytes with ours, where both are known."""
+    if expected and len(expected) != _HASH_BYTES:
+        raise InvalidRequest(field, f"has {len(expected)} bytes, not {_HASH_BYTES}")
+    if expected and actual and expected != actual:
+        raise StreamMismatch(field, f"{expected.hex()} is not {what.format(actual.hex())}")
 
 
 def _parse(kind: Callable[[], Parsed], message: bytes) -> Parsed:

@@ -287,11 +287,13 @@ def test_another_identity_after_a_reconnect_is_refused_and_never_adopted(
 ) -> None:
     """The identity is derived once; every later call expects it."""
     scripted.scripts = [cut_after(0), cut_after(0)]
+    scripted.digest = b"d" * 32
 
     samples(open_stream())
 
     assert len({request.expected_identity for request in scripted.requests}) == 1
     assert len(scripted.requests[0].expected_identity) == 32
+    assert {request.expected_digest for request in scripted.requests} == {scripted.digest}
 
 
 def test_the_tokens_are_checked_against_the_described_fingerprint_and_not_the_frames(

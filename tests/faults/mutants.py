@@ -44,6 +44,7 @@ NUMBERS = (
     "batch_size", "context_length", "seed", "first_sample", "first_row", "num_batches", "rank",
     "world_size",
 )  # fmt: skip
+HASHES = ("expected_identity", "expected_digest")
 NAMES = (
     "", "nobody", "Train", "train ", "tr\x00ain", "träin", "列車", "🚂" * 30, "%s%n%x", "../..",
     "\n", "x" * 100, "y" * 10_000, "ß" * 20_000, "z" * 70_000, "random", "random-2", "RANDOM-1",
@@ -87,19 +88,25 @@ class Feed:
 
     server: Server
     files: Mapping[str, Sequence[Tokens]]
-    fingerprints: dict[str, bytes] = field(init=False)
+    described: dict[str, pb.Dataset] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Ask for the fingerprints."""
+        """Ask for fingerprints and digests."""
         with connected(self.server) as channel:
             answer = channel.unary_unary(f"{SERVICE}/Describe")(b"", timeout=DEADLINE_SECONDS)
         datasets = pb.DescribeResponse.FromString(answer).datasets
-        self.fingerprints = {data.name: data.fingerprint for data in datasets}
+        self.described = {data.name: data for data in datasets}
 
     def identity(self, request: pb.GetBatchRequest) -> bytes:
         order = orders.find(request.order)
-        fingerprint = self.fingerprints[request.dataset]
+        fingerprint = self.described[request.dataset].fingerprint
         return stream_identity(order, request.seed, request.context_length, fingerprint)
+
+    def hash(self, field_name: str, request: pb.GetBatchRequest) -> bytes:
+        """Return what one of HASHES has to be in a valid request."""
+        if field_name == "expected_identity":
+            return self.identity(request)
+        return self.described[request.dataset].digest
 
     def rows(self, request: pb.GetBatchRequest, first_row: int, row_count: int) -> Tokens:
         """Return the rows that a valid request asks for, from the files themselves."""
@@ -184,18 +191,20 @@ def valid_request(feed: Feed, rng: random.Random) -> pb.GetBatchRequest:
     )
     if rng.random() < 0.5:
         request.expected_identity = feed.identity(request)
+    if rng.random() < 0.2:
+        request.expected_digest = feed.described[request.dataset].digest
     return request
 
 
 def mutate_field(request: pb.GetBatchRequest, rng: random.Random) -> None:
     """Set one field to something extreme, or unset it."""
-    field = rng.choice((*NUMBERS, *NUMBERS, "dataset", "order", "expected_identity", "planes"))
+    field = rng.choice((*NUMBERS, *NUMBERS, "dataset", "order", *HASHES, "planes"))
     if rng.random() < 0.15:
         request.ClearField(field)
     elif field in NUMBERS:
         setattr(request, field, rng.choice((*EXTREMES, rng.getrandbits(rng.randrange(1, 65)))))
-    elif field == "expected_identity":
-        request.expected_identity = rng.randbytes(rng.choice((1, 31, 32, 33, 64, 5000)))
+    elif field in HASHES:
+        setattr(request, field, rng.randbytes(rng.choice((1, 31, 32, 33, 64, 5000))))
     elif field == "planes":
         request.planes.extend(
             rng.choice((0, 1, 100, 101, (1 << 32) - 1)) for _ in range(rng.choice((1, 2, 500)))
@@ -233,7 +242,7 @@ def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
         return message[:end] + message[first:end] + message[end:]
     if kind == 6:  # all of it again, or most
         return message + message[rng.choice((0, first)) :]
-    known, unknown = rng.randrange(1, 13), rng.choice((0, 13, 16, 100, 19_000, (1 << 29) - 1))
+    known, unknown = rng.randrange(1, 14), rng.choice((0, 15, 16, 100, 19_000, (1 << 29) - 1))
     field = field_of_any_type(known if kind == 7 else unknown, rng)
     if kind == 9:
         field = groups(unknown, rng.choice((1, 3, 90, 200, 5000)), closed=rng.random() < 0.7)
@@ -291,7 +300,8 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
     require(request.rank < world_size, "rank")
     require(request.first_row < batch_size, "first_row")
     require(not request.planes, "planes")
-    require(len(request.expected_identity) in (0, 32), "expected_identity")
+    for name in HASHES:
+        require(len(getattr(request, name)) in (0, 32), name)
     require(request.order in ("", *orders.ORDERS), "order", "NOT_FOUND")
     require(request.dataset != "", "dataset")
     require(request.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
@@ -308,14 +318,12 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
     past_last = request.first_sample + ((batches - 1) * world_size + request.rank + 1) * batch_size
     require(request.first_sample < 1 << 63, "first_sample", "OUT_OF_RANGE")
     require(batches == 0 or past_last <= 1 << 63, "num_batches", "OUT_OF_RANGE")
-    if not found and request.expected_identity:
-        require(
-            request.expected_identity == feed.identity(request),
-            "expected_identity",
-            "FAILED_PRECONDITION",
-        )
-    elif request.expected_identity:
-        found.add(("expected_identity", "FAILED_PRECONDITION"))
+    # What a request has to be like before it has an identity and a corpus.
+    is_sound = not found
+    for name in HASHES:
+        given = getattr(request, name)
+        if given and not (is_sound and given == feed.hash(name, request)):
+            found.add((name, "FAILED_PRECONDITION"))
     return found
 
 

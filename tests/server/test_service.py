@@ -236,11 +236,12 @@ def test_a_first_row_is_within_the_batch(peer: Peer, first_row: int) -> None:
     require_refusal(found, Status.INVALID_ARGUMENT, "first_row", first_row, 3)
 
 
+@pytest.mark.parametrize("field", ["expected_identity", "expected_digest"])
 @pytest.mark.parametrize("size", [1, 31, 33, 64])
-def test_an_identity_has_32_bytes(peer: Peer, size: int) -> None:
-    """A hexadecimal or truncated identity is a bug of the caller, and no other corpus."""
-    found = peer.refusal(asking(expected_identity=b"x" * size))
-    require_refusal(found, Status.INVALID_ARGUMENT, "expected_identity", size, 32)
+def test_an_identity_and_a_digest_have_32_bytes(peer: Peer, field: str, size: int) -> None:
+    """A hexadecimal or truncated one is a bug of the caller, and no other corpus."""
+    found = peer.refusal(asking(**{field: b"x" * size}))
+    require_refusal(found, Status.INVALID_ARGUMENT, field, size, 32)
 
 
 @pytest.mark.parametrize("plane", [0, 100, 101, (1 << 32) - 1])
@@ -406,6 +407,22 @@ def test_another_identity_is_refused_before_the_first_frame(
         require_refusal(
             peer.refusal(wrong), Status.FAILED_PRECONDITION, "expected_identity", expected.hex()
         )
+
+
+def test_another_digest_is_refused_where_the_server_knows_its_own(
+    peer: Peer, datasets: dict[str, Dataset]
+) -> None:
+    """A connection may silently lead to another server than the one that was compared."""
+    known = datasets["short"].digest
+    assert len(peer.rows(asking(expected_digest=known))) == 8
+    require_refusal(
+        peer.refusal(asking(expected_digest=bytes(32))),
+        Status.FAILED_PRECONDITION,
+        "expected_digest",
+        known.hex(),
+    )
+    datasets["short"] = dataclasses.replace(datasets["short"], digest=b"")
+    assert len(peer.rows(asking(expected_digest=bytes(32)))) == 8
 
 
 def test_the_seed_of_an_order_that_ignores_it_is_no_part_of_the_identity(peer: Peer) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetBatchRequest(_message.Message):
-    __slots__ = ("batch_size", "context_length", "seed", "dataset", "order", "first_sample", "first_row", "num_batches", "rank", "world_size", "expected_identity", "planes")
+    __slots__ = ("batch_size", "context_length", "seed", "dataset", "order", "first_sample", "first_row", "num_batches", "rank", "world_size", "expected_identity", "planes", "expected_digest")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class GetBatchRequest(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     PLANES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
     context_length: int
     seed: int
@@ -31,7 +32,8 @@ class GetBatchRequest(_message.Message):
     world_size: int
     expected_identity: bytes
     planes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., seed: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., planes: _Optional[_Iterable[int]] = ...) -> None: ...
+    expected_digest: bytes
+    def __init__(self, batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., seed: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., planes: _Optional[_Iterable[int]] = ..., expected_digest: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("first_sample", "first_row", "row_count", "token_bytes", "checksum", "identity", "tokens")
