@@ -106,17 +106,15 @@ class Corpus:
             fate = shard.fate()
             if fate is Fate.WRITTEN and not self._lost:
                 self._lose(f"{shard.path}: {fate.value}")
-            elif fate is Fate.TOUCHED:
-                # As they are now: what is written while they are read is seen the next time.
-                touched.append((index, shard.as_it_is()))
-            elif fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
+            elif fate in (Fate.TOUCHED, Fate.GROWN):
+                # As it is now: what is written while it is read is seen the next time.
+                self.shards[index] = shard.as_it_is()
+                touched.append(shard.path)
+            if fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
                 self._warned.add(index)
                 _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
-        if touched and not self._lost:
-            if not same_content():
-                self._lose(f"{touched[0][1].path}: written to, and its time of last write put back")
-            for index, shard in touched:
-                self.shards[index] = shard
+        if touched and not self._lost and not same_content():
+            self._lose(f"{', '.join(touched)}: written to in place, whatever its time says")
 
     @property
     def lost(self) -> bool:

@@ -7,9 +7,12 @@ the files are as old and as long as they were.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import stat
+import tempfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,24 +23,30 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _VERSION = 1
 _SUFFIX = ".tokenfeed-digest.json"
+_BYTES_MAX = 1 << 16
+_SHARD_BYTES_MAX = 1 << 10
 
 
-def sidecar_path(shards: Sequence[Shard]) -> str:
-    """Return where a digest is kept: beside the first file, hidden, so that no glob finds it."""
+def sidecar_path(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -> str:
+    """Return where a digest is kept: beside the first file, hidden, so that no glob finds it.
+
+    By its name it is of these files: the same one may be the first of several datasets.
+    """
     folder, name = os.path.split(shards[0].path)
-    return os.path.join(folder, f".{name}{_SUFFIX}")
+    names = "/".join([dtype.name, *(os.path.basename(shard.path) for shard in shards)])
+    own = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return os.path.join(folder, f".{name}.{own}{_SUFFIX}")
 
 
 def read_sidecar(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -> bytes:
     """Return the digest that was kept, 32 bytes; b"" if there is none, or of other files."""
-    path = sidecar_path(shards)
+    path = sidecar_path(shards, dtype)
     try:
-        with open(path, encoding="utf-8") as file:
-            kept = json.load(file)
+        kept = json.loads(_read_regular(path, _BYTES_MAX + _SHARD_BYTES_MAX * len(shards)))
         known = bytes.fromhex(kept.pop("digest"))
     except FileNotFoundError:
         return b""
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         _LOG.warning("ignored sidecar=%s: %s", path, error)
         return b""
     if kept != _facts(shards, dtype) or len(known) != 32:
@@ -50,19 +59,30 @@ def write_sidecar(
     shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger], digest: bytes
 ) -> str:
     """Keep a digest, whole or not at all, and return where.  Raises: OSError."""
-    path = sidecar_path(shards)
-    partial = f"{path}.{os.getpid()}"
+    path = sidecar_path(shards, dtype)
+    # Made anew under a name that nobody can foresee: in a shared folder a link may lie in wait.
+    descriptor, partial = tempfile.mkstemp(prefix=os.path.basename(path), dir=os.path.dirname(path))
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(_facts(shards, dtype) | {"digest": digest.hex()}, file, indent=1)
             file.flush()
-            os.fsync(file.fileno())
+            os.fchmod(descriptor, 0o644)
+            os.fsync(descriptor)
         os.replace(partial, path)
     except OSError:
-        if os.path.exists(partial):
-            os.unlink(partial)
+        os.unlink(partial)
         raise
     return path
+
+
+def _read_regular(path: str, bytes_max: int) -> bytes:
+    """Return what is in a file that is one, and no longer.  Raises: OSError, ValueError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
+            raise ValueError(f"is no regular file of at most {bytes_max} bytes")
+        return file.read(bytes_max)
 
 
 def _facts(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -> dict[str, object]:

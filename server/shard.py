@@ -63,10 +63,15 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A token file as it was when it was opened."""
+    """A token file as it was when it was opened.
+
+    size_bytes: of the whole file then.  facts: of when its content was last known to be that of
+    then.
+    """
 
     path: str
     layout: Layout
+    size_bytes: int
     facts: Facts
     tail: Tail
 
@@ -79,15 +84,11 @@ class Shard:
         """
         head = os.pread(descriptor, HEAD_BYTES, 0)
         layout = read_layout(path, status.st_size, head, dtype)
-        return cls(path, layout, _facts(status), _read_tail(descriptor, status.st_size))
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the whole file."""
-        return self.facts.size_bytes
+        tail = _read_tail(descriptor, status.st_size)
+        return cls(path, layout, status.st_size, _facts(status), tail)
 
     def fate(self) -> Fate:
-        """Say what has become of the file since it was opened."""
+        """Say what has become of the file since its facts were taken."""
         try:
             now = _facts(os.stat(self.path))
         except OSError:
@@ -98,7 +99,7 @@ class Shard:
             return Fate.TOUCHED
         if now[:2] != self.facts[:2]:
             return Fate.REPLACED
-        grown = now.size_bytes > self.size_bytes and self._only_grew()
+        grown = now.size_bytes > self.facts.size_bytes and self._only_grew()
         return Fate.GROWN if grown else Fate.WRITTEN
 
     def as_it_is(self) -> Shard:

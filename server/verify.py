@@ -71,12 +71,12 @@ def verify(words: Sequence[str], dtype: np.dtype[np.unsignedinteger]) -> None:
             raise BadCorpus(
                 shards[0].path,
                 f"has other content than when it was verified, with the same times of last write; "
-                f"{sidecar_path(shards)} says {known.hex()}",
+                f"{sidecar_path(shards, dtype)} says {known.hex()}",
             )
         try:
             print(f"kept in {write_sidecar(shards, dtype, found)}")
         except OSError as error:
-            print(f"not kept: {sidecar_path(shards)} cannot be written: {error.strerror}")
+            print(f"not kept: {sidecar_path(shards, dtype)} cannot be written: {error.strerror}")
     finally:
         dataset.close()
 

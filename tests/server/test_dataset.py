@@ -155,41 +155,78 @@ def test_a_dataset_that_cannot_be_opened_leaves_nothing_mapped(
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(tmp_path: Path) -> None:
-    """`rsync --inplace --times` does that."""
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, Dataset]]:
+    """A file of 10 kB and its dataset."""
     path = tmp_path / "train.bin"
     np.arange(1, 5000).astype("<u2").tofile(path)
     dataset = open_dataset(Source("train", (str(path),)), np.dtype("<u2"), TokenChecks())
-    try:
-        status = path.stat()
-        with path.open("r+b") as file:
-            file.seek(4000)
-            file.write(b"\7\7")
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    yield path, dataset
+    dataset.close()
 
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(4000)
+        file.write(b"\7\7")
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\5\5")
+
+
+def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
+    served: tuple[Path, Dataset],
+) -> None:
+    """`rsync --inplace --times` does that."""
+    path, dataset = served
+    status = path.stat()
+    overwrite(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    dataset.look()
+
+    assert dataset.corpus.lost
+
+
+@pytest.mark.parametrize("looks_between", [0, 1])
+def test_a_file_that_has_grown_is_lost_once_what_was_opened_is_written_to(
+    served: tuple[Path, Dataset], looks_between: int
+) -> None:
+    """Its end, which shows that it grew, shows nothing of its beginning."""
+    path, dataset = served
+    append(path)
+    for _ in range(looks_between):
+        dataset.look()
+        assert not dataset.corpus.lost
+    overwrite(path)
+
+    dataset.look()
+
+    assert dataset.corpus.lost
+
+
+def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
+    path, dataset = served
+    for _ in range(3):
+        append(path)
         dataset.look()
 
-        assert dataset.corpus.lost
-    finally:
-        dataset.close()
+    assert not dataset.corpus.lost
 
 
 def test_a_file_whose_mode_or_name_changes_is_served_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    served: tuple[Path, Dataset], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its content is read again, once, and is the same."""
-    path = tmp_path / "train.bin"
-    np.arange(1, 5000).astype("<u2").tofile(path)
-    dataset = open_dataset(Source("train", (str(path),)), np.dtype("<u2"), TokenChecks())
-    try:
-        path.chmod(0o600)
-        dataset.look()
-        path.rename(tmp_path / "other.bin")
-        (tmp_path / "other.bin").rename(path)
-        dataset.look()
-        dataset.look()
+    path, dataset = served
+    path.chmod(0o600)
+    dataset.look()
+    path.rename(path.with_name("other.bin"))
+    path.with_name("other.bin").rename(path)
+    dataset.look()
+    dataset.look()
 
-        assert not dataset.corpus.lost
-        assert caplog.text == ""
-    finally:
-        dataset.close()
+    assert not dataset.corpus.lost
+    assert caplog.text == ""

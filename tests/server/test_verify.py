@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -41,7 +42,8 @@ def large(tmp_path: Path) -> list[Path]:
 
 
 def sidecar(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tokenfeed-digest.json")
+    own = hashlib.sha256(f"uint16/{path.name}".encode()).hexdigest()[:8]
+    return path.with_name(f".{path.name}.{own}.tokenfeed-digest.json")
 
 
 def expected_digest(path: Path) -> bytes:
@@ -118,12 +120,42 @@ def test_rot_is_found(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{}", "[]", '{"digest": 5}', '{"digest": "zz"}', '{"digest": "00"}', "\0\1"],
-)
+    [
+        "", "{}", "[]", '{"digest": 5}', '{"digest": "zz"}', '{"digest": "00"}', "\0\1",
+        "[" * 60_000, " " * 100_000,
+    ],
+)  # fmt: skip
 def test_a_sidecar_that_is_none_is_ignored(corpus: Path, content: str) -> None:
     sidecar(corpus).write_text(content)
 
     assert main([str(corpus)]) == 0
+
+
+@pytest.mark.parametrize("target", [None, "/dev/zero"])
+def test_a_sidecar_that_is_no_file_is_neither_waited_for_nor_followed(
+    corpus: Path, target: str | None
+) -> None:
+    """Somebody else may write to the folder."""
+    if target is None:
+        os.mkfifo(sidecar(corpus))
+    else:
+        sidecar(corpus).symlink_to(target)
+
+    assert main([str(corpus)]) == 0
+
+    assert json.loads(sidecar(corpus).read_text())["digest"] == expected_digest(corpus).hex()
+    assert not sidecar(corpus).is_symlink()
+
+
+def test_datasets_with_the_same_first_file_keep_their_own(
+    corpus: Path, write_tokens: WriteTokens
+) -> None:
+    other = write_tokens(np.arange(1, 99), "other.bin")
+
+    for data in ([str(corpus), str(other)], [str(corpus)]):
+        assert main(data) == 0
+
+    assert len(list(corpus.parent.glob(".*.tokenfeed-digest.json"))) == 2
 
 
 def test_where_nothing_may_be_written_the_digest_is_said(
