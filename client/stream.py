@@ -22,7 +22,7 @@ from tokenfeed.errors import BadFrame, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .bell import Bell
-from .channel import Call, Channel, translated
+from .channel import Call, Channel, settle, translated
 from .dataset import RemoteDataset
 from .memory import keep_freed_memory
 from .replicas import Replica
@@ -318,4 +318,5 @@ class FrameStream:
 
     def _drop_calls(self) -> None:
         self._cancel_calls()
-        self._calls.clear()
+        while self._calls:
+            settle(self._calls.popleft())

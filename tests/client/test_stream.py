@@ -15,6 +15,7 @@ from client.dataset import RemoteDataset
 from client.request import StreamRequest
 from client.stream import Counters, FrameStream
 from tests.client.conftest import ScriptedServer, honest, honest_frames
+from tests.faults.proxy import FaultProxy
 from tokenfeed import orders
 from tokenfeed.errors import (
     CorpusChanged,
@@ -329,6 +330,26 @@ def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
     with pytest.raises(Unreachable, match=r"localhost:1: no batches"):
         take(stream)
     stream.close()
+
+
+def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
+    """grpcio keeps that of a cancelled call whose end nobody has taken."""
+    scripted.scripts = [honest, *[cut_after(1), honest] * 10]
+    with FaultProxy(scripted.address) as proxy:
+        request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 200)
+        remote = RemoteDataset(proxy.address, "", T, deadline_seconds=10.0)
+        stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
+        stream.start()
+
+        assert samples(stream) == list(range(400))
+
+        assert len(proxy.connections) > 5
+        assert sum(connection.client.fileno() >= 0 for connection in proxy.connections) <= 2
+        stream.close()
+        remote.close()
+        end = time.monotonic() + 5
+        while any(connection.client.fileno() >= 0 for connection in proxy.connections):
+            assert time.monotonic() < end
 
 
 def test_closing_ends_the_thread_although_nobody_answers_at_all() -> None:
