@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ from tests.faults.__main__ import EXPERIMENTS, Experiment, line
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_no_fault_loses_repeats_or_corrupts_a_row(experiment: Experiment, tmp_path: Path) -> None:
     """And each of them hit what was serving, or it would have shown nothing."""
+    if experiment.needs_root and (os.geteuid() != 0 or shutil.which("tc") is None):
+        pytest.skip("needs root, and tc of iproute2")
+
     report = experiment.inject(tmp_path, experiment.short, 1)
 
     assert not report.failures, line(report)

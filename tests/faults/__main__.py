@@ -24,12 +24,15 @@ Inject = Callable[[Path, int, int], Report]
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A line of the table.  short, long: how often, or how long in seconds."""
+    """A line of the table.  short, long: how often, or how long in seconds.  needs_root: to make a
+    network of its own.
+    """
 
     name: str
     inject: Inject
     short: int
     long: int
+    needs_root: bool = False
 
 
 EXPERIMENTS = (
@@ -41,7 +44,7 @@ EXPERIMENTS = (
     Experiment("cut", network.broken, 40, 2000),
     Experiment("slow", network.slowed, 20, 2000),
     Experiment("flip", network.flipped, 50, 2000),
-    Experiment("thin-line", network.thin_line, 2, 64),
+    Experiment("thin-line", network.thin_line, 2, 64, needs_root=True),
     Experiment("stall", clients.stalled_reader, 6, 300),
     Experiment("neighbour", clients.neighbours, 1, 15),
     Experiment("greedy", clients.greedy_client, 1, 15),
