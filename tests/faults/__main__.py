@@ -44,7 +44,7 @@ EXPERIMENTS = (
     Experiment("cut", network.broken, 40, 2000),
     Experiment("slow", network.slowed, 20, 2000),
     Experiment("flip", network.flipped, 50, 2000),
-    Experiment("thin-line", network.thin_line, 2, 64, needs_root=True),
+    Experiment("thin-line", network.thin_line, 4, 64, needs_root=True),
     Experiment("stall", clients.stalled_reader, 6, 300),
     Experiment("neighbour", clients.neighbours, 1, 15),
     Experiment("greedy", clients.greedy_client, 1, 15),

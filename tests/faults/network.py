@@ -129,7 +129,7 @@ def thin_line(folder: Path, mebibytes: int, seed: int) -> Report:
             report.require(feed.stats().reconnects == 0, "no flapping")
     # What arrived took as long as it has to: the line was thin.
     mbits = 8e-6 * batches * (mebibytes << 20) / seconds
-    report.hits += 30 < mbits <= 52
+    report.hits += 20 < mbits <= 52
     report.fault += f" ({mbits:.0f} Mbit/s; gap: without a byte)"
     report.gaps = gaps
     report.require(report.longest_gap < 1.0, "progress never stops")
