@@ -30,7 +30,7 @@ from tokenfeed.frame import require_fast_checksum
 from tokenfeed.position import require_range
 
 from . import listener
-from .calls import CALLS_PER_STREAM, DESCRIBE_LIMITS, Calls, StreamLimits
+from .calls import DESCRIBE_LIMITS, Calls, StreamLimits
 from .dataset import Dataset, TokenChecks, open_dataset
 from .health import SERVICE as HEALTH_SERVICE
 from .health import Health
@@ -206,7 +206,7 @@ def serve(arguments: argparse.Namespace) -> None:
     )
     server = listener.create_server(
         service.handler(),
-        calls_max=CALLS_PER_STREAM * (limits.streams + DESCRIBE_LIMITS.streams),
+        calls_max=calls.calls_max + describe_calls.calls_max,
         request_bytes_max=arguments.max_request_bytes,
         interceptors=[TokenInterceptor(tokens)] if tokens else [],
     )

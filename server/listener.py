@@ -19,10 +19,10 @@ import grpc
 
 from tokenfeed.errors import InvalidRequest
 
+from .calls import CALLS_SPARE
+
 _LOG = logging.getLogger("tokenfeed.server")
 
-_CALLS_SPARE = 16
-"""Threads for calls that are refused because as many others are under way, and for Describe."""
 _EXIT_SECONDS = 0.5
 
 _OPTIONS = (
@@ -49,7 +49,7 @@ def create_server(
 
     calls_max: how many the service admits; gRPC's own limit would refuse the others for good.
     """
-    pool = ThreadPoolExecutor(calls_max + _CALLS_SPARE, "tokenfeed-call")
+    pool = ThreadPoolExecutor(calls_max + CALLS_SPARE, "tokenfeed-call")
     options = (*_OPTIONS, ("grpc.max_receive_message_length", request_bytes_max))
     return grpc.server(pool, handlers=[handler], interceptors=list(interceptors), options=options)
 
