@@ -8,17 +8,18 @@ import os
 # when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-import signal
+from .signals import Signals
 
-# Whoever is stopped while it still imports has nothing to give back, and nothing to say.
-for _number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(_number, lambda *_: os._exit(0))
+_SIGNALS = Signals()
+if __name__ == "__main__":
+    # Before the imports below, of which some start threads.
+    _SIGNALS.take()
 
 import argparse
 import logging
+import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 import numpy as np
@@ -186,16 +187,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
-    # While it starts it holds nothing that would have to be given back: it may leave at once, as
-    # the handlers above do.
     require_fast_checksum()
     keep_freed_memory()
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = Tokens(arguments.token_file) if arguments.token_file else None
     datasets = open_datasets(arguments)
-    stopped = threading.Event()
-    _on_signal(stopped.set)
     calls, describe_calls = Calls(limits), Calls(DESCRIBE_LIMITS)
     service = TokenFeed(
         datasets,
@@ -226,10 +223,12 @@ def serve(arguments: argparse.Namespace) -> None:
     corpora = [dataset.corpus for dataset in datasets.values()]
     looks = [health.look, *([tokens.look] if tokens else [])]
     watch = Watch(datasets.values(), looks)
-    if tokens:
-        signal.signal(signal.SIGHUP, lambda *_: tokens.look())
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
-    stopped.wait()
+    while _SIGNALS.next() == signal.SIGHUP:
+        if tokens:
+            tokens.read_anew()
+        else:
+            _LOG.info("ignored SIGHUP: there is no --token-file to read anew")
     _LOG.info("stopping")
     health.drain()
     calls.drain()
@@ -245,12 +244,6 @@ def _say(line: str) -> None:
         print(line, flush=True)
     except OSError as error:
         raise InvalidRequest("stdout", f"cannot be written: {error.strerror}") from error
-
-
-def _on_signal(react: Callable[[], None]) -> None:
-    """Call react on SIGTERM and Ctrl-C; as process 1 of a container there is no default."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: react())
 
 
 def tls_credentials(arguments: argparse.Namespace) -> grpc.ServerCredentials | None:
