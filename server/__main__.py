@@ -17,9 +17,9 @@ if __name__ == "__main__":
 
 import argparse
 import logging
-import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 import numpy as np
@@ -40,7 +40,7 @@ from .security import TlsFiles, TokenInterceptor, Tokens, server_credentials
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
 from .warmup import WarmUp
-from .watch import Watch
+from .watch import Rereads, Watch
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -220,11 +220,18 @@ def serve(arguments: argparse.Namespace) -> None:
         addresses.append(listener.bind_unix(server, arguments.unix))
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
+    rereads = Rereads()
+    looks = {
+        f"dataset={name}": partial(dataset.look, rereads.later, rereads.closed)
+        for name, dataset in datasets.items()
+    }
+    # Tokens are looked at by a thread of their own: no file system of a dataset holds it up.
+    watches = [Watch({**looks, "health": health.look})]
+    if tokens:
+        watches.append(Watch({"tokens": tokens.look}))
     corpora = [dataset.corpus for dataset in datasets.values()]
-    looks = [health.look, *([tokens.look] if tokens else [])]
-    watch = Watch(datasets.values(), looks)
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
-    while _SIGNALS.next() == signal.SIGHUP:
+    for _ in _SIGNALS.hangups(arguments.drain_seconds):
         if tokens:
             tokens.read_anew()
         else:
@@ -233,9 +240,12 @@ def serve(arguments: argparse.Namespace) -> None:
     health.drain()
     calls.drain()
     describe_calls.drain()
+    stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
-    listener.stop(server, arguments.drain_seconds)
-    watch.close()
+    rereads.close()
+    for watch in watches:
+        watch.close()
+    stopped.wait(arguments.drain_seconds)
 
 
 def _say(line: str) -> None:

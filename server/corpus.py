@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,11 @@ from .scratch import Scratch, ScratchPool, Tokens
 from .shard import Fate, Shard, opened, size_on_disk
 
 _LOG = logging.getLogger("tokenfeed.server")
+
+
+def at_once(work: Callable[[], None]) -> None:
+    """Do some work, for whoever could have it done later."""
+    work()
 
 
 class Corpus:
@@ -64,6 +70,7 @@ class Corpus:
         self._scratch = ScratchPool()
         self._lost = False
         self._warned: set[int] = set()
+        self._rereading = False
 
     @property
     def span(self) -> tuple[int, int]:
@@ -96,10 +103,15 @@ class Corpus:
             self.require_intact()
             yield scratch.content[: windows.shard.size * row_bytes]
 
-    def look(self, same_content: Callable[[], bool]) -> None:
+    def look(
+        self,
+        same_content: Callable[[], bool],
+        later: Callable[[Callable[[], None]], None] = at_once,
+    ) -> None:
         """Look at every file: one written to in place loses the dataset, others cost a warning.
 
-        same_content: reads the corpus anew, and says whether it is what it was.
+        same_content: reads the corpus anew, and says whether it is what it was.  later: calls what
+        it is given, which calls that.
         """
         touched = []
         for index, shard in enumerate(self.shards):
@@ -112,11 +124,21 @@ class Corpus:
             elif fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
                 self._warned.add(index)
                 _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
-        if touched and not self._lost:
+        if touched and not self._lost and not self._rereading:
+            self._rereading = True
+            later(partial(self._reread, touched, same_content))
+
+    def _reread(
+        self, touched: Sequence[tuple[int, Shard]], same_content: Callable[[], bool]
+    ) -> None:
+        """Lose the dataset unless its content is the same; else remember how its files are now."""
+        try:
             if not same_content():
                 self._lose(f"{touched[0][1].path}: written to, and its time of last write put back")
             for index, shard in touched:
                 self.shards[index] = shard
+        finally:
+            self._rereading = False
 
     @property
     def lost(self) -> bool:

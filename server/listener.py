@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import stat
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -128,11 +129,11 @@ def bind_unix(server: grpc.Server, path: str) -> str:
     return address
 
 
-def stop(server: grpc.Server, drain_seconds: float) -> None:
-    """Take no more calls, give those under way time to end, end them, and return; all within so
-    many seconds.
+def stop(server: grpc.Server, drain_seconds: float) -> threading.Event:
+    """Take no more calls, give those under way time to end, and end them, all within so many
+    seconds.  Returns: at once; what is set when they have ended.
     """
-    server.stop(max(0.0, drain_seconds - _EXIT_SECONDS)).wait(drain_seconds)
+    return server.stop(max(0.0, drain_seconds - _EXIT_SECONDS))
 
 
 def _has_ipv6() -> bool:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_EXIT_SECONDS = 0.1
 
 
 class Signals:
@@ -21,7 +24,7 @@ class Signals:
     def __init__(self) -> None:
         """Take nothing yet."""
         self._taken: SimpleQueue[int] = SimpleQueue()
-        self._awaited = False
+        self._grace_seconds = 0.0
 
     def take(self) -> None:
         """Take the signals of this process, from a thread that starts no other before: those that
@@ -30,18 +33,21 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
         threading.Thread(target=self._run, name="tokenfeed-signals", daemon=True).start()
 
-    def next(self) -> int:
-        """Wait for a signal and return its number.
+    def hangups(self, grace_seconds: float) -> Iterator[None]:
+        """Yield at each SIGHUP, and end when told to stop: the process is gone so long after that
+        at the latest, whatever its threads wait for.
 
-        Until this is called for the first time, a signal to stop ends the process at once: as long
-        as it starts, it has nothing to give back, and nothing to say.
+        Before this is called, that is at once: while it starts it has nothing to give back.
         """
-        self._awaited = True
-        return self._taken.get()
+        self._grace_seconds = grace_seconds
+        while self._taken.get() == signal.SIGHUP:
+            yield
 
     def _run(self) -> None:
-        while True:
-            number = signal.sigwait(_NUMBERS)
-            if number != signal.SIGHUP and not self._awaited:
-                os._exit(0)
+        while (number := signal.sigwait(_NUMBERS)) == signal.SIGHUP:
             self._taken.put(number)
+        self._taken.put(number)
+        time.sleep(max(0.0, self._grace_seconds - _EXIT_SECONDS))
+        # Each line of the log was flushed when it was written. To flush it once more would be to
+        # wait for whoever is still writing to it.
+        os._exit(0)
