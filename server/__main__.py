@@ -23,7 +23,6 @@ from functools import partial
 
 import grpc
 import numpy as np
-from grpc_reflection.v1alpha import reflection
 
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, TokenfeedError
@@ -36,6 +35,7 @@ from .dataset import Dataset, TokenChecks, open_dataset
 from .health import SERVICE as HEALTH_SERVICE
 from .health import Health
 from .kernel import keep_freed_memory
+from .reflection import Reflection
 from .security import TlsFiles, TokenInterceptor, Tokens, server_credentials
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
@@ -209,9 +209,11 @@ def serve(arguments: argparse.Namespace) -> None:
     )
     health = Health(datasets)
     health.add_to(server)
+    drains = [health.drain, calls.drain, describe_calls.drain]
     if arguments.reflection:
-        names = (service.name, HEALTH_SERVICE, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection = Reflection((service.name, HEALTH_SERVICE))
+        reflection.add_to(server)
+        drains.append(reflection.drain)
     has_secrets = tokens is not None and not arguments.allow_plaintext_token
     addresses = [
         listener.bind(server, arguments.host, arguments.port, credentials, has_secrets=has_secrets)
@@ -237,9 +239,8 @@ def serve(arguments: argparse.Namespace) -> None:
         else:
             _LOG.info("ignored SIGHUP: there is no --token-file to read anew")
     _LOG.info("stopping")
-    health.drain()
-    calls.drain()
-    describe_calls.drain()
+    for drain in drains:
+        drain()
     stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
     rereads.close()

@@ -131,13 +131,23 @@ class Calls:
         messages: those of its call, of which the first counts.  Raises: InvalidRequest if there is
         none; grpc.RpcError if the client went away, or was evicted.
         """
-        call.wait(_REQUEST_SECONDS)
-        try:
-            return next(messages)
-        except StopIteration:
-            raise InvalidRequest("request", "is missing; the call has no message") from None
-        finally:
-            call.waited()
+        for message in self.requests(call, messages):
+            return message
+        raise InvalidRequest("request", "is missing; the call has no message")
+
+    def requests(self, call: OpenCall, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield all that a client asks, and evict it if it neither asks nor ends its call.  Raises:
+        grpc.RpcError if the client went away, or was evicted.
+        """
+        while True:
+            call.wait(_REQUEST_SECONDS)
+            try:
+                message = next(messages)
+            except StopIteration:
+                return
+            finally:
+                call.waited()
+            yield message
 
     def drain(self) -> None:
         """Let every call end with its next frame, and admit no other. May be called twice."""

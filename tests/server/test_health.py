@@ -16,9 +16,6 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
-    ProtoReflectionDescriptorDatabase,
-)
 
 from tests.conftest import Serve, WriteTokens
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -266,17 +263,3 @@ def test_a_path_that_is_no_socket_is_not_touched(
     assert main(["--data", str(two[0]), "--port", "0", "--unix", str(two[1])]) == 1
     assert "exists and is no socket" in capsys.readouterr().err
     assert two[1].read_bytes() == before
-
-
-def test_reflection_describes_the_services_where_it_is_asked_for(
-    serve: Serve, two: list[Path]
-) -> None:
-    """Tools need no .proto file then; by default nobody is told anything."""
-    with grpc.insecure_channel(serve("--data", two[0], "--reflection").address) as channel:
-        database = ProtoReflectionDescriptorDatabase(channel)
-        assert "tokenfeed.v1.TokenFeed" in database.get_services()
-        assert database.FindFileContainingSymbol("tokenfeed.v1.TokenFeed").package == "tokenfeed.v1"
-    with grpc.insecure_channel(serve("--data", two[0]).address) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            ProtoReflectionDescriptorDatabase(channel).get_services()
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
