@@ -8,21 +8,21 @@ import os
 # when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-import signal
+from .signals import Signals
 
-# Whoever is stopped while it still imports has nothing to give back, and nothing to say.
-for _number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(_number, lambda *_: os._exit(0))
+_SIGNALS = Signals()
+if __name__ == "__main__":
+    # Before the imports below, of which some start threads.
+    _SIGNALS.take()
 
 import argparse
 import logging
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import grpc
 import numpy as np
-from grpc_reflection.v1alpha import reflection
 
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, TokenfeedError
@@ -30,16 +30,17 @@ from tokenfeed.frame import require_fast_checksum
 from tokenfeed.position import require_range
 
 from . import listener
-from .calls import CALLS_PER_STREAM, DESCRIBE_LIMITS, Calls, StreamLimits
+from .calls import DESCRIBE_LIMITS, Calls, StreamLimits
 from .dataset import Dataset, TokenChecks, open_dataset
 from .health import SERVICE as HEALTH_SERVICE
 from .health import Health
 from .kernel import keep_freed_memory
+from .reflection import Reflection
 from .security import TlsFiles, TokenInterceptor, Tokens, server_credentials
 from .service import TokenFeed
 from .shards import parse_data, require_distinct_names
 from .warmup import WarmUp
-from .watch import Watch
+from .watch import Rereads, Watch
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -186,16 +187,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
-    # While it starts it holds nothing that would have to be given back: it may leave at once, as
-    # the handlers above do.
     require_fast_checksum()
     keep_freed_memory()
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = Tokens(arguments.token_file) if arguments.token_file else None
     datasets = open_datasets(arguments)
-    stopped = threading.Event()
-    _on_signal(stopped.set)
     calls, describe_calls = Calls(limits), Calls(DESCRIBE_LIMITS)
     service = TokenFeed(
         datasets,
@@ -206,15 +203,17 @@ def serve(arguments: argparse.Namespace) -> None:
     )
     server = listener.create_server(
         service.handler(),
-        calls_max=CALLS_PER_STREAM * (limits.streams + DESCRIBE_LIMITS.streams),
+        calls_max=calls.calls_max + describe_calls.calls_max,
         request_bytes_max=arguments.max_request_bytes,
         interceptors=[TokenInterceptor(tokens)] if tokens else [],
     )
     health = Health(datasets)
     health.add_to(server)
+    drains = [health.drain, calls.drain, describe_calls.drain]
     if arguments.reflection:
-        names = (service.name, HEALTH_SERVICE, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection = Reflection((service.name, HEALTH_SERVICE))
+        reflection.add_to(server)
+        drains.append(reflection.drain)
     has_secrets = tokens is not None and not arguments.allow_plaintext_token
     addresses = [
         listener.bind(server, arguments.host, arguments.port, credentials, has_secrets=has_secrets)
@@ -223,20 +222,31 @@ def serve(arguments: argparse.Namespace) -> None:
         addresses.append(listener.bind_unix(server, arguments.unix))
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
-    corpora = [dataset.corpus for dataset in datasets.values()]
-    looks = [health.look, *([tokens.look] if tokens else [])]
-    watch = Watch(datasets.values(), looks)
+    rereads = Rereads()
+    looks = {
+        f"dataset={name}": partial(dataset.look, rereads.later, rereads.closed)
+        for name, dataset in datasets.items()
+    }
+    # Tokens are looked at by a thread of their own: no file system of a dataset holds it up.
+    watches = [Watch({**looks, "health": health.look})]
     if tokens:
-        signal.signal(signal.SIGHUP, lambda *_: tokens.look())
+        watches.append(Watch({"tokens": tokens.look}))
+    corpora = [dataset.corpus for dataset in datasets.values()]
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
-    stopped.wait()
+    for _ in _SIGNALS.hangups(arguments.drain_seconds):
+        if tokens:
+            tokens.read_anew()
+        else:
+            _LOG.info("ignored SIGHUP: there is no --token-file to read anew")
     _LOG.info("stopping")
-    health.drain()
-    calls.drain()
-    describe_calls.drain()
+    for drain in drains:
+        drain()
+    stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
-    listener.stop(server, arguments.drain_seconds)
-    watch.close()
+    rereads.close()
+    for watch in watches:
+        watch.close()
+    stopped.wait(arguments.drain_seconds)
 
 
 def _say(line: str) -> None:
@@ -245,12 +255,6 @@ def _say(line: str) -> None:
         print(line, flush=True)
     except OSError as error:
         raise InvalidRequest("stdout", f"cannot be written: {error.strerror}") from error
-
-
-def _on_signal(react: Callable[[], None]) -> None:
-    """Call react on SIGTERM and Ctrl-C; as process 1 of a container there is no default."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: react())
 
 
 def tls_credentials(arguments: argparse.Namespace) -> grpc.ServerCredentials | None:

@@ -6,22 +6,27 @@ for ever.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
-from tokenfeed.errors import Busy, InvalidRequest, ServerAway
+from tokenfeed.errors import Busy, InvalidRequest, ServerAway, TokenfeedError
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 CALLS_PER_STREAM = 2
 """A client has one call being read and one ahead."""
+CALLS_SPARE = 16
+"""Threads of a pool beside those for the calls that are admitted: for those that are refused."""
 _BYTES_PER_SECOND_MIN = 1 << 20
 """A frame that is longer than this may take a second more for each such part of it."""
 _REQUEST_SECONDS = 10.0
@@ -32,15 +37,21 @@ _BUSY_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
     """streams: at once, of all peers.  peer_streams: of one peer, which is an address without its
-    port.  stall_seconds: how long a frame may wait for its client to read.
+    port.  stall_seconds: how long a frame may wait for its client to read.  by_option: whether the
+    command line has options for the first two.
     """
 
     streams: int = 512
     peer_streams: int = 256
     stall_seconds: float = 30.0
+    by_option: bool = True
+
+    def option(self, name: str) -> str:
+        """Return what a refusal says of the option of a limit."""
+        return f" ({name})" if self.by_option else ""
 
 
-DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16)
+DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
 """Of calls that are answered at once, so that those who do not even ask hold up no stream."""
 
 
@@ -81,6 +92,11 @@ class Calls:
         self._thread = threading.Thread(target=self._evict, name="tokenfeed-evict", daemon=True)
         self._thread.start()
 
+    @property
+    def calls_max(self) -> int:
+        """How many calls are admitted at once."""
+        return CALLS_PER_STREAM * self._limits.streams
+
     @contextmanager
     def admit(self, context: grpc.ServicerContext) -> Iterator[OpenCall]:
         """Count a call for the length of the with block.  Raises: Busy beyond a limit; ServerAway
@@ -115,13 +131,23 @@ class Calls:
         messages: those of its call, of which the first counts.  Raises: InvalidRequest if there is
         none; grpc.RpcError if the client went away, or was evicted.
         """
-        call.wait(_REQUEST_SECONDS)
-        try:
-            return next(messages)
-        except StopIteration:
-            raise InvalidRequest("request", "is missing; the call has no message") from None
-        finally:
-            call.waited()
+        for message in self.requests(call, messages):
+            return message
+        raise InvalidRequest("request", "is missing; the call has no message")
+
+    def requests(self, call: OpenCall, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield all that a client asks, and evict it if it neither asks nor ends its call.  Raises:
+        grpc.RpcError if the client went away, or was evicted.
+        """
+        while True:
+            call.wait(_REQUEST_SECONDS)
+            try:
+                message = next(messages)
+            except StopIteration:
+                return
+            finally:
+                call.waited()
+            yield message
 
     def drain(self) -> None:
         """Let every call end with its next frame, and admit no other. May be called twice."""
@@ -130,12 +156,12 @@ class Calls:
     def _require_room(self, peer: str) -> None:
         self._require_not_draining()
         limits = self._limits
-        if len(self._open) >= CALLS_PER_STREAM * limits.streams:
-            problem = f"{limits.streams} are under way, the limit of this server (--max-streams)"
-            raise Busy("streams", problem, _BUSY_SECONDS)
+        if len(self._open) >= self.calls_max:
+            problem = f"{limits.streams} are under way, the limit of this server"
+            raise Busy("streams", problem + limits.option("--max-streams"), _BUSY_SECONDS)
         if self._of_peer[peer] >= CALLS_PER_STREAM * limits.peer_streams:
             problem = f"{limits.peer_streams} are under way from one address, its share"
-            raise Busy("streams", f"{problem} (--max-streams-per-peer)", _BUSY_SECONDS)
+            raise Busy("streams", problem + limits.option("--max-streams-per-peer"), _BUSY_SECONDS)
 
     def _require_not_draining(self) -> None:
         if self._draining.is_set():
@@ -155,3 +181,27 @@ def _peer(context: grpc.ServicerContext) -> str:
     """Return who calls, without a port: "ipv4:10.0.0.1", or "unix:" for all on this machine."""
     kind, _, rest = str(context.peer()).partition(":")
     return f"{kind}:{rest.rpartition(':')[0]}" if kind in ("ipv4", "ipv6") else kind
+
+
+@contextmanager
+def answering(context: grpc.ServicerContext) -> Iterator[None]:
+    """End a call as what is raised in the with block says; its text reaches the caller only where
+    it was written for one.
+    """
+    try:
+        yield
+    except TokenfeedError as error:
+        context.abort(grpc.StatusCode[error.status], str(error))
+    except grpc.RpcError:
+        pass  # the client went away before it asked
+    except Exception:  # noqa: BLE001 - its text must not reach the caller
+        _LOG.exception("failed peer=%s", context.peer())
+        context.abort(grpc.StatusCode.UNAVAILABLE, "server: could not answer; its log says why")
+
+
+def in_pool(pool: ThreadPoolExecutor, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method whose calls gRPC runs in a pool, and not in that of its server."""
+    pooled = functools.partial(method)
+    # gRPC looks for this attribute.
+    pooled.experimental_thread_pool = pool  # type: ignore[attr-defined]
+    return pooled

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,11 @@ from .scratch import Scratch, ScratchPool, Tokens
 from .shard import Fate, Shard, opened, size_on_disk
 
 _LOG = logging.getLogger("tokenfeed.server")
+
+
+def at_once(work: Callable[[], None]) -> None:
+    """Do some work, for whoever could have it done later."""
+    work()
 
 
 class Corpus:
@@ -64,6 +70,7 @@ class Corpus:
         self._scratch = ScratchPool()
         self._lost = False
         self._warned: set[int] = set()
+        self._rereading = False
 
     @property
     def span(self) -> tuple[int, int]:
@@ -96,10 +103,15 @@ class Corpus:
             self.require_intact()
             yield scratch.content[: windows.shard.size * row_bytes]
 
-    def look(self, same_content: Callable[[], bool]) -> None:
+    def look(
+        self,
+        same_content: Callable[[], bool],
+        later: Callable[[Callable[[], None]], None] = at_once,
+    ) -> None:
         """Look at every file: one written to in place loses the dataset, others cost a warning.
 
-        same_content: reads the corpus anew, and says whether it is what it was.
+        same_content: reads the corpus anew, and says whether it is what it was.  later: calls what
+        it is given, which calls that.
         """
         touched = []
         for index, shard in enumerate(self.shards):
@@ -107,14 +119,26 @@ class Corpus:
             if fate is Fate.WRITTEN and not self._lost:
                 self._lose(f"{shard.path}: {fate.value}")
             elif fate in (Fate.TOUCHED, Fate.GROWN):
-                # As it is now: what is written while it is read is seen the next time.
-                self.shards[index] = shard.as_it_is()
-                touched.append(shard.path)
+                touched.append(index)
             if fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
                 self._warned.add(index)
                 _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
-        if touched and not self._lost and not same_content():
-            self._lose(f"{', '.join(touched)}: written to in place, whatever its time says")
+        if touched and not self._lost and not self._rereading:
+            # As they are now: what is written while they are read is seen the next time.
+            seen = {index: self.shards[index].as_it_is() for index in touched}
+            for index, shard in seen.items():
+                self.shards[index] = shard
+            self._rereading = True
+            later(partial(self._reread, touched, same_content))
+
+    def _reread(self, touched: Sequence[int], same_content: Callable[[], bool]) -> None:
+        """Lose the dataset unless its content is the same."""
+        try:
+            if not same_content():
+                paths = ", ".join(self.shards[index].path for index in touched)
+                self._lose(f"{paths}: written to in place, whatever its time says")
+        finally:
+            self._rereading = False
 
     @property
     def lost(self) -> bool:

@@ -10,9 +10,10 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from tokenfeed import identity
 from tokenfeed.errors import BadCorpus
 
-from .corpus import Corpus
+from .corpus import Corpus, at_once
 from .digest import read_sidecar
 from .readahead import ReadAhead
 from .shard import Shard
@@ -55,18 +56,31 @@ class Dataset:
     digest: bytes
     turns: Turns = field(default_factory=Turns)
 
-    def look(self) -> None:
-        """Look at what has become of its files."""
-        self.corpus.look(self._same_content)
+    def look(
+        self,
+        later: Callable[[Callable[[], None]], None] = at_once,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Look at what has become of its files.
 
-    def _same_content(self) -> bool:
+        later: calls what it is given, which reads the files anew until stopped() is true.
+        """
+        self.corpus.look(partial(self._same_content, stopped), later)
+
+    def _same_content(self, stopped: Callable[[], bool]) -> bool:
         """Say whether what the fingerprint is of is still the same, as far as that can be told."""
+        content = _Content(self.corpus)
+        blocks = []
         try:
-            return _fingerprint(self.corpus, _first_pass(self.corpus, None)) == self.fingerprint
+            for block in content.scan(identity.content_blocks(content.size_bytes), None):
+                if stopped():
+                    return True  # nobody will ask again
+                blocks.append(block)
         except BadCorpus as error:
             # It may not be read any more. Were it cut or written to, the next look would see it.
             _LOG.warning("could not be read again: %s", error)
             return True
+        return _fingerprint(self.corpus, blocks) == self.fingerprint
 
     def close(self) -> None:
         """Unmap its files."""

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import stat
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,10 +20,10 @@ import grpc
 
 from tokenfeed.errors import InvalidRequest
 
+from .calls import CALLS_SPARE
+
 _LOG = logging.getLogger("tokenfeed.server")
 
-_CALLS_SPARE = 16
-"""Threads for calls that are refused because as many others are under way, and for Describe."""
 _EXIT_SECONDS = 0.5
 
 _OPTIONS = (
@@ -49,7 +50,7 @@ def create_server(
 
     calls_max: how many the service admits; gRPC's own limit would refuse the others for good.
     """
-    pool = ThreadPoolExecutor(calls_max + _CALLS_SPARE, "tokenfeed-call")
+    pool = ThreadPoolExecutor(calls_max + CALLS_SPARE, "tokenfeed-call")
     options = (*_OPTIONS, ("grpc.max_receive_message_length", request_bytes_max))
     return grpc.server(pool, handlers=[handler], interceptors=list(interceptors), options=options)
 
@@ -128,11 +129,11 @@ def bind_unix(server: grpc.Server, path: str) -> str:
     return address
 
 
-def stop(server: grpc.Server, drain_seconds: float) -> None:
-    """Take no more calls, give those under way time to end, end them, and return; all within so
-    many seconds.
+def stop(server: grpc.Server, drain_seconds: float) -> threading.Event:
+    """Take no more calls, give those under way time to end, and end them, all within so many
+    seconds.  Returns: at once; what is set when they have ended.
     """
-    server.stop(max(0.0, drain_seconds - _EXIT_SECONDS)).wait(drain_seconds)
+    return server.stop(max(0.0, drain_seconds - _EXIT_SECONDS))
 
 
 def _has_ipv6() -> bool:

@@ -95,7 +95,7 @@ class Tokens:
     def __init__(self, path: str) -> None:
         """Read them.  Raises: InvalidRequest if there is none."""
         self._path = path
-        self._lock = threading.Lock()
+        self._doubted = threading.Event()
         try:
             self._stamp = _stamp(path)
             self._hashes = _hashes(path)
@@ -108,11 +108,17 @@ class Tokens:
         # All of them, and no short cut.
         return sum([hmac.compare_digest(asked, known) for known in self._hashes]) > 0
 
+    def read_anew(self) -> None:
+        """Have the next look read the file, even if it seems to be as it was."""
+        self._doubted.set()
+
     def look(self) -> None:
         """Read the file anew if it has changed; what cannot be read leaves the old ones."""
+        if doubted := self._doubted.is_set():
+            self._doubted.clear()
         try:
             stamp = _stamp(self._path)
-            if stamp == self._stamp:
+            if stamp == self._stamp and not doubted:
                 return
             hashes = _hashes(self._path)
         except (OSError, InvalidRequest) as error:

@@ -1,4 +1,4 @@
-"""Looks at the files of every dataset once a second, in a thread of its own.
+"""Looks at what may change under a server once a second, in threads of its own.
 
 The gather notices what it cannot read. What can be read and is wrong all the same, since somebody
 wrote into a file while it was served, only the file system knows; asking it for every frame would
@@ -9,43 +9,81 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 
-from .dataset import Dataset
+from .blame import blame
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 LOOK_SECONDS = 1.0
+_CLOSE_SECONDS = 0.5
 
 
 class Watch:
-    """A thread that looks at datasets until it is closed."""
+    """A thread that looks at some things in turn until it is closed."""
 
-    def __init__(
-        self, datasets: Iterable[Dataset], others: Iterable[Callable[[], None]] = ()
-    ) -> None:
-        """Begin to look.  others: what else looks at something then."""
-        self._datasets = list(datasets)
-        self._others = list(others)
+    def __init__(self, looks: Mapping[str, Callable[[], None]]) -> None:
+        """Begin to look.  looks: by what the log calls what they look at."""
+        self._looks = looks
+        self._failed: set[str] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. May be called twice."""
+        """End the thread, or leave it behind where a disk keeps it waiting. May be called twice."""
         self._closed.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            for dataset in self._datasets:
-                _look(dataset)
-            for look in self._others:
-                look()
+            for name, look in self._looks.items():
+                self._look(name, look)
+
+    def _look(self, name: str, look: Callable[[], None]) -> None:
+        try:
+            look()
+            self._failed.discard(name)
+        except Exception as error:  # noqa: BLE001 - the others still have to be looked at
+            if name not in self._failed:
+                self._failed.add(name)
+                _LOG.error("could not look at %s: %s", name, blame(error))
 
 
-def _look(dataset: Dataset) -> None:
+class Rereads:
+    """A thread that reads files anew where a look has found reason to, which takes seconds: no look
+    has to wait for that.
+    """
+
+    def __init__(self) -> None:
+        """Wait for something to read."""
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tokenfeed-reread", daemon=True)
+        self._thread.start()
+
+    def later(self, read: Callable[[], None]) -> None:
+        """Have something read once what came before is."""
+        self._queue.put(read)
+
+    def closed(self) -> bool:
+        """Whether to stop reading."""
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """End the thread, or leave it behind where a disk keeps it waiting. May be called twice."""
+        self._closed.set()
+        self._queue.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (read := self._queue.get()) and not self.closed():
+            _read(read)
+
+
+def _read(read: Callable[[], None]) -> None:
     try:
-        dataset.look()
-    except Exception:  # noqa: BLE001 - the others still have to be looked at
-        _LOG.exception("could not look at dataset=%s", dataset.name)
+        read()
+    except Exception as error:  # noqa: BLE001 - the next still has to be read
+        _LOG.error("could not read anew: %s", blame(error))

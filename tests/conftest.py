@@ -62,7 +62,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """
     servers: list[Server] = []
 
-    def start(*arguments: str | Path, port: int = 0, wrapper: Sequence[str] = ()) -> Server:
+    def start(
+        *arguments: str | Path,
+        port: int = 0,
+        wrapper: Sequence[str] = (),
+        stderr: int | None = None,
+    ) -> Server:
         stderr_path = tmp_path / f"server-{len(servers)}.log"
         command = [
             *wrapper,
@@ -73,9 +78,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             "--port",
             str(port),
         ]
-        with stderr_path.open("w") as stderr:
+        with stderr_path.open("w") as log:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr or log, text=True
             )
         server = Server(process, "", stderr_path)
         servers.append(server)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +16,6 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
-    ProtoReflectionDescriptorDatabase,
-)
 
 from tests.conftest import Serve, WriteTokens
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -114,6 +114,117 @@ def frames(channel: grpc.Channel) -> Iterator[bytes]:
     yield from ask(request.SerializeToString(), timeout=SECONDS)
 
 
+def test_a_watch_says_nothing_while_nothing_changes(serve: Serve, two: list[Path]) -> None:
+    """Every watcher would be woken every second, and have to compare."""
+    server = serve("--data", two[0])
+    with grpc.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watched = stub.Watch(health_pb2.HealthCheckRequest(), timeout=3.5)
+        assert next(watched).status == STATUS.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watched)
+
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_watch_of_a_name_that_is_not_served_says_that_it_is_unknown(
+    serve: Serve, two: list[Path]
+) -> None:
+    """As the protocol has it; only Check fails."""
+    with grpc.insecure_channel(serve("--data", two[0]).address) as channel:
+        assert next(watch(channel, "test")).status == STATUS.SERVICE_UNKNOWN
+
+
+def test_a_request_that_is_garbage_is_the_callers_error(serve: Serve, two: list[Path]) -> None:
+    with grpc.insecure_channel(serve("--data", two[0]).address) as channel:
+        for method in ("Check", "Watch"):
+            with pytest.raises(grpc.RpcError) as caught:
+                next(channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\xff"))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_watch_that_nobody_reads_hinders_nobody(serve: Serve, two: list[Path]) -> None:
+    """Neither other callers, nor that a dataset is found ill, nor the exit."""
+    server = serve("--data", two[0], "--data", two[1])
+    with unread_watch(server.address), grpc.insecure_channel(server.address) as channel:
+        well = watch(channel, "train")
+        assert next(well).status == STATUS.SERVING
+        os.truncate(two[0], 1000)
+
+        assert next(well).status == STATUS.NOT_SERVING
+        assert health(channel, "val") == STATUS.SERVING
+        began = time.monotonic()
+        assert server.stop() == 0
+    assert time.monotonic() - began < 2.0
+
+
+@contextlib.contextmanager
+def unread_watch(address: str) -> Iterator[None]:
+    """Open a Watch in a connection that never lets a byte of an answer through."""
+    host, _, port = address.rpartition(":")
+    no_window = struct.pack(">HI", 4, 0)
+    pairs = {
+        ":method": "POST", ":scheme": "http", ":path": "/grpc.health.v1.Health/Watch",
+        ":authority": "x", "content-type": "application/grpc", "te": "trailers",
+    }  # fmt: skip
+    headers = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in pairs.items()
+    )
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2(4, 0, 0, no_window))
+        connection.sendall(h2(1, 4, 1, headers) + h2(0, 1, 1, bytes(5)))
+        # The server's answers to that: its SETTINGS, and that ours are in force.
+        while h2(4, 1, 0) not in connection.recv(65536):
+            pass
+        yield
+
+
+def h2(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return a frame of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def test_checks_that_never_ask_hinder_nobody(serve: Serve, two: list[Path]) -> None:
+    """Neither another peer's Check, nor a stream, nor the exit."""
+    path = two[0].parent / "feed.sock"
+    server = serve("--data", two[0], "--unix", path)
+
+    def nothing() -> Iterator[bytes]:
+        assert never.wait(30)
+        yield from ()
+
+    never = threading.Event()
+    with (
+        grpc.insecure_channel(server.address) as hostile,
+        grpc.insecure_channel(f"unix:{path}") as other,
+    ):
+        half_open = [
+            hostile.stream_stream(f"/grpc.health.v1.Health/{method}")(nothing())
+            for _ in range(100)
+            for method in ("Check", "Watch")
+        ]
+        # Those beyond a peer's share are refused; by then the others are there too.
+        while sum(not call.is_active() for call in half_open) < 2 * (100 - 16):
+            time.sleep(0.02)
+        assert health(other) == STATUS.SERVING
+        assert next(watch(other)).status == STATUS.SERVING
+        assert next(frames(hostile))
+        began = time.monotonic()
+        assert server.stop() == 0
+        never.set()
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_peer_that_checks_often_is_not_refused(serve: Serve, two: list[Path]) -> None:
+    """Everybody behind one address translation is one peer."""
+    server = serve("--data", two[0])
+    with grpc.insecure_channel(server.address) as channel:
+        held = [watch(channel) for _ in range(16)]
+        assert [next(call).status for call in held] == [STATUS.SERVING] * 16
+        assert [health(channel) for _ in range(200)] == [STATUS.SERVING] * 200
+
+
 def test_a_unix_socket_serves_trainers_of_this_machine(
     serve: Serve, two: list[Path], tmp_path: Path
 ) -> None:
@@ -152,17 +263,3 @@ def test_a_path_that_is_no_socket_is_not_touched(
     assert main(["--data", str(two[0]), "--port", "0", "--unix", str(two[1])]) == 1
     assert "exists and is no socket" in capsys.readouterr().err
     assert two[1].read_bytes() == before
-
-
-def test_reflection_describes_the_services_where_it_is_asked_for(
-    serve: Serve, two: list[Path]
-) -> None:
-    """Tools need no .proto file then; by default nobody is told anything."""
-    with grpc.insecure_channel(serve("--data", two[0], "--reflection").address) as channel:
-        database = ProtoReflectionDescriptorDatabase(channel)
-        assert "tokenfeed.v1.TokenFeed" in database.get_services()
-        assert database.FindFileContainingSymbol("tokenfeed.v1.TokenFeed").package == "tokenfeed.v1"
-    with grpc.insecure_channel(serve("--data", two[0]).address) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            ProtoReflectionDescriptorDatabase(channel).get_services()
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

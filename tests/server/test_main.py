@@ -571,10 +571,8 @@ def test_a_signal_ends_the_server_within_two_seconds_with_streams_open(
             assert server.stop(number) == 0
             seconds.append(time.monotonic() - sent)
         assert "Traceback" not in server.stderr
-        if seconds[-1] < STOP_SECONDS:
-            break
     print(f"\n{number.name}: {', '.join(f'{each:.2f} s' for each in seconds)}")
-    assert min(seconds) < STOP_SECONDS
+    assert max(seconds) < STOP_SECONDS
 
 
 def test_a_signal_while_tokens_are_checked_ends_the_server(tmp_path: Path) -> None:
