@@ -38,6 +38,8 @@ _BYTES_PER_SECOND_MIN = 1 << 20
 """A frame longer than that may take a second more for each such part of it; so does the server's
 patience.
 """
+_MESSAGE_BYTES_MAX = 1 << 32
+"""gRPC writes the size of a message as 32 bits, so a longer row never comes."""
 FIRST_PREFETCH_BYTES = 1 << 19
 """200 streams that begin together have their first batch after 0.7 s if each has 32 MiB under way,
 after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a second.
@@ -79,7 +81,8 @@ class FrameStream:
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
         # A long row is one frame, of which nothing is seen before all of it is there.
-        self._frame_seconds = 4 * (request.context_length + 1) // _BYTES_PER_SECOND_MIN
+        row_bytes = min(4 * (request.context_length + 1), _MESSAGE_BYTES_MAX)
+        self._frame_seconds = row_bytes // _BYTES_PER_SECOND_MIN
         self._tour = remote.tour()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
         self._watch = threading.Thread(

@@ -60,17 +60,16 @@ class Tour:
         """How long to wait for the server that is asked now: doubled with each tour in vain, up to
         60 s or the deadline.
         """
-        first = self._first_progress_seconds
-        seconds = max(first, min(first * 2.0**self._tours, _PROGRESS_SECONDS_MAX))
         if self._deadline_seconds is None:
-            return seconds
+            return self._patience_seconds
         left = self._deadline_seconds - self._away_seconds()
-        return max(min(seconds, left), min(first, _PROGRESS_SECONDS_MIN))
+        shortest = min(self._first_progress_seconds, _PROGRESS_SECONDS_MIN)
+        return max(min(self._patience_seconds, left), shortest)
 
     def alive(self) -> None:
         """Begin anew: a server has sent what was asked for."""
         self._failures: list[TokenfeedError] = []
-        self._tours = 0
+        self._patience_seconds = self._first_progress_seconds
         self._refusals = 0
         self._away_since: float | None = None
         self._pause_seconds = _PAUSE_SECONDS_FIRST
@@ -108,7 +107,8 @@ class Tour:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""
         failures, self._failures = self._failures, []
         self._replicas.look_again()
-        self._tours += 1
+        patience_seconds = min(2 * self._patience_seconds, _PROGRESS_SECONDS_MAX)
+        self._patience_seconds = max(self._first_progress_seconds, patience_seconds)
         if not any(isinstance(failure, ServerAway) for failure in failures):
             self._refusals += 1
             if self._refusals == _REFUSALS:

@@ -81,6 +81,15 @@ def test_patience_doubles_with_each_tour_in_vain_up_to_a_minute() -> None:
     assert journey.patience == [3, 3, 6, 6, 12, 12, 24, 24, 48, 48, 60, 60, 60]
 
 
+def test_an_outage_may_last_for_days() -> None:
+    """Three hours are 5,000 tours."""
+    journey = Journey(["a:1"])
+
+    journey.go(fails(5000))
+
+    assert len(journey.asked) == 5001
+
+
 def test_a_sign_of_life_begins_anew() -> None:
     journey = Journey(["a:1", "b:1"])
 
