@@ -103,7 +103,7 @@ class RemoteDataset:
         with self._surveying:
             if self._described is None:
                 if self.closed:
-                    raise InvalidRequest("RemoteBatches", "is closed, and was never in use before")
+                    raise _closed_unused()
                 self._process = os.getpid()
                 self._described = self._survey(timeout_seconds)
             return self._described
@@ -116,7 +116,14 @@ class RemoteDataset:
             return self._described
         self.require_own_process()
         tour = self.tour()
-        return tour.until_done(lambda _: self.described(tour.progress_seconds), self._closed.wait)
+        described = tour.until_done(
+            lambda _: self.described(tour.progress_seconds),
+            pause=self._closed.wait,
+            is_over=self._closed.is_set,
+        )
+        if described is None:
+            raise _closed_unused()
+        return described
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
@@ -196,6 +203,10 @@ class RemoteDataset:
             names = ", ".join(dataset.name for dataset in described.datasets) or "there are none"
             raise InvalidRequest("dataset", f"has to name one of those served: {names}")
         return described.datasets[0]
+
+
+def _closed_unused() -> InvalidRequest:
+    return InvalidRequest("RemoteBatches", "is closed, and was never in use before")
 
 
 def _require_same(replica: Replica, described: pb.Dataset, reference: pb.Dataset) -> None:

@@ -182,7 +182,7 @@ class FrameStream:
     def _run(self) -> None:
         """The receiving thread."""
         try:
-            self._tour.until_done(self._attempt, self._pause)
+            self._tour.until_done(self._attempt, pause=self._pause, is_over=self._is_closed)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
             self._error = error
         self._ended = True
@@ -212,8 +212,6 @@ class FrameStream:
         """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
         broke it, unless that was `close`.
         """
-        if self._is_closed():
-            return
         self._taken_up = self._received_row > 0
         self._silent = False
         patience_seconds = self._patience_seconds()

@@ -75,15 +75,19 @@ class Tour:
         self._pause_seconds = _PAUSE_SECONDS_FIRST
 
     def until_done(
-        self, attempt: Callable[[Replica], Result], pause: Callable[[float], object]
-    ) -> Result:
+        self,
+        attempt: Callable[[Replica], Result],
+        *,
+        pause: Callable[[float], object],
+        is_over: Callable[[], bool],
+    ) -> Result | None:
         """Return what attempt returns, trying one server after the other for as long as that may
-        help.
+        help; None once it is over.
 
-        pause: waits for so many seconds, or less.  Raises: what all servers refuse, twice;
-        Unreachable past the deadline.
+        pause: waits for so many seconds, or less.  is_over: nobody wants the result any more.
+        Raises: what all servers refuse, twice; Unreachable past the deadline.
         """
-        while True:
+        while not is_over():
             count = 1
             began, patience_seconds = time.monotonic(), self.progress_seconds
             try:
@@ -102,6 +106,7 @@ class Tour:
             self._next += 1
             if len(self._failures) >= count:
                 pause(self._end_tour())
+        return None
 
     def _end_tour(self) -> float:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""

@@ -199,14 +199,45 @@ def test_all_addresses_of_a_name_are_servers(
     assert second.requests != []
 
 
-def test_a_name_that_cannot_be_resolved_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver that knows no name."""
+
     def resolve(*_: Any, **__: Any) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr("socket.getaddrinfo", resolve)
+
+
+@pytest.mark.usefixtures("no_names")
+def test_a_name_that_cannot_be_resolved_is_waited_for() -> None:
     with feed_from("dns:///feed.example:1", deadline_seconds=0.3) as feed:
         with pytest.raises(Unreachable, match=r"dns:///feed.example:1.*cannot be resolved"):
             next(feed)
+
+
+@pytest.mark.usefixtures("no_names")
+def test_closing_does_not_wait_for_a_name_that_cannot_be_resolved() -> None:
+    feed = feed_from("dns:///feed.example:1")
+    reading = threading.Thread(target=samples, args=(feed,))
+    reading.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    feed.close()
+
+    assert time.monotonic() - began < 2
+    reading.join()
+
+
+@pytest.mark.usefixtures("no_names")
+def test_closing_ends_the_wait_for_what_a_server_of_no_address_says_of_its_corpus() -> None:
+    feed = feed_from("dns:///feed.example:1")
+    threading.Timer(0.3, feed.close).start()
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest, match="is closed"):
+        feed.state_dict()
+
+    assert time.monotonic() - began < 2
 
 
 def test_a_unix_socket_is_an_address(start_scripted: StartScripted, tmp_path: Path) -> None:

@@ -16,7 +16,12 @@ class Journey:
     """A tour whose attempts fail as they are told to, and whose pauses last no time."""
 
     def __init__(
-        self, targets: list[str], *, first: int = 0, deadline_seconds: float | None = None
+        self,
+        targets: list[str],
+        *,
+        first: int = 0,
+        deadline_seconds: float | None = None,
+        pause_count_max: int | None = None,
     ) -> None:
         self.tour = Tour(
             Replicas(targets), first=first, progress_seconds=3.0, deadline_seconds=deadline_seconds
@@ -24,6 +29,7 @@ class Journey:
         self.asked: list[str] = []
         self.patience: list[float] = []
         self.pauses: list[float] = []
+        self.pause_count_max = pause_count_max
 
     def go(self, outcome: Callable[[int, str], TokenfeedError | None]) -> None:
         """Travel until an attempt succeeds: outcome(index of the attempt, address) is its error."""
@@ -34,7 +40,10 @@ class Journey:
             if (error := outcome(len(self.asked) - 1, replica.address)) is not None:
                 raise error
 
-        self.tour.until_done(attempt, self.pauses.append)
+        self.tour.until_done(attempt, pause=self.pauses.append, is_over=self.is_over)
+
+    def is_over(self) -> bool:
+        return len(self.pauses) == self.pause_count_max
 
 
 def away(_: int, address: str) -> TokenfeedError:
@@ -62,6 +71,15 @@ def test_ranks_begin_with_different_servers() -> None:
         begun += journey.asked
 
     assert begun == ["a:1", "b:1", "a:1", "b:1"]
+
+
+def test_nobody_is_asked_once_it_is_over() -> None:
+    """Closed during a pause, say."""
+    journey = Journey(["a:1", "b:1"], pause_count_max=1)
+
+    journey.go(away)
+
+    assert journey.asked == ["a:1", "b:1"]
 
 
 def test_tries_are_at_most_two_seconds_apart() -> None:
