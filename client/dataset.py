@@ -150,7 +150,7 @@ class RemoteDataset:
 
     def _survey(self, timeout_seconds: float) -> pb.Dataset:
         """Ask all servers at once, so that one with another corpus is named at the start."""
-        replicas = self._replicas.all()
+        replicas = self._replicas.known()
         came: queue.SimpleQueue[tuple[Replica, Channel | None, pb.Dataset | Exception]]
         came = queue.SimpleQueue()
 

@@ -91,7 +91,7 @@ class Tour:
             count = 1
             began, patience_seconds = time.monotonic(), self.progress_seconds
             try:
-                replicas = self._replicas.all()
+                replicas = self._replicas.all(patience_seconds, is_over)
                 count = len(replicas)
                 return attempt(replicas[self._next % count])
             except TokenfeedError as error:
