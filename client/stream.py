@@ -260,8 +260,9 @@ class FrameStream:
                     raise BadFrame("call", "brought more rows than were asked for")
                 self._counters.reconnects += self._taken_up
                 self._taken_up = False
-                self._tour.alive()
-                self._moved = time.monotonic()
+                now = time.monotonic()
+                self._tour.alive(now - self._moved)
+                self._moved = now
                 self._queue.append(rows)
                 self._received_row += len(rows)
                 if self._rows_awaited:

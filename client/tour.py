@@ -20,6 +20,10 @@ _LOG = logging.getLogger("tokenfeed.client")
 PROGRESS_SECONDS = 3.0
 _PROGRESS_SECONDS_MAX = 60.0
 _PROGRESS_SECONDS_MIN = 1.0
+_MARGIN = 2.0
+"""Patience with a slow line, as a multiple of what its last frame took: two calls share it."""
+_FORGET = 0.9
+"""What is left of that after a frame that came at once."""
 _PAUSE_SECONDS_FIRST = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _ASKED_SECONDS_MAX = 30.0
@@ -53,6 +57,7 @@ class Tour:
         self._first_progress_seconds = progress_seconds
         self._deadline_seconds = deadline_seconds
         self._logged = float("-inf")
+        self._patience_seconds = self._usual_seconds = progress_seconds
         self.alive()
 
     @property
@@ -66,10 +71,18 @@ class Tour:
         shortest = min(self._first_progress_seconds, _PROGRESS_SECONDS_MIN)
         return max(min(self._patience_seconds, left), shortest)
 
-    def alive(self) -> None:
-        """Begin anew: a server has sent what was asked for."""
+    def alive(self, waited_seconds: float = 0.0) -> None:
+        """Begin anew: a server has sent what was asked for, after so long.
+
+        On a line where that took more than one tour, patience stays above what it took. That is
+        forgotten slowly: where two calls share the line, one frame comes late and the next one
+        right behind it.
+        """
+        if self._patience_seconds > self._first_progress_seconds:
+            needed_seconds = max(_MARGIN * waited_seconds, _FORGET * self._usual_seconds)
+            self._usual_seconds = self._bounded(needed_seconds)
+        self._patience_seconds = self._usual_seconds
         self._failures: list[TokenfeedError] = []
-        self._patience_seconds = self._first_progress_seconds
         self._refusals = 0
         self._away_since: float | None = None
         self._pause_seconds = _PAUSE_SECONDS_FIRST
@@ -112,8 +125,7 @@ class Tour:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""
         failures, self._failures = self._failures, []
         self._replicas.look_again()
-        patience_seconds = min(2 * self._patience_seconds, _PROGRESS_SECONDS_MAX)
-        self._patience_seconds = max(self._first_progress_seconds, patience_seconds)
+        self._patience_seconds = self._bounded(2 * self._patience_seconds)
         if not any(isinstance(failure, ServerAway) for failure in failures):
             self._refusals += 1
             if self._refusals == _REFUSALS:
@@ -139,6 +151,9 @@ class Tour:
         if self._deadline_seconds is None:
             return pause_seconds
         return max(0.0, min(pause_seconds, self._deadline_seconds - away_seconds))
+
+    def _bounded(self, seconds: float) -> float:
+        return max(self._first_progress_seconds, min(seconds, _PROGRESS_SECONDS_MAX))
 
     def _away_seconds(self) -> float:
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since

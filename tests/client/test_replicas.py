@@ -95,6 +95,21 @@ def test_a_silent_server_is_left_after_the_progress_timeout(start_scripted: Star
     assert 0.5 <= min(gaps) < 1.0
 
 
+def test_a_slow_line_is_not_left_again_and_again(scripted: ScriptedServer) -> None:
+    """What it had brought of a frame would be thrown away each time."""
+
+    def slow(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for _, message in honest_frames(request):
+            threading.Event().wait(0.3)
+            yield message
+
+    scripted.scripts = [slow] * 30
+    with feed_from(scripted.address, num_batches=8, progress_seconds=0.1) as feed:
+        assert samples(feed) == list(range(24))
+
+        assert feed.stats().reconnects == 0
+
+
 def test_a_server_that_does_not_even_describe_itself_is_left(start_scripted: StartScripted) -> None:
     """A port that takes connections and never answers, where a server is said to be."""
     with socket.create_server(("localhost", 0)) as mute:

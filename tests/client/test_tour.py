@@ -122,6 +122,30 @@ def test_a_sign_of_life_begins_anew() -> None:
     assert journey.pauses == [0.1, 0.2, 0.1]
 
 
+def test_on_a_slow_line_patience_stays_above_what_a_frame_took() -> None:
+    """Otherwise the feed asks for the same bytes again and again. It is forgotten slowly."""
+    journey = Journey(["a:1"])
+    journey.go(fails(2))
+
+    patience = []
+    for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 20):
+        journey.tour.alive(waited_seconds)
+        patience.append(journey.tour.progress_seconds)
+
+    assert patience[:5] == [20, 18, 22, 22, 22]
+    assert patience[-1] == 3
+
+
+def test_patience_is_as_short_as_before_where_no_tour_was_in_vain() -> None:
+    """A frame that nearly came too late says nothing of the line."""
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(1))
+    journey.tour.alive(2.9)
+
+    assert journey.tour.progress_seconds == 3
+
+
 def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:
     """A bit flipped on the way looks like a wrong request, but not twice."""
     journey = Journey(["a:1", "b:1"])
