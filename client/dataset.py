@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from tokenfeed.errors import InvalidRequest, ServerAway, StreamMismatch
+from tokenfeed.errors import InvalidRequest, ServerAway, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .channel import PLAINTEXT, Channel, DescribeCall, Security
+from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
 from .replicas import Replica, Replicas, Targets
 from .tour import PROGRESS_SECONDS, Tour
 
@@ -87,11 +87,17 @@ class RemoteDataset:
         Raises: ServerAway; StreamMismatch, naming it; RequestError.
         """
         reference = self.described(timeout_seconds)
-        with replica.connected() as channel:
-            if channel not in self._accepted:
-                _require_same(replica, self._ask(channel, timeout_seconds), reference)
-                self._accepted.add(channel)
-            yield channel
+        try:
+            with replica.connected() as channel:
+                if channel not in self._accepted:
+                    _require_same(replica, self._ask(channel, timeout_seconds), reference)
+                    self._accepted.add(channel)
+                yield channel
+        except InvalidRequest as error:
+            if error.subject not in CREDENTIALS:
+                raise
+            # They were good before: somebody is renewing them.
+            raise Unreachable(replica.address, str(error)) from None
 
     def described(self, timeout_seconds: float) -> pb.Dataset:
         """Return what the servers say of the dataset: fingerprint, tokens, windows per epoch.
