@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -10,6 +9,9 @@ from collections.abc import Callable, Mapping
 from tokenfeed.errors import InvalidRequest
 
 from .channel import Security
+
+_SECONDS_MAX = 365 * 24 * 3600
+"""A year, which every clock and queue can wait."""
 
 
 def integer(name: str, value: int) -> int:
@@ -43,11 +45,15 @@ def text(name: str, value: str | None) -> str:
 
 
 def seconds(name: str, value: float, *, zero: bool) -> float:
-    """Return value as a number of seconds.  Raises: InvalidRequest if it is none, or too small."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    """Return value as a number of seconds.  Raises: InvalidRequest if it is none, too small, or
+    above a year.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidRequest(name, f"{value!r} is no number of seconds")
-    if value < 0 or (value == 0 and not zero):
-        raise InvalidRequest(name, f"{value} is {'negative' if value else 'not positive'}")
+    # Not shown: it may have more digits than Python writes. Not a number is in no range either.
+    if not 0 <= value <= _SECONDS_MAX or (value == 0 and not zero):
+        first = "[0" if zero else "(0"
+        raise InvalidRequest(name, f"has to be in {first}, {_SECONDS_MAX}] seconds")
     return float(value)
 
 

@@ -90,7 +90,7 @@ class DescribeCall:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a connection is protected. What it holds is never said or logged.
+    """How a connection is protected. What it holds is never said or logged, nor where it lies.
 
     tls_ca: PEM file of the authorities that servers have to be signed by; None is plaintext.
     tls_cert, tls_key: PEM files of one's own certificate, for servers that ask for one.  token: a
@@ -110,31 +110,35 @@ class Security:
             raise InvalidRequest("tls_ca", "is missing; it says which servers to trust")
 
     def channel(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-        """Open a channel.  Raises: InvalidRequest if a file cannot be read."""
+        """Open a channel.  Raises: InvalidRequest, its subject one of CREDENTIALS, if a file cannot
+        be read, or is no PEM.
+        """
         if self.tls_ca is None:
             return grpc.insecure_channel(target, options)
         credentials = grpc.ssl_channel_credentials(
-            _read("tls_ca", self.tls_ca),
-            None if self.tls_key is None else _read("tls_key", self.tls_key),
-            None if self.tls_cert is None else _read("tls_cert", self.tls_cert),
+            _pem("tls_ca", self.tls_ca, b"CERTIFICATE"),
+            None if self.tls_key is None else _pem("tls_key", self.tls_key, b"PRIVATE KEY"),
+            None if self.tls_cert is None else _pem("tls_cert", self.tls_cert, b"CERTIFICATE"),
         )
         return grpc.secure_channel(target, credentials, options)
 
     def metadata(self, target: str) -> tuple[tuple[str, str], ...]:
-        """Return what a call carries.  Raises: InvalidRequest where a token would travel in
-        plaintext.
+        """Return what a call carries.  Raises: InvalidRequest, its subject "token", where that
+        would travel in plaintext, or cannot be had.
         """
         if self.token is None:
             return ()
         if self.tls_ca is None and not _is_local(target):
             raise InvalidRequest("token", f"would travel to {target} in plaintext; give tls_ca too")
-        token = self.token() if callable(self.token) else self.token
+        token = _made(self.token) if callable(self.token) else self.token
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise InvalidRequest("token", "is no printable ASCII text")
         return (("authorization", f"Bearer {token}"),)
 
 
 PLAINTEXT = Security()
+CREDENTIALS = ("tls_ca", "tls_cert", "tls_key", "token")
+"""The subjects of errors that are ours alone: no server can raise them."""
 
 
 class Channel:
@@ -153,7 +157,7 @@ class Channel:
 
         target: an address as gRPC takes it.  generation: another one is another connection.
         authority: the name that the server's certificate has to have, where that is not the
-        target's.  Raises: InvalidRequest if a file of security cannot be read.
+        target's.  Raises: InvalidRequest, as Security.channel.
         """
         self.target = target
         self._security = security
@@ -226,12 +230,28 @@ def _is_local(target: str) -> bool:
         return False
 
 
-def _read(name: str, path: str) -> bytes:
+def _pem(name: str, path: str, kind: bytes) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read()
-    except (OSError, TypeError) as error:
-        raise InvalidRequest(name, f"cannot be read: {error}") from error
+            content = file.read()
+    except OSError as error:
+        raise InvalidRequest(name, f"cannot be read: {error.strerror}") from error
+    except TypeError:
+        raise InvalidRequest(name, "is no path") from None
+    # An empty key or certificate would abort the process, and no authority is every public one:
+    # grpcio 1.62 and 1.85.
+    if b"-----BEGIN " not in content or kind not in content:
+        raise InvalidRequest(name, f"holds no {kind.decode()} in PEM")
+    return content
+
+
+def _made(token: Callable[[], str]) -> str:
+    try:
+        return token()
+    except Exception as error:  # noqa: BLE001 - a stranger's code; what it says may be a secret
+        problem = f"the function given raised {type(error).__name__}"
+    # Not while that one is handled: a traceback would show it.
+    raise InvalidRequest("token", problem)
 
 
 def translated(error: grpc.RpcError, target: str) -> TokenfeedError:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from tokenfeed.errors import InvalidRequest, ServerAway, StreamMismatch
+from tokenfeed.errors import InvalidRequest, ServerAway, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .channel import PLAINTEXT, Channel, DescribeCall, Security
+from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
 from .replicas import Replica, Replicas, Targets
 from .tour import PROGRESS_SECONDS, Tour
 
@@ -87,11 +87,17 @@ class RemoteDataset:
         Raises: ServerAway; StreamMismatch, naming it; RequestError.
         """
         reference = self.described(timeout_seconds)
-        with replica.connected() as channel:
-            if channel not in self._accepted:
-                _require_same(replica, self._ask(channel, timeout_seconds), reference)
-                self._accepted.add(channel)
-            yield channel
+        try:
+            with replica.connected() as channel:
+                if channel not in self._accepted:
+                    _require_same(replica, self._ask(channel, timeout_seconds), reference)
+                    self._accepted.add(channel)
+                yield channel
+        except InvalidRequest as error:
+            if error.subject not in CREDENTIALS:
+                raise
+            # They were good before: somebody is renewing them.
+            raise Unreachable(replica.address, str(error)) from None
 
     def described(self, timeout_seconds: float) -> pb.Dataset:
         """Return what the servers say of the dataset: fingerprint, tokens, windows per epoch.
@@ -103,7 +109,7 @@ class RemoteDataset:
         with self._surveying:
             if self._described is None:
                 if self.closed:
-                    raise InvalidRequest("RemoteBatches", "is closed, and was never in use before")
+                    raise _closed_unused()
                 self._process = os.getpid()
                 self._described = self._survey(timeout_seconds)
             return self._described
@@ -116,7 +122,14 @@ class RemoteDataset:
             return self._described
         self.require_own_process()
         tour = self.tour()
-        return tour.until_done(lambda _: self.described(tour.progress_seconds), self._closed.wait)
+        described = tour.until_done(
+            lambda _: self.described(tour.progress_seconds),
+            pause=self._closed.wait,
+            is_over=self._closed.is_set,
+        )
+        if described is None:
+            raise _closed_unused()
+        return described
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
@@ -143,7 +156,7 @@ class RemoteDataset:
 
     def _survey(self, timeout_seconds: float) -> pb.Dataset:
         """Ask all servers at once, so that one with another corpus is named at the start."""
-        replicas = self._replicas.all()
+        replicas = self._replicas.known()
         came: queue.SimpleQueue[tuple[Replica, Channel | None, pb.Dataset | Exception]]
         came = queue.SimpleQueue()
 
@@ -196,6 +209,10 @@ class RemoteDataset:
             names = ", ".join(dataset.name for dataset in described.datasets) or "there are none"
             raise InvalidRequest("dataset", f"has to name one of those served: {names}")
         return described.datasets[0]
+
+
+def _closed_unused() -> InvalidRequest:
+    return InvalidRequest("RemoteBatches", "is closed, and was never in use before")
 
 
 def _require_same(replica: Replica, described: pb.Dataset, reference: pb.Dataset) -> None:

@@ -6,16 +6,23 @@ One gRPC channel could spread over all of them, but it could neither refuse one 
 from __future__ import annotations
 
 import itertools
-import socket
+import math
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tokenfeed.errors import InvalidRequest, Unreachable
 
 from .channel import PLAINTEXT, Channel, Security, require_address
+from .names import Name
 
-_DNS = "dns:///"
+_LOOK_UP_SECONDS = 30.0
+"""So old may addresses be when a connection is made."""
+_OTHERS_SECONDS = 1.0
+"""For how long other names are waited for when one is resolved, the first time."""
+_LOOK_SECONDS = 0.1
+"""How often a wait looks whether it is over."""
 
 Targets = str | Sequence[str]
 
@@ -93,34 +100,45 @@ class Replicas:
         targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", each address
         of which is a server of its own.  Raises: InvalidRequest if one is no address.
         """
-        self._targets = [targets] if isinstance(targets, str) else list(targets)
-        if not self._targets:
+        targets = [targets] if isinstance(targets, str) else list(targets)
+        if not targets:
             raise InvalidRequest("target", "names no server; write HOST:PORT")
-        for target in self._targets:
+        for target in targets:
             require_address(target)
+        self._names = [Name(target) for target in targets]
         self._security = security
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # for moments only: no name is resolved under it
         self._known: dict[str, Replica] = {}
-        self._current: list[Replica] = []
+        self._others_end = math.inf
 
     def __str__(self) -> str:
         """Return them as they were given."""
-        return ", ".join(self._targets)
+        return ", ".join(name.target for name in self._names)
 
-    def all(self) -> list[Replica]:
-        """Return the servers, at least one. Names are resolved when it is first called.  Raises:
-        Unreachable if no name can be resolved.
+    def all(self, timeout_seconds: float, is_over: Callable[[], bool]) -> list[Replica]:
+        """Return the servers, at least one. Has names looked up from time to time, and waits for
+        those that were never resolved.
+
+        is_over: nobody wants the servers any more.  Raises: Unreachable if no name is resolved.
         """
+        self._look_up(_LOOK_UP_SECONDS)
+        self._await_names(timeout_seconds, is_over)
+        if replicas := self.known():
+            return replicas
+        raise Unreachable(self._names[0].target, self._names[0].problem)
+
+    def known(self) -> list[Replica]:
+        """Return the servers whose addresses are known so far."""
         with self._lock:
-            if not self._current:
-                self._resolve()
-            return self._current
+            # Each name is looked at once: its addresses may change meanwhile.
+            wanted = {address: name.authority for name in self._names for address in name.addresses}
+            for address in wanted.keys() - self._known.keys():
+                self._known[address] = Replica(address, self._security, wanted[address])
+            return [self._known[address] for address in wanted]
 
     def look_again(self) -> None:
-        """Have names resolved anew the next time."""
-        with self._lock:
-            if any(target.startswith(_DNS) for target in self._targets):
-                self._current = []
+        """Have names looked up now, in the background."""
+        self._look_up(0.0)
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
@@ -129,41 +147,20 @@ class Replicas:
         for replica in replicas:
             replica.close()
 
-    def _resolve(self) -> None:
-        failure: Unreachable | None = None
-        addresses: dict[str, str | None] = {}
-        for target in self._targets:
-            try:
-                addresses |= dict.fromkeys(_addresses(target), _authority(target))
-            except OSError as error:  # noqa: PERF203 - one name may fail, and the others not
-                failure = Unreachable(target, f"cannot be resolved: {error.strerror}")
-        if not addresses and failure is not None:
-            raise failure
-        self._current = [
-            self._known.setdefault(address, Replica(address, self._security, authority))
-            for address, authority in addresses.items()
-        ]
+    def _look_up(self, age_seconds: float) -> None:
+        with self._lock:
+            for name in self._names:
+                name.look_up(age_seconds=age_seconds)
 
-
-def _addresses(target: str) -> list[str]:
-    """Return what a target stands for, as gRPC takes it, in an order that is the same on every
-    machine.  Raises: OSError.
-    """
-    if not target.startswith(_DNS):
-        return [target]
-    host, _, port = target.removeprefix(_DNS).rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    return sorted(
-        {_numeric(family, str(place[0]), int(place[1])) for family, _, _, _, place in found}
-    )
-
-
-def _authority(target: str) -> str | None:
-    """Return the name that a resolved address has to prove by its certificate."""
-    if not target.startswith(_DNS):
-        return None
-    return target.removeprefix(_DNS).rpartition(":")[0].strip("[]")
-
-
-def _numeric(family: socket.AddressFamily, host: str, port: int) -> str:
-    return f"ipv6:[{host}]:{port}" if family == socket.AF_INET6 else f"ipv4:{host}:{port}"
+    def _await_names(self, timeout_seconds: float, is_over: Callable[[], bool]) -> None:
+        """Wait until some name is resolved, and the first time a moment longer for the others."""
+        end = time.monotonic() + timeout_seconds
+        self._others_end = min(self._others_end, time.monotonic() + _OTHERS_SECONDS)
+        while not is_over():
+            if any(name.addresses for name in self._names):
+                end = min(end, self._others_end)
+            missing = [name for name in self._names if name.pending and not name.addresses]
+            left_seconds = end - time.monotonic()
+            if not missing or left_seconds <= 0:
+                return
+            missing[0].wait(min(left_seconds, _LOOK_SECONDS))

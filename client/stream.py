@@ -39,6 +39,8 @@ _BYTES_PER_SECOND_MIN = 1 << 20
 """A frame longer than that may take a second more for each such part of it; so does the server's
 patience.
 """
+_MESSAGE_BYTES_MAX = 1 << 32
+"""gRPC writes the size of a message as 32 bits, so a longer row never comes."""
 FIRST_PREFETCH_BYTES = 1 << 19
 """200 streams that begin together have their first batch after 0.7 s if each has 32 MiB under way,
 after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a second.
@@ -80,7 +82,8 @@ class FrameStream:
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
         # A long row is one frame, of which nothing is seen before all of it is there.
-        self._frame_seconds = 4 * (request.context_length + 1) // _BYTES_PER_SECOND_MIN
+        row_bytes = min(4 * (request.context_length + 1), _MESSAGE_BYTES_MAX)
+        self._frame_seconds = row_bytes // _BYTES_PER_SECOND_MIN
         self._tour = remote.tour()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
         self._watch = threading.Thread(
@@ -180,7 +183,7 @@ class FrameStream:
     def _run(self) -> None:
         """The receiving thread."""
         try:
-            self._tour.until_done(self._attempt, self._pause)
+            self._tour.until_done(self._attempt, pause=self._pause, is_over=self._is_closed)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
             self._error = error
         self._ended = True
@@ -210,8 +213,6 @@ class FrameStream:
         """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
         broke it, unless that was `close`.
         """
-        if self._is_closed():
-            return
         self._taken_up = self._received_row > 0
         self._silent = False
         patience_seconds = self._patience_seconds()
@@ -260,8 +261,9 @@ class FrameStream:
                     raise BadFrame("call", "brought more rows than were asked for")
                 self._counters.reconnects += self._taken_up
                 self._taken_up = False
-                self._tour.alive()
-                self._moved = time.monotonic()
+                now = time.monotonic()
+                self._tour.alive(now - self._moved)
+                self._moved = now
                 self._queue.append(rows)
                 self._received_row += len(rows)
                 if self._rows_awaited:

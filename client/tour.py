@@ -20,6 +20,10 @@ _LOG = logging.getLogger("tokenfeed.client")
 PROGRESS_SECONDS = 3.0
 _PROGRESS_SECONDS_MAX = 60.0
 _PROGRESS_SECONDS_MIN = 1.0
+_MARGIN = 2.0
+"""Patience with a slow line, as a multiple of what its last frame took: two calls share it."""
+_FORGET = 0.9
+"""What is left of that after a frame that came at once."""
 _PAUSE_SECONDS_FIRST = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _ASKED_SECONDS_MAX = 30.0
@@ -53,6 +57,7 @@ class Tour:
         self._first_progress_seconds = progress_seconds
         self._deadline_seconds = deadline_seconds
         self._logged = float("-inf")
+        self._patience_seconds = self._usual_seconds = progress_seconds
         self.alive()
 
     @property
@@ -60,35 +65,46 @@ class Tour:
         """How long to wait for the server that is asked now: doubled with each tour in vain, up to
         60 s or the deadline.
         """
-        first = self._first_progress_seconds
-        seconds = max(first, min(first * 2.0**self._tours, _PROGRESS_SECONDS_MAX))
         if self._deadline_seconds is None:
-            return seconds
+            return self._patience_seconds
         left = self._deadline_seconds - self._away_seconds()
-        return max(min(seconds, left), min(first, _PROGRESS_SECONDS_MIN))
+        shortest = min(self._first_progress_seconds, _PROGRESS_SECONDS_MIN)
+        return max(min(self._patience_seconds, left), shortest)
 
-    def alive(self) -> None:
-        """Begin anew: a server has sent what was asked for."""
+    def alive(self, waited_seconds: float = 0.0) -> None:
+        """Begin anew: a server has sent what was asked for, after so long.
+
+        On a line where that took more than one tour, patience stays above what it took. That is
+        forgotten slowly: where two calls share the line, one frame comes late and the next one
+        right behind it.
+        """
+        if self._patience_seconds > self._first_progress_seconds:
+            needed_seconds = max(_MARGIN * waited_seconds, _FORGET * self._usual_seconds)
+            self._usual_seconds = self._bounded(needed_seconds)
+        self._patience_seconds = self._usual_seconds
         self._failures: list[TokenfeedError] = []
-        self._tours = 0
         self._refusals = 0
         self._away_since: float | None = None
         self._pause_seconds = _PAUSE_SECONDS_FIRST
 
     def until_done(
-        self, attempt: Callable[[Replica], Result], pause: Callable[[float], object]
-    ) -> Result:
+        self,
+        attempt: Callable[[Replica], Result],
+        *,
+        pause: Callable[[float], object],
+        is_over: Callable[[], bool],
+    ) -> Result | None:
         """Return what attempt returns, trying one server after the other for as long as that may
-        help.
+        help; None once it is over.
 
-        pause: waits for so many seconds, or less.  Raises: what all servers refuse, twice;
-        Unreachable past the deadline.
+        pause: waits for so many seconds, or less.  is_over: nobody wants the result any more.
+        Raises: what all servers refuse, twice; Unreachable past the deadline.
         """
-        while True:
+        while not is_over():
             count = 1
             began, patience_seconds = time.monotonic(), self.progress_seconds
             try:
-                replicas = self._replicas.all()
+                replicas = self._replicas.all(patience_seconds, is_over)
                 count = len(replicas)
                 return attempt(replicas[self._next % count])
             except TokenfeedError as error:
@@ -103,12 +119,13 @@ class Tour:
             self._next += 1
             if len(self._failures) >= count:
                 pause(self._end_tour())
+        return None
 
     def _end_tour(self) -> float:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""
         failures, self._failures = self._failures, []
         self._replicas.look_again()
-        self._tours += 1
+        self._patience_seconds = self._bounded(2 * self._patience_seconds)
         if not any(isinstance(failure, ServerAway) for failure in failures):
             self._refusals += 1
             if self._refusals == _REFUSALS:
@@ -134,6 +151,9 @@ class Tour:
         if self._deadline_seconds is None:
             return pause_seconds
         return max(0.0, min(pause_seconds, self._deadline_seconds - away_seconds))
+
+    def _bounded(self, seconds: float) -> float:
+        return max(self._first_progress_seconds, min(seconds, _PROGRESS_SECONDS_MAX))
 
     def _away_seconds(self) -> float:
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from client import RemoteBatches
+from client.replicas import Replicas
 from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_frames
 from tokenfeed.errors import InvalidRequest, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -92,6 +93,21 @@ def test_a_silent_server_is_left_after_the_progress_timeout(start_scripted: Star
             gaps.append(time.monotonic() - began)
 
     assert 0.5 <= min(gaps) < 1.0
+
+
+def test_a_slow_line_is_not_left_again_and_again(scripted: ScriptedServer) -> None:
+    """What it had brought of a frame would be thrown away each time."""
+
+    def slow(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for _, message in honest_frames(request):
+            threading.Event().wait(0.3)
+            yield message
+
+    scripted.scripts = [slow] * 30
+    with feed_from(scripted.address, num_batches=8, progress_seconds=0.1) as feed:
+        assert samples(feed) == list(range(24))
+
+        assert feed.stats().reconnects == 0
 
 
 def test_a_server_that_does_not_even_describe_itself_is_left(start_scripted: StartScripted) -> None:
@@ -175,23 +191,45 @@ def test_what_looks_like_a_refusal_once_is_asked_again_on_a_new_connection(
     assert len(set(scripted.peers)) == 2
 
 
+class Resolver:
+    """Answers for every name alike. addresses: of the name; none is an error.  ready: cleared, it
+    hangs.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.ready = threading.Event()
+        self.ready.set()
+
+    def getaddrinfo(self, host: str, port: str, **_: Any) -> list[tuple[Any, ...]]:
+        self.ready.wait(30)
+        if not self.addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port)))
+            for address in self.addresses
+        ]
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    """A resolver that knows no name as yet."""
+    resolver = Resolver()
+    monkeypatch.setattr("socket.getaddrinfo", resolver.getaddrinfo)
+    yield resolver
+    resolver.ready.set()
+
+
 def test_all_addresses_of_a_name_are_servers(
-    start_scripted: StartScripted, monkeypatch: pytest.MonkeyPatch
+    start_scripted: StartScripted, resolver: Resolver
 ) -> None:
     """As a headless service of Kubernetes, or a scaled one of compose, is resolved."""
     first = start_scripted("127.0.0.1:0")
     port = int(first.address.rpartition(":")[2])
     second = start_scripted(f"127.0.0.2:{port}")
     first.scripts = [after_frames(1, going_away)] * 9
+    resolver.addresses = ["127.0.0.2", "127.0.0.1"]
 
-    def resolve(host: str, service: str, **_: Any) -> list[tuple[Any, ...]]:
-        assert (host, service) == ("feed.example", str(port))
-        return [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
-            for address in ("127.0.0.2", "127.0.0.1")
-        ]
-
-    monkeypatch.setattr("socket.getaddrinfo", resolve)
     with feed_from(f"dns:///feed.example:{port}") as feed:
         assert samples(feed) == list(range(60))
 
@@ -199,14 +237,109 @@ def test_all_addresses_of_a_name_are_servers(
     assert second.requests != []
 
 
-def test_a_name_that_cannot_be_resolved_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(*_: Any, **__: Any) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+def test_a_new_address_of_a_name_is_found_while_the_others_are_well(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod was added; nobody waits for the resolver meanwhile."""
+    monkeypatch.setattr("client.replicas._LOOK_UP_SECONDS", 0.0)
+    replicas = Replicas("dns:///feed.example:1")
+    resolver.addresses = ["127.0.0.1"]
+    assert addresses(replicas) == ["ipv4:127.0.0.1:1"]
 
-    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    resolver.ready.clear()
+    resolver.addresses = ["127.0.0.1", "127.0.0.2"]
+    began = time.monotonic()
+    assert addresses(replicas) == ["ipv4:127.0.0.1:1"]
+    assert time.monotonic() - began < 0.5
+
+    resolver.ready.set()
+    while len(addresses(replicas)) == 1:
+        time.sleep(0.01)
+    assert addresses(replicas) == ["ipv4:127.0.0.1:1", "ipv4:127.0.0.2:1"]
+
+
+def addresses(replicas: Replicas) -> list[str]:
+    return [replica.address for replica in replicas.all(3.0, lambda: False)]
+
+
+def test_what_a_name_stood_for_is_asked_again_when_it_cannot_be_resolved(
+    start_scripted: StartScripted, resolver: Resolver
+) -> None:
+    """The server is restarted at the same address while the resolver is down."""
+    server = start_scripted("127.0.0.1:0")
+    port = int(server.address.rpartition(":")[2])
+    resolver.addresses = ["127.0.0.1"]
+
+    def resolver_down(context: grpc.ServicerContext) -> None:
+        resolver.addresses = []
+        going_away(context)
+
+    server.scripts = [after_frames(1, resolver_down)] * 3
+
+    with feed_from(f"dns:///feed.example:{port}") as feed:
+        assert samples(feed) == list(range(60))
+
+
+def test_a_name_that_cannot_be_resolved_is_waited_for(resolver: Resolver) -> None:
     with feed_from("dns:///feed.example:1", deadline_seconds=0.3) as feed:
         with pytest.raises(Unreachable, match=r"dns:///feed.example:1.*cannot be resolved"):
             next(feed)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_closing_does_not_wait_for_a_name_that_cannot_be_resolved(
+    resolver: Resolver, hangs: bool
+) -> None:
+    if hangs:
+        resolver.ready.clear()
+    feed = feed_from("dns:///feed.example:1")
+    reading = threading.Thread(target=samples, args=(feed,))
+    reading.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    feed.close()
+
+    assert time.monotonic() - began < 2
+    reading.join()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_closing_ends_the_wait_for_what_a_server_of_no_address_says_of_its_corpus(
+    resolver: Resolver, hangs: bool
+) -> None:
+    if hangs:
+        resolver.ready.clear()
+    feed = feed_from("dns:///feed.example:1")
+    threading.Timer(0.3, feed.close).start()
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest, match="is closed"):
+        feed.state_dict()
+
+    assert time.monotonic() - began < 2
+
+
+def test_the_deadline_does_not_wait_for_a_resolver_that_hangs(resolver: Resolver) -> None:
+    resolver.ready.clear()
+    began = time.monotonic()
+    with feed_from("dns:///feed.example:1", deadline_seconds=0.5) as feed:
+        with pytest.raises(Unreachable, match="is not resolved yet"):
+            next(feed)
+
+    assert time.monotonic() - began < 2
+
+
+def test_a_plain_address_does_not_wait_for_a_resolver_that_hangs(
+    scripted: ScriptedServer, resolver: Resolver
+) -> None:
+    """But for a moment at the start, so that a resolver that is well has its say."""
+    resolver.ready.clear()
+    scripted.scripts = [after_frames(1, going_away)] * 3
+    address = scripted.address.replace("localhost", "127.0.0.1")
+    began = time.monotonic()
+    with feed_from(["dns:///feed.example:1", address]) as feed:
+        assert samples(feed) == list(range(60))
+
+    assert time.monotonic() - began < 3
 
 
 def test_a_unix_socket_is_an_address(start_scripted: StartScripted, tmp_path: Path) -> None:

@@ -257,6 +257,21 @@ def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
     assert len(scripted.requests) <= 2
 
 
+def test_a_row_longer_than_any_message_is_refused_by_the_server_and_not_by_a_clock(
+    scripted: ScriptedServer,
+) -> None:
+    """Patience grows with the row; what threads can wait for does not."""
+    scripted.scripts = [refuse(grpc.StatusCode.INVALID_ARGUMENT, "context_length: too long")] * 9
+    request = StreamRequest("", orders.find("random-1"), 7, 1 << 62, Position(0, 2), 1)
+    remote = RemoteDataset(scripted.address, "", 1 << 62, deadline_seconds=5.0)
+    stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
+    stream.start()
+
+    with pytest.raises(InvalidRequest, match="too long"):
+        take(stream)
+    stream.close()
+
+
 def test_what_arrived_before_an_error_is_handed_out_first(
     scripted: ScriptedServer, open_stream: OpenStream
 ) -> None:

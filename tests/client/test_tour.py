@@ -16,7 +16,12 @@ class Journey:
     """A tour whose attempts fail as they are told to, and whose pauses last no time."""
 
     def __init__(
-        self, targets: list[str], *, first: int = 0, deadline_seconds: float | None = None
+        self,
+        targets: list[str],
+        *,
+        first: int = 0,
+        deadline_seconds: float | None = None,
+        pause_count_max: int | None = None,
     ) -> None:
         self.tour = Tour(
             Replicas(targets), first=first, progress_seconds=3.0, deadline_seconds=deadline_seconds
@@ -24,6 +29,7 @@ class Journey:
         self.asked: list[str] = []
         self.patience: list[float] = []
         self.pauses: list[float] = []
+        self.pause_count_max = pause_count_max
 
     def go(self, outcome: Callable[[int, str], TokenfeedError | None]) -> None:
         """Travel until an attempt succeeds: outcome(index of the attempt, address) is its error."""
@@ -34,7 +40,10 @@ class Journey:
             if (error := outcome(len(self.asked) - 1, replica.address)) is not None:
                 raise error
 
-        self.tour.until_done(attempt, self.pauses.append)
+        self.tour.until_done(attempt, pause=self.pauses.append, is_over=self.is_over)
+
+    def is_over(self) -> bool:
+        return len(self.pauses) == self.pause_count_max
 
 
 def away(_: int, address: str) -> TokenfeedError:
@@ -64,6 +73,15 @@ def test_ranks_begin_with_different_servers() -> None:
     assert begun == ["a:1", "b:1", "a:1", "b:1"]
 
 
+def test_nobody_is_asked_once_it_is_over() -> None:
+    """Closed during a pause, say."""
+    journey = Journey(["a:1", "b:1"], pause_count_max=1)
+
+    journey.go(away)
+
+    assert journey.asked == ["a:1", "b:1"]
+
+
 def test_tries_are_at_most_two_seconds_apart() -> None:
     journey = Journey(["a:1"])
 
@@ -81,6 +99,15 @@ def test_patience_doubles_with_each_tour_in_vain_up_to_a_minute() -> None:
     assert journey.patience == [3, 3, 6, 6, 12, 12, 24, 24, 48, 48, 60, 60, 60]
 
 
+def test_an_outage_may_last_for_days() -> None:
+    """Three hours are 5,000 tours."""
+    journey = Journey(["a:1"])
+
+    journey.go(fails(5000))
+
+    assert len(journey.asked) == 5001
+
+
 def test_a_sign_of_life_begins_anew() -> None:
     journey = Journey(["a:1", "b:1"])
 
@@ -93,6 +120,30 @@ def test_a_sign_of_life_begins_anew() -> None:
 
     assert journey.patience == [3, 3, 6, 6, 12, 12, 3, 6]
     assert journey.pauses == [0.1, 0.2, 0.1]
+
+
+def test_on_a_slow_line_patience_stays_above_what_a_frame_took() -> None:
+    """Otherwise the feed asks for the same bytes again and again. It is forgotten slowly."""
+    journey = Journey(["a:1"])
+    journey.go(fails(2))
+
+    patience = []
+    for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 20):
+        journey.tour.alive(waited_seconds)
+        patience.append(journey.tour.progress_seconds)
+
+    assert patience[:5] == [20, 18, 22, 22, 22]
+    assert patience[-1] == 3
+
+
+def test_patience_is_as_short_as_before_where_no_tour_was_in_vain() -> None:
+    """A frame that nearly came too late says nothing of the line."""
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(1))
+    journey.tour.alive(2.9)
+
+    assert journey.tour.progress_seconds == 3
 
 
 def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:

@@ -1,0 +1,138 @@
+"""Credentials that cannot be had: refused at the start, waited for once they were good."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from client import RemoteBatches
+from client.channel import Security
+from tests.client.conftest import ScriptedServer
+from tests.conftest import Serve, WriteTokens
+from tests.faults.credentials import Papers, write_papers
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+B, T = 3, 5
+SECRET = "correct-horse"
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return write_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture
+def log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> pytest.LogCaptureFixture:
+    """What the client says, of each time that it asks in vain."""
+    monkeypatch.setattr("client.tour._LOG_AGAIN_SECONDS", 0.0)
+    return caplog
+
+
+def going_away(_: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "server: is being stopped")
+    yield b""
+
+
+def feed_from(target: str, **options: Any) -> RemoteBatches:
+    options = {"rank": 0, "world_size": 1, "deadline_seconds": 10.0} | options
+    return RemoteBatches(target, B, T, **options)
+
+
+class Maker:
+    """Makes tokens. bad_calls: which of its calls raise an error that shows the token."""
+
+    def __init__(self, bad_calls: range) -> None:
+        self.bad_calls = bad_calls
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls in self.bad_calls:
+            raise RuntimeError(f"{SECRET} has expired")
+        return SECRET
+
+
+def test_a_token_that_cannot_be_made_for_a_moment_is_waited_for(
+    scripted: ScriptedServer, log: pytest.LogCaptureFixture
+) -> None:
+    """The service that makes them is restarted, while a run of a week goes on."""
+    scripted.scripts = [going_away]
+    token = Maker(range(3, 6))
+
+    with feed_from(scripted.address, token=token, num_batches=20) as feed:
+        assert len(list(feed)) == 20
+
+    assert token.calls > 6
+    assert "token: the function given raised RuntimeError" in log.text
+    assert SECRET not in log.text
+
+
+def test_a_token_that_cannot_be_made_at_the_start_is_an_error_that_does_not_show_it(
+    scripted: ScriptedServer,
+) -> None:
+    token = Maker(range(100))
+
+    with feed_from(scripted.address, token=token) as feed:
+        with pytest.raises(InvalidRequest, match="token: the function given raised") as caught:
+            next(feed)
+
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("content", [None, "", "-----BEGIN CERT"])
+def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
+    serve: Serve,
+    write_tokens: WriteTokens,
+    papers: Papers,
+    tmp_path: Path,
+    log: pytest.LogCaptureFixture,
+    content: str | None,
+) -> None:
+    """It is being renewed just when the feed has to connect anew."""
+    arguments = ["--data", write_tokens(np.arange(1, 1000))]
+    arguments += ["--tls-cert", papers.cert, "--tls-key", papers.key]
+    server, ca = serve(*arguments), tmp_path / "live-ca.pem"
+    shutil.copy(papers.ca, ca)
+    with feed_from(server.address, tls_ca=str(ca), prefetch_bytes=0) as feed:
+        next(feed)
+        server.stop()
+        if content is None:
+            ca.unlink()
+        else:
+            ca.write_text(content)
+        serve(*arguments, port=int(server.address.rpartition(":")[2]))
+        threading.Timer(1.0, shutil.copy, (papers.ca, ca)).start()
+
+        for _ in range(10):
+            next(feed)
+
+    assert "tls_ca: " in log.text
+    assert str(tmp_path) not in log.text
+
+
+@pytest.mark.parametrize(
+    ("empty", "problem"),
+    [
+        ("tls_ca", "CERTIFICATE"),
+        ("tls_cert", "CERTIFICATE"),
+        ("tls_key", "PRIVATE KEY"),
+    ],
+)
+def test_an_empty_file_is_no_credential(papers: Papers, empty: str, problem: str) -> None:
+    """gRPC takes no authorities for all public ones, and an empty key aborts the process."""
+    files = {"tls_ca": papers.ca, "tls_cert": papers.client_cert, "tls_key": papers.client_key}
+
+    with pytest.raises(InvalidRequest, match=f"{empty}: holds no {problem} in PEM"):
+        Security(**files | {empty: "/dev/null"}).channel("localhost:1", ())
