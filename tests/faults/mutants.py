@@ -317,7 +317,8 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
     batches = request.num_batches if request.HasField("num_batches") else 1
     past_last = request.first_sample + ((batches - 1) * world_size + request.rank + 1) * batch_size
     require(request.first_sample < 1 << 63, "first_sample", "OUT_OF_RANGE")
-    require(batches == 0 or past_last <= 1 << 63, "num_batches", "OUT_OF_RANGE")
+    last = "num_batches" if request.HasField("num_batches") else "first_sample"
+    require(batches == 0 or past_last <= 1 << 63, last, "OUT_OF_RANGE")
     # What a request has to be like before it has an identity and a corpus.
     is_sound = not found
     for name in HASHES:
