@@ -94,7 +94,8 @@ def bind(
     except RuntimeError:
         bound = 0
     if bound == 0:
-        raise InvalidRequest("--port", f"{where}:{port} cannot be bound")
+        problem = "" if credentials is None else ", or gRPC does not take --tls-cert and --tls-key"
+        raise InvalidRequest("--port", f"{where}:{port} cannot be bound{problem}")
     if credentials is None and not is_local:
         _LOG.warning(
             "plaintext address=%s: anybody who can reach this port can read the datasets", where
