@@ -220,6 +220,7 @@ def serve(arguments: argparse.Namespace) -> None:
     ]
     if arguments.unix:
         addresses.append(listener.bind_unix(server, arguments.unix))
+    hangups = _SIGNALS.hangups(arguments.drain_seconds)
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     rereads = Rereads()
@@ -233,7 +234,7 @@ def serve(arguments: argparse.Namespace) -> None:
         watches.append(Watch({"tokens": tokens.look}))
     corpora = [dataset.corpus for dataset in datasets.values()]
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
-    for _ in _SIGNALS.hangups(arguments.drain_seconds):
+    for _ in hangups:
         if tokens:
             tokens.read_anew()
         else:
