@@ -23,6 +23,7 @@ from tokenfeed.errors import BadCorpus, CorpusChanged
 from tokenfeed.plan import Windows
 
 from . import kernel
+from .blame import file_name
 from .scratch import Scratch, ScratchPool, Tokens
 from .shard import Fate, Shard, opened, size_on_disk
 
@@ -117,13 +118,15 @@ class Corpus:
         for index, shard in enumerate(self.shards):
             fate = shard.fate()
             if fate is Fate.WRITTEN and not self._lost:
-                self._lose(f"{shard.path}: {fate.value}")
+                self._lose(f"{file_name(shard.path)}: {fate.value}")
             elif fate is Fate.TOUCHED:
                 # As they are now: what is written while they are read is seen the next time.
                 touched.append((index, shard.as_it_is()))
             elif fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
                 self._warned.add(index)
-                _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
+                _LOG.warning(
+                    "file dataset=%s name=%s: %s", self.name, file_name(shard.path), fate.value
+                )
         if touched and not self._lost and not self._rereading:
             self._rereading = True
             later(partial(self._reread, touched, same_content))
@@ -134,7 +137,8 @@ class Corpus:
         """Lose the dataset unless its content is the same; else remember how its files are now."""
         try:
             if not same_content():
-                self._lose(f"{touched[0][1].path}: written to, and its time of last write put back")
+                name = file_name(touched[0][1].path)
+                self._lose(f"{name}: written to, and its time of last write put back")
             for index, shard in touched:
                 self.shards[index] = shard
         finally:
