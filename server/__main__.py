@@ -189,6 +189,7 @@ def serve(arguments: argparse.Namespace) -> None:
     """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
     require_fast_checksum()
     keep_freed_memory()
+    listener.allow_connections()
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = Tokens(arguments.token_file) if arguments.token_file else None

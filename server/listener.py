@@ -10,11 +10,13 @@ import errno
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import stat
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 
@@ -37,6 +39,19 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_connection_idle_ms", 300_000),
 )
+
+
+def allow_connections() -> None:
+    """Let this process have as many descriptors, and so connections, as it may give itself: 1024,
+    which is what most systems begin with, are less than --max-streams and health may need.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A kernel whose fs.nr_open was lowered since allows no more than there is.
+    with suppress(ValueError, OSError):
+        if soft == hard:
+            return
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _LOG.info("raised the limit of descriptors from=%d to=%d", soft, hard)
 
 
 def create_server(
