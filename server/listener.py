@@ -126,6 +126,10 @@ def bind_unix(server: grpc.Server, path: str) -> str:
     """
     address = f"unix:{path}"
     try:
+        address.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("--unix", f"{path!r} is not valid UTF-8") from None
+    try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise InvalidRequest("--unix", f"{path} exists and is no socket")
         with socket.socket(socket.AF_UNIX) as probe:

@@ -541,6 +541,16 @@ def test_a_server_has_as_many_descriptors_as_it_may(
     assert "raised the limit of descriptors from=256 to=4000" in server.stderr
 
 
+def test_a_socket_whose_path_is_no_text_is_refused(
+    tmp_path: Path, write_tokens: WriteTokens
+) -> None:
+    """gRPC takes addresses as UTF-8."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.sock")
+    line = refusal("--data", write_tokens(range(100)), "--unix", path)
+    assert line.startswith("--unix: ")
+    assert line.endswith("is not valid UTF-8")
+
+
 def test_the_server_process_has_no_torch_in_it(serve: Serve, write_tokens: WriteTokens) -> None:
     """It runs on storage machines without a GPU stack, and starts in half a second."""
     server = serve("--data", write_tokens(range(100)))
