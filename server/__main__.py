@@ -189,6 +189,7 @@ def serve(arguments: argparse.Namespace) -> None:
     """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
     require_fast_checksum()
     keep_freed_memory()
+    listener.allow_connections()
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = Tokens(arguments.token_file) if arguments.token_file else None
@@ -220,6 +221,7 @@ def serve(arguments: argparse.Namespace) -> None:
     ]
     if arguments.unix:
         addresses.append(listener.bind_unix(server, arguments.unix))
+    hangups = _SIGNALS.hangups(arguments.drain_seconds)
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     rereads = Rereads()
@@ -233,7 +235,7 @@ def serve(arguments: argparse.Namespace) -> None:
         watches.append(Watch({"tokens": tokens.look}))
     corpora = [dataset.corpus for dataset in datasets.values()]
     warm_up = WarmUp(corpora, arguments.warm_up_bytes)
-    for _ in _SIGNALS.hangups(arguments.drain_seconds):
+    for _ in hangups:
         if tokens:
             tokens.read_anew()
         else:

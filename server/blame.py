@@ -5,20 +5,31 @@ Its text may hold a path or a token, and its traceback fills a page.
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import traceback
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_ROOT, room, "") for room in ("server", "tokenfeed"))
 
 
-def blame(error: BaseException) -> str:
-    """Return the type of an exception and the line of ours that it passed first:
-    "KeyError at server/service.py:88".
+def blame() -> str:
+    """Return the type of the exception that is being handled, and the last line of ours that it
+    came from: "KeyError at server/service.py:88". Of the system's errors there is the name too.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(_OURS)]
+    _, error, trace = sys.exc_info()
     kind = type(error).__name__
+    if isinstance(error, OSError) and error.errno is not None:
+        kind += f" {errno.errorcode.get(error.errno, error.errno)}"
+    frames = traceback.extract_tb(trace)
+    ours = [frame for frame in frames if frame.filename.startswith(_OURS)]
     if not ours:
         return kind
     return f"{kind} at {os.path.relpath(ours[-1].filename, _ROOT)}:{ours[-1].lineno}"
+
+
+def file_name(path: str) -> str:
+    """Return the name of a file without its folder, on one line."""
+    name = os.path.basename(path)
+    return name if name.isprintable() else ascii(name)

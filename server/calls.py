@@ -21,6 +21,8 @@ import grpc
 
 from tokenfeed.errors import Busy, InvalidRequest, ServerAway, TokenfeedError
 
+from .blame import blame
+
 _LOG = logging.getLogger("tokenfeed.server")
 
 CALLS_PER_STREAM = 2
@@ -195,7 +197,7 @@ def answering(context: grpc.ServicerContext) -> Iterator[None]:
     except grpc.RpcError:
         pass  # the client went away before it asked
     except Exception:  # noqa: BLE001 - its text must not reach the caller
-        _LOG.exception("failed peer=%s", context.peer())
+        _LOG.error("failed peer=%s: %s", context.peer(), blame())
         context.abort(grpc.StatusCode.UNAVAILABLE, "server: could not answer; its log says why")
 
 

@@ -23,6 +23,7 @@ from tokenfeed.errors import BadCorpus, CorpusChanged
 from tokenfeed.plan import Windows
 
 from . import kernel
+from .blame import file_name
 from .scratch import Scratch, ScratchPool, Tokens
 from .shard import Fate, Shard, opened, size_on_disk
 
@@ -117,12 +118,14 @@ class Corpus:
         for index, shard in enumerate(self.shards):
             fate = shard.fate()
             if fate is Fate.WRITTEN and not self._lost:
-                self._lose(f"{shard.path}: {fate.value}")
+                self._lose(f"{file_name(shard.path)}: {fate.value}")
             elif fate in (Fate.TOUCHED, Fate.GROWN):
                 touched.append(index)
             if fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
                 self._warned.add(index)
-                _LOG.warning("file dataset=%s path=%s: %s", self.name, shard.path, fate.value)
+                _LOG.warning(
+                    "file dataset=%s name=%s: %s", self.name, file_name(shard.path), fate.value
+                )
         if touched and not self._lost and not self._rereading:
             # As they are now: what is written while they are read is seen the next time.
             seen = {index: self.shards[index].as_it_is() for index in touched}
@@ -135,8 +138,8 @@ class Corpus:
         """Lose the dataset unless its content is the same."""
         try:
             if not same_content():
-                paths = ", ".join(self.shards[index].path for index in touched)
-                self._lose(f"{paths}: written to in place, whatever its time says")
+                names = ", ".join(file_name(self.shards[index].path) for index in touched)
+                self._lose(f"{names}: written to in place, whatever its time says")
         finally:
             self._rereading = False
 

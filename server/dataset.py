@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tokenfeed import identity
 from tokenfeed.errors import BadCorpus
 
+from .blame import file_name
 from .corpus import Corpus, at_once
 from .digest import read_sidecar
 from .readahead import ReadAhead
@@ -78,7 +79,12 @@ class Dataset:
                 blocks.append(block)
         except BadCorpus as error:
             # It may not be read any more. Were it cut or written to, the next look would see it.
-            _LOG.warning("could not be read again: %s", error)
+            _LOG.warning(
+                "could not be read again dataset=%s file=%s: %s",
+                self.name,
+                file_name(error.subject),
+                error.problem,
+            )
             return True
         return _fingerprint(self.corpus, blocks) == self.fingerprint
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .blame import blame, file_name
 from .shard import Shard
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -46,11 +47,11 @@ def read_sidecar(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -
         known = bytes.fromhex(kept.pop("digest"))
     except FileNotFoundError:
         return b""
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        _LOG.warning("ignored sidecar=%s: %s", path, error)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        _LOG.warning("ignored sidecar=%s: %s", file_name(path), blame())
         return b""
     if kept != _facts(shards, dtype) or len(known) != 32:
-        _LOG.warning("ignored sidecar=%s: it is of other files; verify them anew", path)
+        _LOG.warning("ignored sidecar=%s: it is of other files; verify them anew", file_name(path))
         return b""
     return known
 

@@ -32,6 +32,7 @@ from tokenfeed.plan import PLAN_ROWS, Plan, Windows, window_places
 from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position, require_range
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
+from .blame import blame
 from .calls import Calls
 from .dataset import Dataset
 from .planned import PlannedRows
@@ -319,7 +320,7 @@ def _hint(context: grpc.ServicerContext, milliseconds: int) -> None:
 
 
 def _fail(context: grpc.ServicerContext) -> NoReturn:
-    _LOG.exception("failed peer=%s", context.peer())
+    _LOG.error("failed peer=%s: %s", context.peer(), blame())
     context.abort(
         grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
     )

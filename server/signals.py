@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from queue import SimpleQueue
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,15 +34,14 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
         threading.Thread(target=self._run, name="tokenfeed-signals", daemon=True).start()
 
-    def hangups(self, grace_seconds: float) -> Iterator[None]:
-        """Yield at each SIGHUP, and end when told to stop: the process is gone so long after that
-        at the latest, whatever its threads wait for.
+    def hangups(self, grace_seconds: float) -> Iterator[int]:
+        """Return what yields at each SIGHUP, and ends when the process is told to stop.
 
-        Before this is called, that is at once: while it starts it has nothing to give back.
+        From now on it is gone so long after that at the latest, whatever its threads wait for.
+        Until now it was at once: while it starts it has nothing to give back.
         """
         self._grace_seconds = grace_seconds
-        while self._taken.get() == signal.SIGHUP:
-            yield
+        return takewhile(lambda number: number == signal.SIGHUP, iter(self._taken.get, None))
 
     def _run(self) -> None:
         while (number := signal.sigwait(_NUMBERS)) == signal.SIGHUP:

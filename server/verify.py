@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Verify.  Returns: 0 if all is well, 1 after an error said in one line."""
+    """Verify.  Returns: 0 if all is well, 1 after an error said in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TokenfeedError as error:
         print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing was kept", file=sys.stderr)
+        return 130
     return 0
 
 

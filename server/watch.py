@@ -45,10 +45,10 @@ class Watch:
         try:
             look()
             self._failed.discard(name)
-        except Exception as error:  # noqa: BLE001 - the others still have to be looked at
+        except Exception:  # noqa: BLE001 - the others still have to be looked at
             if name not in self._failed:
                 self._failed.add(name)
-                _LOG.error("could not look at %s: %s", name, blame(error))
+                _LOG.error("could not look at %s: %s", name, blame())
 
 
 class Rereads:
@@ -85,5 +85,5 @@ class Rereads:
 def _read(read: Callable[[], None]) -> None:
     try:
         read()
-    except Exception as error:  # noqa: BLE001 - the next still has to be read
-        _LOG.error("could not read anew: %s", blame(error))
+    except Exception:  # noqa: BLE001 - the next still has to be read
+        _LOG.error("could not read anew: %s", blame())

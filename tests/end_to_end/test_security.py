@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from tests.faults.credentials import (
     write_token_file,
 )
 from tokenfeed.errors import InvalidRequest, NotAllowed, Unreachable
+
+GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +90,109 @@ def test_tokens_are_read_anew(
     token_file.write_text(f"{OTHER_TOKEN}\n")
     if by_signal:
         server.process.send_signal(signal.SIGHUP)
-    end = time.monotonic() + 5
-    while "read tokens count=1" not in server.stderr and time.monotonic() < end:
-        time.sleep(0.05)
 
+    assert eventually(lambda: "read tokens count=1" in server.stderr)
     assert read(server, token=OTHER_TOKEN) == 3
     with pytest.raises(NotAllowed):
         read(server, token=TOKEN)
     token_file.write_text("\n")
     time.sleep(1.5)
     assert read(server, token=OTHER_TOKEN) == 3
+
+
+def test_a_hangup_reads_tokens_that_seem_to_be_as_they_were(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    """A clock of seconds, or a copy that puts the times back, must not keep a leaked one valid."""
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGHUP)
+
+    assert eventually(lambda: "read tokens count=2" in server.stderr)
+
+
+def test_tokens_overwritten_with_their_time_put_back_are_read_anew(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    token_file.write_text("abcd\n")
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    status = token_file.stat()
+    with token_file.open("r+") as file:
+        file.write("efgh\n")
+    os.utime(token_file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert eventually(lambda: "read tokens count=1" in server.stderr)
+    assert read(server, token="efgh") == 3
+
+
+def test_a_byte_order_mark_is_no_part_of_a_token(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    """Windows' Notepad writes one."""
+    token_file.write_bytes(b"\xef\xbb\xbf" + TOKEN.encode() + b"\r\n")
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+
+    assert read(server, token=TOKEN) == 3
+
+
+def test_tokens_that_are_gone_are_said_once_and_a_pipe_in_their_place_waits_for_nobody(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    token_file.unlink()
+    assert eventually(lambda: "kept the old tokens" in server.stderr)
+    time.sleep(2.5)
+    assert server.stderr.count("kept the old tokens") == 1
+    os.mkfifo(token_file)
+    assert eventually(lambda: "no regular file" in server.stderr)
+    token_file.unlink()
+    token_file.write_text(f"{OTHER_TOKEN}\n")
+    assert eventually(lambda: "read tokens count=1" in server.stderr)
+
+    assert read(server, token=OTHER_TOKEN) == 3
+    assert str(token_file) not in server.stderr
+
+
+def test_tokens_may_come_through_a_pipe(serve: Serve, corpus: Path, token_file: Path) -> None:
+    """`--token-file <(vault read ...)`: they never lie on a disk, and are read once."""
+    shell = f'exec "$0" "$@" --token-file <(sleep 0.2; cat {token_file})'
+    server = serve("--data", corpus, "--host", "127.0.0.1", wrapper=("bash", "-c", shell))
+    time.sleep(2.5)
+
+    assert read(server, token=TOKEN) == 3
+    assert "kept the old tokens" not in server.stderr
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
+    serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
+) -> None:
+    """A renewal that is half done, or went wrong."""
+    cert, key = tmp_path / "live.pem", tmp_path / "live.key"
+    cert.write_bytes(Path(papers.cert).read_bytes())
+    key.write_bytes(Path(papers.key).read_bytes())
+    server = serve("--data", corpus, *tls(str(cert), str(key)))
+    wrong = {
+        "--tls-key: is not the key of --tls-cert": Path(papers.other_host_cert).read_bytes(),
+        "--tls-cert: or --tls-key cannot be parsed": GARBAGE,
+        "--tls-cert: cannot be read: No such file": None,
+    }
+    for problem, content in wrong.items():
+        cert.unlink() if content is None else cert.write_bytes(content)
+        assert read(server, tls_ca=papers.ca, deadline_seconds=10.0) == 3
+        assert f"kept the old certificate: {problem}" in server.stderr
+    assert "renewed" not in server.stderr
+    assert str(tmp_path) not in server.stderr
+    cert.write_bytes(Path(papers.cert).read_bytes())
+
+    assert read(server, tls_ca=papers.ca, deadline_seconds=10.0) == 3
+    assert server.stderr.count("renewed certificate") == 1
 
 
 def test_a_renewed_certificate_serves_the_next_handshake(
@@ -158,6 +255,13 @@ def test_the_environment_may_hold_the_credentials(
         (["--tls-cert", "/nowhere.pem", "--tls-key", "KEY"], "--tls-cert: cannot be read"),
         (["--tls-cert", "KEY", "--tls-key", "KEY"], "--tls-cert: holds no CERTIFICATE"),
         (["--tls-cert", "CERT", "--tls-key", "CERT"], "--tls-key: holds no PRIVATE KEY"),
+        (["--tls-cert", "CERT", "--tls-key", "/nowhere.key"], "--tls-key: cannot be read"),
+        (["--tls-cert", "CERT", "--tls-key", "OTHER"], "--tls-key: is not the key of --tls-cert"),
+        (["--tls-cert", "GARBAGE", "--tls-key", "KEY"], "--tls-cert: or --tls-key cannot be pars"),
+        (
+            ["--tls-cert", "CERT", "--tls-key", "KEY", "--tls-client-ca", "GARBAGE"],
+            "--tls-client-ca: cannot be parsed",
+        ),
         (["--token-file", "/nowhere.txt"], "--token-file: cannot be read"),
         (["--token-file", "/dev/null"], "--token-file: holds no token"),
     ],
@@ -167,11 +271,15 @@ def test_credentials_that_are_none_are_an_error_at_the_start(
     papers: Papers,
     options: list[str],
     problem: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from server.__main__ import main
 
-    named = {"CERT": papers.cert, "KEY": papers.key}
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_bytes(GARBAGE)
+    named = {"CERT": papers.cert, "KEY": papers.key, "OTHER": papers.other_host_key}
+    named["GARBAGE"] = str(garbage)
     given = [named.get(option, option) for option in options]
 
     assert main(["--data", str(corpus), "--port", "0", *given]) == 1

@@ -262,6 +262,26 @@ def test_a_look_at_the_files_finds_what_reading_them_cannot(
     assert len(caplog.messages) <= 1
 
 
+def test_a_log_line_names_a_file_and_not_its_folder(
+    open_corpus: OpenCorpus,
+    write_tokens: WriteTokens,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """Logs travel further than files; and a name with a line break is still one line."""
+    paths = [write_tokens([1, 2, 3], name) for name in ("one.bin", "two\n.bin")]
+    corpus = open_corpus(*paths)
+    paths[0].unlink()
+    write_tokens([3, 2, 1], "two\n.bin")
+
+    corpus.look(lambda: True)
+
+    replaced, lost = caplog.messages
+    assert "name=one.bin: replaced or removed" in replaced
+    assert r"'two\n.bin': cut short or written to" in lost
+    assert str(tmp_path) not in caplog.text
+
+
 def test_a_file_that_grew_once_is_still_looked_at(
     open_corpus: OpenCorpus, write_tokens: WriteTokens
 ) -> None:

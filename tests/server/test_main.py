@@ -529,6 +529,28 @@ def test_a_file_whose_name_looks_like_a_glob_is_a_file(
     np.testing.assert_array_equal(ask(server.address, in_order(9, 1)), [range(10)])
 
 
+def test_a_server_has_as_many_descriptors_as_it_may(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """Each connection takes one, and most systems begin with 1024."""
+    shell = 'ulimit -Sn 256; ulimit -Hn 4000; exec "$0" "$@"'
+    server = serve("--data", write_tokens(range(100)), wrapper=("bash", "-c", shell))
+    limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+
+    assert re.search(r"Max open files\s+4000\s+4000", limits)
+    assert "raised the limit of descriptors from=256 to=4000" in server.stderr
+
+
+def test_a_socket_whose_path_is_no_text_is_refused(
+    tmp_path: Path, write_tokens: WriteTokens
+) -> None:
+    """gRPC takes addresses as UTF-8."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.sock")
+    line = refusal("--data", write_tokens(range(100)), "--unix", path)
+    assert line.startswith("--unix: ")
+    assert line.endswith("is not valid UTF-8")
+
+
 def test_the_server_process_has_no_torch_in_it(serve: Serve, write_tokens: WriteTokens) -> None:
     """It runs on storage machines without a GPU stack, and starts in half a second."""
     server = serve("--data", write_tokens(range(100)))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from client.channel import describe
 from client.dataset import RemoteDataset
 from server.verify import main
 from tests import reference
-from tests.conftest import Serve, WriteTokens
+from tests.conftest import ROOT, Serve, WriteTokens
 
 LARGE_BYTES = (1 << 30) + (4 << 20)
 
@@ -179,3 +183,26 @@ def test_what_is_no_dataset_is_an_error_in_one_line(
 ) -> None:
     assert main([str(tmp_path / "missing.bin")]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_it_ends_with_one_line_when_it_is_interrupted(tmp_path: Path) -> None:
+    """It takes minutes, and whoever has no time presses Ctrl-C."""
+    path = tmp_path / "train.bin"
+    with path.open("wb") as file:
+        file.truncate(1 << 37)  # a hole: it takes no room on the disk, but a minute to read
+    # A shell that starts the tests in the background has Ctrl-C ignored in all that they start.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from server.verify import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 10
+        while len(os.listdir(f"/proc/{process.pid}/task")) < 8:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+
+    assert process.returncode == 130
+    assert errors == "interrupted: nothing was kept\n"

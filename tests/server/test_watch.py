@@ -31,7 +31,7 @@ def test_a_look_that_fails_ends_neither_the_others_nor_itself(
         watch.close()
 
     (line,) = caplog.messages
-    assert re.fullmatch(r"could not look at broken: OSError at server/watch\.py:\d+", line)
+    assert re.fullmatch(r"could not look at broken: OSError EIO at server/watch\.py:\d+", line)
 
 
 def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens) -> None:
