@@ -7,6 +7,7 @@ there is a pause, and more patience with each server.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -56,7 +57,6 @@ class Tour:
         self._next = first
         self._first_progress_seconds = progress_seconds
         self._deadline_seconds = deadline_seconds
-        self._logged = float("-inf")
         self._patience_seconds = self._usual_seconds = progress_seconds
         self.alive()
 
@@ -82,6 +82,7 @@ class Tour:
         self._refusals = 0
         self._away_since: float | None = None
         self._pause_seconds = _PAUSE_SECONDS_FIRST
+        self._logged = -math.inf
 
     def until_done(
         self,
@@ -89,11 +90,13 @@ class Tour:
         *,
         pause: Callable[[float], object],
         is_over: Callable[[], bool],
+        asks_all: bool = False,
     ) -> Result | None:
         """Return what attempt returns, trying one server after the other for as long as that may
         help; None once it is over.
 
         pause: waits for so many seconds, or less.  is_over: nobody wants the result any more.
+        asks_all: one attempt asks all servers, and so is a tour.
         Raises: what all servers refuse, twice; Unreachable past the deadline.
         """
         while not is_over():
@@ -101,8 +104,8 @@ class Tour:
             began, patience_seconds = time.monotonic(), self.progress_seconds
             try:
                 replicas = self._replicas.all(patience_seconds, is_over)
-                count = len(replicas)
-                return attempt(replicas[self._next % count])
+                count = 1 if asks_all else len(replicas)
+                return attempt(replicas[self._next % len(replicas)])
             except TokenfeedError as error:
                 failure = error
             now = time.monotonic()
