@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 # gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; what is
-# worth a line is said by `retry`. It reads this once, when it is imported.
+# worth a line is said by the tour (tour.py). It reads this once, when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import ipaddress
