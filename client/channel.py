@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 # gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; what is
-# worth a line is said by `retry`. It reads this once, when it is imported.
+# worth a line is said by the tour (tour.py). It reads this once, when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import ipaddress
@@ -23,6 +23,9 @@ from grpc.experimental import ChannelOptions
 
 from tokenfeed.errors import Busy, InvalidRequest, TokenfeedError, Unreachable, from_status
 from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+DNS = "dns:///"
+_UNIX = "unix:"
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
 
@@ -110,10 +113,10 @@ class Security:
             raise InvalidRequest("tls_ca", "is missing; it says which servers to trust")
 
     def channel(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-        """Open a channel.  Raises: InvalidRequest, its subject one of CREDENTIALS, if a file cannot
-        be read, or is no PEM.
+        """Open a channel; a unix socket is no network, and has no TLS.  Raises: InvalidRequest, its
+        subject one of CREDENTIALS, if a file cannot be read, or is no PEM.
         """
-        if self.tls_ca is None:
+        if self.tls_ca is None or target.startswith(_UNIX):
             return grpc.insecure_channel(target, options)
         credentials = grpc.ssl_channel_credentials(
             _pem("tls_ca", self.tls_ca, b"CERTIFICATE"),
@@ -203,11 +206,11 @@ def require_address(target: str) -> None:
     """
     if not isinstance(target, str) or not target.isprintable() or not target.isascii():
         raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
-    if target.startswith("unix:"):
-        if len(target) == len("unix:"):
+    if target.startswith(_UNIX):
+        if len(target) == len(_UNIX):
             raise InvalidRequest("target", f"{target!r} names no path; write unix:PATH")
         return
-    host, _, port = target.removeprefix("dns:///").rpartition(":")
+    host, _, port = target.removeprefix(DNS).rpartition(":")
     for kind in ("ipv4:", "ipv6:"):
         host = host.removeprefix(kind)
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
@@ -219,9 +222,11 @@ def require_address(target: str) -> None:
 
 def _is_local(target: str) -> bool:
     """Say whether what is sent to a target stays on this machine."""
-    if target.startswith("unix:"):
+    if target.startswith(_UNIX):
         return True
-    host = target.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")[0].strip("[]")
+    for kind in (DNS, "ipv4:", "ipv6:"):
+        target = target.removeprefix(kind)
+    host = target.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
     try:

@@ -126,6 +126,7 @@ class RemoteDataset:
             lambda _: self.described(tour.progress_seconds),
             pause=self._closed.wait,
             is_over=self._closed.is_set,
+            asks_all=True,
         )
         if described is None:
             raise _closed_unused()

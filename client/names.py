@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-_DNS = "dns:///"
+from .channel import DNS
 
 
 class Name:
@@ -20,10 +20,10 @@ class Name:
     def __init__(self, target: str) -> None:
         """Remember a target; does no I/O."""
         self.target = target
-        host = target.removeprefix(_DNS).rpartition(":")[0].strip("[]")
-        self.authority = host if target.startswith(_DNS) else None
+        host = target.removeprefix(DNS).rpartition(":")[0].strip("[]")
+        self.authority = host if target.startswith(DNS) else None
         """The name that each address has to prove by its certificate; None is that of its own."""
-        self.addresses: list[str] = [] if target.startswith(_DNS) else [target]
+        self.addresses: list[str] = [] if target.startswith(DNS) else [target]
         """As gRPC takes them, in an order that is the same on every machine."""
         self.problem = "is not resolved yet"
         """Why there are none."""
@@ -53,7 +53,7 @@ class Name:
             self._thread.join(seconds)
 
     def _resolve(self) -> None:
-        host, _, port = self.target.removeprefix(_DNS).rpartition(":")
+        host, _, port = self.target.removeprefix(DNS).rpartition(":")
         try:
             found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # the latter for a part above 63 letters

@@ -7,6 +7,7 @@ there is a pause, and more patience with each server.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,7 +22,7 @@ PROGRESS_SECONDS = 3.0
 _PROGRESS_SECONDS_MAX = 60.0
 _PROGRESS_SECONDS_MIN = 1.0
 _MARGIN = 2.0
-"""Patience with a slow line, as a multiple of what its last frame took: two calls share it."""
+"""Patience with a slow line, as a multiple of what its last frame took."""
 _FORGET = 0.9
 """What is left of that after a frame that came at once."""
 _PAUSE_SECONDS_FIRST = 0.1
@@ -56,7 +57,6 @@ class Tour:
         self._next = first
         self._first_progress_seconds = progress_seconds
         self._deadline_seconds = deadline_seconds
-        self._logged = float("-inf")
         self._patience_seconds = self._usual_seconds = progress_seconds
         self.alive()
 
@@ -72,20 +72,17 @@ class Tour:
         return max(min(self._patience_seconds, left), shortest)
 
     def alive(self, waited_seconds: float = 0.0) -> None:
-        """Begin anew: a server has sent what was asked for, after so long.
-
-        On a line where that took more than one tour, patience stays above what it took. That is
-        forgotten slowly: where two calls share the line, one frame comes late and the next one
-        right behind it.
-        """
+        """Begin anew: a server has sent what was asked for, after so long."""
         if self._patience_seconds > self._first_progress_seconds:
-            needed_seconds = max(_MARGIN * waited_seconds, _FORGET * self._usual_seconds)
-            self._usual_seconds = self._bounded(needed_seconds)
+            self._learn(waited_seconds)
         self._patience_seconds = self._usual_seconds
+        self._alive_at = time.monotonic()
         self._failures: list[TokenfeedError] = []
+        self._waits_seconds: list[float] = []
         self._refusals = 0
         self._away_since: float | None = None
         self._pause_seconds = _PAUSE_SECONDS_FIRST
+        self._logged = -math.inf
 
     def until_done(
         self,
@@ -93,11 +90,13 @@ class Tour:
         *,
         pause: Callable[[float], object],
         is_over: Callable[[], bool],
+        asks_all: bool = False,
     ) -> Result | None:
         """Return what attempt returns, trying one server after the other for as long as that may
         help; None once it is over.
 
         pause: waits for so many seconds, or less.  is_over: nobody wants the result any more.
+        asks_all: one attempt asks all servers, and so is a tour.
         Raises: what all servers refuse, twice; Unreachable past the deadline.
         """
         while not is_over():
@@ -105,17 +104,19 @@ class Tour:
             began, patience_seconds = time.monotonic(), self.progress_seconds
             try:
                 replicas = self._replicas.all(patience_seconds, is_over)
-                count = len(replicas)
-                return attempt(replicas[self._next % count])
+                count = 1 if asks_all else len(replicas)
+                return attempt(replicas[self._next % len(replicas)])
             except TokenfeedError as error:
                 failure = error
+            now = time.monotonic()
+            # Nothing may have been asked for during hours: it was silent for no longer than that.
+            waited_seconds = min(now - max(began, self._alive_at), patience_seconds)
             if self._away_since is None:
-                now = time.monotonic()
-                # It may have been well for hours before: it was silent for no longer than that.
-                self._away_since = now - min(now - began, patience_seconds)
+                self._away_since = now - waited_seconds
                 if count > 1:
                     _LOG.warning("went on to the next server reason=%s", failure)
             self._failures.append(failure)
+            self._waits_seconds.append(waited_seconds)
             self._next += 1
             if len(self._failures) >= count:
                 pause(self._end_tour())
@@ -124,6 +125,8 @@ class Tour:
     def _end_tour(self) -> float:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""
         failures, self._failures = self._failures, []
+        self._learn(min(self._waits_seconds))
+        self._waits_seconds = []
         self._replicas.look_again()
         self._patience_seconds = self._bounded(2 * self._patience_seconds)
         if not any(isinstance(failure, ServerAway) for failure in failures):
@@ -151,6 +154,15 @@ class Tour:
         if self._deadline_seconds is None:
             return pause_seconds
         return max(0.0, min(pause_seconds, self._deadline_seconds - away_seconds))
+
+    def _learn(self, waited_seconds: float) -> None:
+        """Remember how long servers have to be waited for on a slow line, in vain or not.
+
+        It is forgotten slowly: where two calls share the line, one frame comes late and the next
+        one right behind it.
+        """
+        seconds = max(_MARGIN * waited_seconds, _FORGET * self._usual_seconds)
+        self._usual_seconds = self._bounded(seconds)
 
     def _bounded(self, seconds: float) -> float:
         return max(self._first_progress_seconds, min(seconds, _PROGRESS_SECONDS_MAX))

@@ -15,7 +15,7 @@ import pytest
 
 from client import RemoteBatches
 from client.channel import Security
-from tests.client.conftest import ScriptedServer
+from tests.client.conftest import ScriptedServer, StartScripted
 from tests.conftest import Serve, WriteTokens
 from tests.faults.credentials import Papers, write_papers
 from tokenfeed.errors import InvalidRequest
@@ -120,6 +120,29 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
 
     assert "tls_ca: " in log.text
     assert str(tmp_path) not in log.text
+
+
+def test_a_unix_socket_has_no_tls(
+    start_scripted: StartScripted, papers: Papers, tmp_path: Path
+) -> None:
+    """So it may stand beside servers that have."""
+    server = start_scripted(f"unix:{tmp_path}/feed.sock")
+
+    with feed_from(server.address, tls_ca=papers.ca, token=SECRET, num_batches=2) as feed:
+        assert len(list(feed)) == 2
+
+
+@pytest.mark.parametrize(
+    "target", ["localhost:1", "dns:///localhost:1", "dns:///127.0.0.1:1", "[::1]:1", "unix:/a"]
+)
+def test_a_token_may_travel_in_plaintext_on_this_machine(target: str) -> None:
+    assert Security(token=SECRET).metadata(target) == (("authorization", f"Bearer {SECRET}"),)
+
+
+@pytest.mark.parametrize("target", ["dns:///feed:1", "feed:1", "ipv4:192.0.2.1:1"])
+def test_a_token_does_not_travel_in_plaintext_to_another_machine(target: str) -> None:
+    with pytest.raises(InvalidRequest, match="in plaintext"):
+        Security(token=SECRET).metadata(target)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,30 @@ def test_a_bad_frame_is_asked_for_again() -> None:
     assert journey.asked == ["a:1", "a:1"]
 
 
+def test_each_outage_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that follows soon; but a long one only every 30 s."""
+    journey = Journey(["a:1"])
+
+    journey.go(fails(3))
+    journey.tour.alive()
+    journey.go(fails(6))
+
+    assert caplog.text.count("waiting for server target=a:1") == 2
+
+
+def test_an_attempt_that_asks_all_servers_is_a_tour() -> None:
+    tour, pauses, attempts = Journey(["a:1", "b:1", "c:1"]).tour, [], []
+
+    def attempt(replica: Replica) -> bool:
+        attempts.append(replica)
+        if len(attempts) < 3:
+            raise Unreachable(replica.address, "is down")
+        return True
+
+    assert tour.until_done(attempt, pause=pauses.append, is_over=lambda: False, asks_all=True)
+    assert pauses == [0.1, 0.2]
+
+
 def test_where_all_servers_are_busy_the_pause_is_what_they_ask_for() -> None:
     journey = Journey(["a:1", "b:1"])
 
