@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -70,13 +71,17 @@ class RemoteDataset:
         """
         return self._process not in (0, os.getpid())
 
-    def tour(self) -> Tour:
-        """Return in which order the servers are asked, and how patiently, from now on."""
+    def tour(self, awaited_since: Callable[[], float | None] = lambda: -math.inf) -> Tour:
+        """Return in which order the servers are asked, and how patiently, from now on.
+
+        awaited_since: as for Tour.
+        """
         return Tour(
             self._replicas,
             first=self._first_replica,
             progress_seconds=self._progress_seconds,
             deadline_seconds=self._deadline_seconds,
+            awaited_since=awaited_since,
         )
 
     @contextmanager
