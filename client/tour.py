@@ -21,9 +21,11 @@ _LOG = logging.getLogger("tokenfeed.client")
 PROGRESS_SECONDS = 3.0
 _PROGRESS_SECONDS_MAX = 60.0
 _PROGRESS_SECONDS_MIN = 1.0
-_MARGIN = 2.0
-"""Patience with a slow line, as a multiple of what its last frame took."""
-_FORGET = 0.9
+_MARGIN = 3.0
+"""Patience with a slow line, as a multiple of what its last frame took: frames grow at the start,
+and those of two calls share the line.
+"""
+_FORGET = 0.95
 """What is left of that after a frame that came at once."""
 _PAUSE_SECONDS_FIRST = 0.1
 _PAUSE_SECONDS_MAX = 2.0
@@ -77,7 +79,7 @@ class Tour:
     def alive(self, waited_seconds: float = 0.0) -> None:
         """Begin anew: a server has sent what was asked for, after so long."""
         if self._patience_seconds > self._first_progress_seconds:
-            self._learn(waited_seconds)
+            self._learn(_MARGIN * waited_seconds)
         self._patience_seconds = self._usual_seconds
         self._alive_at = time.monotonic()
         self._failures: list[TokenfeedError] = []
@@ -128,7 +130,7 @@ class Tour:
     def _end_tour(self) -> float:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""
         failures, self._failures = self._failures, []
-        self._learn(min(self._waits_seconds))
+        self._learn(2 * min(self._waits_seconds))
         self._waits_seconds = []
         self._replicas.look_again()
         self._patience_seconds = self._bounded(2 * self._patience_seconds)
@@ -159,13 +161,11 @@ class Tour:
             pause_seconds = max(_PAUSE_SECONDS_FIRST, min(*busy, _ASKED_SECONDS_MAX))
         return min(pause_seconds, left_seconds)
 
-    def _learn(self, waited_seconds: float) -> None:
-        """Remember how long servers have to be waited for on a slow line, in vain or not.
-
-        It is forgotten slowly: where two calls share the line, one frame comes late and the next
-        one right behind it.
+    def _learn(self, needed_seconds: float) -> None:
+        """Remember how patient one has to be on a slow line. That is forgotten slowly: one frame
+        comes late, and the next one right behind it.
         """
-        seconds = max(_MARGIN * waited_seconds, _FORGET * self._usual_seconds)
+        seconds = max(needed_seconds, _FORGET * self._usual_seconds)
         self._usual_seconds = self._bounded(seconds)
 
     def _bounded(self, seconds: float) -> float:
