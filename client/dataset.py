@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-import queue
 import threading
-import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
 
-from tokenfeed.errors import InvalidRequest, ServerAway, StreamMismatch, Unreachable
+from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
 from .replicas import Replica, Replicas, Targets
+from .survey import survey
 from .tour import PROGRESS_SECONDS, Tour
 
 _LOG = logging.getLogger("tokenfeed.client")
-
-_OTHERS_SECONDS = 1.0
-"""For how long after the first answer the other servers are waited for."""
 
 
 class RemoteDataset:
@@ -70,13 +66,17 @@ class RemoteDataset:
         """
         return self._process not in (0, os.getpid())
 
-    def tour(self) -> Tour:
-        """Return in which order the servers are asked, and how patiently, from now on."""
+    def tour(self, awaited_since: Callable[[], float | None] = lambda: -math.inf) -> Tour:
+        """Return in which order the servers are asked, and how patiently, from now on.
+
+        awaited_since: as for Tour.
+        """
         return Tour(
             self._replicas,
             first=self._first_replica,
             progress_seconds=self._progress_seconds,
             deadline_seconds=self._deadline_seconds,
+            awaited_since=awaited_since,
         )
 
     @contextmanager
@@ -156,46 +156,16 @@ class RemoteDataset:
             self._replicas.close()
 
     def _survey(self, timeout_seconds: float) -> pb.Dataset:
-        """Ask all servers at once, so that one with another corpus is named at the start."""
-        replicas = self._replicas.known()
-        came: queue.SimpleQueue[tuple[Replica, Channel | None, pb.Dataset | Exception]]
-        came = queue.SimpleQueue()
-
-        def ask(replica: Replica) -> None:
-            channel = None
+        """Ask all servers, accept those that have the same corpus, and name the others."""
+        answers = survey(
+            self._replicas.known(), lambda channel: self._ask(channel, timeout_seconds)
+        )
+        reference = answers[0].described
+        for answer in answers:
             try:
-                with replica.connected() as channel:
-                    came.put((replica, channel, self._ask(channel, timeout_seconds)))
-            except Exception as error:  # noqa: BLE001 - raised below, where it was asked
-                came.put((replica, channel, error))
-
-        for replica in replicas:
-            threading.Thread(target=ask, args=(replica,), daemon=True).start()
-        answers: dict[Replica, tuple[Channel, pb.Dataset]] = {}
-        errors: list[Exception] = []
-        end: float | None = None
-        while len(answers) + len(errors) < len(replicas):
-            try:
-                left = None if end is None else max(0.0, end - time.monotonic())
-                replica, channel, answer = came.get(timeout=left)
-            except queue.Empty:
-                break
-            if channel is None or isinstance(answer, Exception):
-                errors.append(cast("Exception", answer))
-            else:
-                answers[replica] = channel, answer
-                end = end or time.monotonic() + _OTHERS_SECONDS
-        if not answers:
-            # One that may heal, if there is any.
-            raise min(errors, key=lambda error: not isinstance(error, ServerAway))
-        answered = [replica for replica in replicas if replica in answers]
-        _, reference = answers[answered[0]]
-        for replica in answered:
-            channel, described = answers[replica]
-            try:
-                _require_same(replica, described, reference)
-                self._accepted.add(channel)
-            except StreamMismatch as error:
+                _require_same(answer.replica, answer.described, reference)
+                self._accepted.add(answer.channel)
+            except StreamMismatch as error:  # noqa: PERF203 - the others may have the same
                 _LOG.error("refused %s", error)
         return reference
 

@@ -84,7 +84,7 @@ class FrameStream:
         # A long row is one frame, of which nothing is seen before all of it is there.
         row_bytes = min(4 * (request.context_length + 1), _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // _BYTES_PER_SECOND_MIN
-        self._tour = remote.tour()
+        self._tour = remote.tour(lambda: self._awaited_since)
         self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
         self._watch = threading.Thread(
             target=self._leave_silent, name="tokenfeed-watch", daemon=True
@@ -108,6 +108,7 @@ class FrameStream:
         self._error: BaseException | None = None
         self._rows_awaited = False
         self._room_awaited = False
+        self._awaited_since: float | None = None
         self._consumer_bell, self._receiver_bell, self._watch_bell = Bell(), Bell(), Bell()
 
     def start(self) -> None:
@@ -160,12 +161,15 @@ class FrameStream:
         return self.ready(row_count) or self._ended or self._closed
 
     def _await_rows(self, row_count: int) -> None:
-        began = time.perf_counter()
-        while not self._has_answer(row_count):
-            self._rows_awaited = True
-            if not self._has_answer(row_count):
-                self._consumer_bell.wait()
-        self._counters.wait_seconds += time.perf_counter() - began
+        began = self._awaited_since = time.monotonic()
+        try:
+            while not self._has_answer(row_count):
+                self._rows_awaited = True
+                if not self._has_answer(row_count):
+                    self._consumer_bell.wait()
+        finally:
+            self._awaited_since = None
+        self._counters.wait_seconds += time.monotonic() - began
 
     def close(self) -> None:
         """Stop receiving and end the threads. May be called twice, from any thread, and by a signal

@@ -21,9 +21,11 @@ _LOG = logging.getLogger("tokenfeed.client")
 PROGRESS_SECONDS = 3.0
 _PROGRESS_SECONDS_MAX = 60.0
 _PROGRESS_SECONDS_MIN = 1.0
-_MARGIN = 2.0
-"""Patience with a slow line, as a multiple of what its last frame took."""
-_FORGET = 0.9
+_MARGIN = 3.0
+"""Patience with a slow line, as a multiple of what its last frame took: frames grow at the start,
+and those of two calls share the line.
+"""
+_FORGET = 0.95
 """What is left of that after a frame that came at once."""
 _PAUSE_SECONDS_FIRST = 0.1
 _PAUSE_SECONDS_MAX = 2.0
@@ -47,16 +49,19 @@ class Tour:
         first: int,
         progress_seconds: float,
         deadline_seconds: float | None,
+        awaited_since: Callable[[], float | None] = lambda: -math.inf,
     ) -> None:
         """Ask replicas in turn.
 
         first: which one to begin with, modulo their number.  progress_seconds: how long one may
-        bring nothing.  deadline_seconds: how long all of them may; None is for ever.
+        bring nothing.  deadline_seconds: how long all of them may while somebody waits; None is for
+        ever.  awaited_since: returns when that began, by time.monotonic; None while nobody waits.
         """
         self._replicas = replicas
         self._next = first
         self._first_progress_seconds = progress_seconds
         self._deadline_seconds = deadline_seconds
+        self._awaited_since = awaited_since
         self._patience_seconds = self._usual_seconds = progress_seconds
         self.alive()
 
@@ -67,14 +72,14 @@ class Tour:
         """
         if self._deadline_seconds is None:
             return self._patience_seconds
-        left = self._deadline_seconds - self._away_seconds()
+        left = self._deadline_seconds - (self._awaited_seconds() or 0.0)
         shortest = min(self._first_progress_seconds, _PROGRESS_SECONDS_MIN)
         return max(min(self._patience_seconds, left), shortest)
 
     def alive(self, waited_seconds: float = 0.0) -> None:
         """Begin anew: a server has sent what was asked for, after so long."""
         if self._patience_seconds > self._first_progress_seconds:
-            self._learn(waited_seconds)
+            self._learn(_MARGIN * waited_seconds)
         self._patience_seconds = self._usual_seconds
         self._alive_at = time.monotonic()
         self._failures: list[TokenfeedError] = []
@@ -125,7 +130,7 @@ class Tour:
     def _end_tour(self) -> float:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""
         failures, self._failures = self._failures, []
-        self._learn(min(self._waits_seconds))
+        self._learn(2 * min(self._waits_seconds))
         self._waits_seconds = []
         self._replicas.look_again()
         self._patience_seconds = self._bounded(2 * self._patience_seconds)
@@ -136,11 +141,14 @@ class Tour:
             return 0.0
         self._refusals = 0
         reason = "; ".join(dict.fromkeys(map(str, failures)))
-        away_seconds = self._away_seconds()
-        if self._deadline_seconds is not None and away_seconds >= self._deadline_seconds:
+        awaited_seconds = self._awaited_seconds()
+        left_seconds = math.inf
+        if self._deadline_seconds is not None and awaited_seconds is not None:
+            left_seconds = self._deadline_seconds - awaited_seconds
+        if left_seconds <= 0:
             raise Unreachable(
                 str(self._replicas),
-                f"no batches for {away_seconds:.0f} s ({reason}). "
+                f"no batches for {awaited_seconds:.0f} s ({reason}). "
                 "Is the server up, and the address right?",
             )
         if time.monotonic() - self._logged >= _LOG_AGAIN_SECONDS:
@@ -151,21 +159,23 @@ class Tour:
         self._pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
         if len(busy) == len(failures):
             pause_seconds = max(_PAUSE_SECONDS_FIRST, min(*busy, _ASKED_SECONDS_MAX))
-        if self._deadline_seconds is None:
-            return pause_seconds
-        return max(0.0, min(pause_seconds, self._deadline_seconds - away_seconds))
+        return min(pause_seconds, left_seconds)
 
-    def _learn(self, waited_seconds: float) -> None:
-        """Remember how long servers have to be waited for on a slow line, in vain or not.
-
-        It is forgotten slowly: where two calls share the line, one frame comes late and the next
-        one right behind it.
+    def _learn(self, needed_seconds: float) -> None:
+        """Remember how patient one has to be on a slow line. That is forgotten slowly: one frame
+        comes late, and the next one right behind it.
         """
-        seconds = max(_MARGIN * waited_seconds, _FORGET * self._usual_seconds)
+        seconds = max(needed_seconds, _FORGET * self._usual_seconds)
         self._usual_seconds = self._bounded(seconds)
 
     def _bounded(self, seconds: float) -> float:
         return max(self._first_progress_seconds, min(seconds, _PROGRESS_SECONDS_MAX))
 
-    def _away_seconds(self) -> float:
-        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+    def _awaited_seconds(self) -> float | None:
+        """Return for how long somebody has waited in vain; None while nobody waits, as during a
+        pause of the trainer: an outage that ends before it does harms nobody.
+        """
+        since = self._awaited_since()
+        if since is None:
+            return None
+        return 0.0 if self._away_since is None else time.monotonic() - max(self._away_since, since)

@@ -139,6 +139,22 @@ def test_a_pause_of_the_trainer_is_no_silence_of_the_server(scripted: ScriptedSe
         assert feed.stats().reconnects == 0
 
 
+def test_an_outage_that_ends_before_a_pause_of_the_trainer_is_no_error(
+    scripted: ScriptedServer,
+) -> None:
+    """The deadline is for who waits, and nobody does."""
+    scripted.scripts = [honest, *[after_frames(0, going_away)] * 4]
+    with feed_from(
+        scripted.address, num_batches=200, prefetch_bytes=100, deadline_seconds=0.1
+    ) as feed:
+        found = next(feed)[0][:, 0].tolist()
+        time.sleep(2.5)
+        found += samples(feed)
+
+    assert found == list(range(600))
+    assert scripted.scripts == []
+
+
 def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
     start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,8 +23,13 @@ class Journey:
         deadline_seconds: float | None = None,
         pause_count_max: int | None = None,
     ) -> None:
+        self.awaited_since: float | None = 0.0
         self.tour = Tour(
-            Replicas(targets), first=first, progress_seconds=3.0, deadline_seconds=deadline_seconds
+            Replicas(targets),
+            first=first,
+            progress_seconds=3.0,
+            deadline_seconds=deadline_seconds,
+            awaited_since=lambda: self.awaited_since,
         )
         self.asked: list[str] = []
         self.patience: list[float] = []
@@ -128,11 +133,11 @@ def test_on_a_slow_line_patience_stays_above_what_a_frame_took() -> None:
     journey.go(fails(2))
 
     patience = []
-    for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 20):
+    for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 50):
         journey.tour.alive(waited_seconds)
         patience.append(journey.tour.progress_seconds)
 
-    assert patience[:5] == [20, 18, 22, 22, 22]
+    assert patience[:5] == [30, 28.5, 33, 33, 33]
     assert patience[-1] == 3
 
 
@@ -219,6 +224,23 @@ def test_past_the_deadline_the_error_names_the_servers_and_what_each_said() -> N
 
     with pytest.raises(Unreachable, match=r"a:1, b:1: no batches .*a:1: is down; b:1: is down"):
         journey.go(outcome)
+
+
+def test_the_deadline_runs_only_while_somebody_waits() -> None:
+    """A server that was away during an evaluation, and is back after it, has harmed nobody."""
+    journey = Journey(["a:1"], deadline_seconds=0.1)
+    journey.awaited_since = None
+
+    def outcome(index: int, address: str) -> TokenfeedError:
+        time.sleep(0.02)
+        if index == 10:
+            journey.awaited_since = time.monotonic()
+        return Unreachable(address, "is down")
+
+    with pytest.raises(Unreachable, match="no batches"):
+        journey.go(outcome)
+
+    assert len(journey.asked) > 12
 
 
 def test_patience_with_one_server_ends_with_the_deadline() -> None:
