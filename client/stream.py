@@ -102,7 +102,7 @@ class FrameStream:
         self._received_row = 0
         self._taken_row = 0
         self._moved = 0.0
-        self._silent = False
+        self._silent_seconds = 0.0
         self._closed = False
         self._ended = False
         self._error: BaseException | None = None
@@ -201,7 +201,7 @@ class FrameStream:
             if self._calls:
                 left_seconds -= time.monotonic() - self._moved
                 if left_seconds <= 0:
-                    self._silent = True
+                    self._silent_seconds = patience_seconds
                     self._cancel_calls()
                     left_seconds = patience_seconds
             self._watch_bell.wait(left_seconds)
@@ -218,7 +218,7 @@ class FrameStream:
         broke it, unless that was `close`.
         """
         self._taken_up = self._received_row > 0
-        self._silent = False
+        self._silent_seconds = 0.0
         patience_seconds = self._patience_seconds()
         with self._remote.connected(replica, patience_seconds) as channel:
             try:
@@ -227,8 +227,8 @@ class FrameStream:
                 # A call on a channel that was closed meanwhile is a ValueError.
                 if self._is_closed():
                     return
-                if self._silent:
-                    problem = f"sent nothing for {patience_seconds:.1f} s"
+                if self._silent_seconds:
+                    problem = f"sent nothing for {self._silent_seconds:.1f} s"
                     raise Unreachable(replica.address, problem) from None
                 if isinstance(error, grpc.RpcError):
                     raise translated(error, replica.address) from None

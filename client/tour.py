@@ -175,7 +175,8 @@ class Tour:
         """Return for how long somebody has waited in vain; None while nobody waits, as during a
         pause of the trainer: an outage that ends before it does harms nobody.
         """
-        since = self._awaited_since()
+        # Each is read once: a frame may arrive, or the wait end, while the watch asks.
+        since, away_since = self._awaited_since(), self._away_since
         if since is None:
             return None
-        return 0.0 if self._away_since is None else time.monotonic() - max(self._away_since, since)
+        return 0.0 if away_since is None else time.monotonic() - max(away_since, since)
