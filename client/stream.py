@@ -39,6 +39,7 @@ _BYTES_PER_SECOND_MIN = 1 << 20
 """A frame longer than that may take a second more for each such part of it; so does the server's
 patience.
 """
+_WATCH_SECONDS = 0.5
 _MESSAGE_BYTES_MAX = 1 << 32
 """gRPC writes the size of a message as 32 bits, so a longer row never comes."""
 FIRST_PREFETCH_BYTES = 1 << 19
@@ -204,7 +205,8 @@ class FrameStream:
                     self._silent_seconds = patience_seconds
                     self._cancel_calls()
                     left_seconds = patience_seconds
-            self._watch_bell.wait(left_seconds)
+            # Patience may shrink meanwhile.
+            self._watch_bell.wait(min(left_seconds, _WATCH_SECONDS))
 
     def _patience_seconds(self) -> float:
         return self._tour.progress_seconds + self._frame_seconds

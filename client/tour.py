@@ -67,8 +67,8 @@ class Tour:
 
     @property
     def progress_seconds(self) -> float:
-        """How long to wait for the server that is asked now: doubled with each tour in vain, up to
-        60 s or the deadline.
+        """How long to wait for the server that is asked now: doubled with each tour in which one
+        was waited for in vain, up to 60 s or the deadline.
         """
         if self._deadline_seconds is None:
             return self._patience_seconds
@@ -131,9 +131,11 @@ class Tour:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""
         failures, self._failures = self._failures, []
         self._learn(2 * min(self._waits_seconds))
+        # A server that refuses at once says nothing of how long another one takes.
+        longest_seconds = max(self._patience_seconds, 2 * max(self._waits_seconds))
+        self._patience_seconds = self._bounded(longest_seconds)
         self._waits_seconds = []
         self._replicas.look_again()
-        self._patience_seconds = self._bounded(2 * self._patience_seconds)
         if not any(isinstance(failure, ServerAway) for failure in failures):
             self._refusals += 1
             if self._refusals == _REFUSALS:

@@ -347,6 +347,30 @@ def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
     stream.close()
 
 
+def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServer) -> None:
+    """It was a minute while the servers were away, and is short again once rows come."""
+    over = threading.Event()
+
+    def silent(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield next(honest_frames(request))[1]
+        over.wait(60)
+
+    scripted.scripts = [honest, silent]
+    request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 20)
+    remote = RemoteDataset(scripted.address, "", T, deadline_seconds=90.0, progress_seconds=0.5)
+    stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
+    stream._tour._patience_seconds = 60.0
+    stream.start()
+    begun = time.monotonic()
+
+    assert samples(stream) == list(range(40))
+
+    assert time.monotonic() - begun < 5
+    over.set()
+    stream.close()
+    remote.close()
+
+
 def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
     """grpcio keeps that of a cancelled call whose end nobody has taken."""
     scripted.scripts = [honest, *[cut_after(1), honest] * 10]

@@ -53,6 +53,7 @@ class Connection:
     up_bytes: int = 0
     down_bytes: int = 0
     dead: bool = False
+    reset: bool = False
     late: dict[Direction, queue.SimpleQueue[tuple[float, bytes] | None]] = field(
         default_factory=lambda: {"up": queue.SimpleQueue(), "down": queue.SimpleQueue()}
     )
@@ -175,16 +176,21 @@ class FaultProxy:
             pass
         connection.late[direction].put(None)
         # Whatever one side did is done to the other.
-        _shut(source)
-        _shut(sink)
+        if not connection.reset:
+            _shut(source)
+            _shut(sink)
 
     def _harm(
         self, connection: Connection, fault: Fault, sink: socket.socket, rest: bytes
     ) -> bytes:
         """Do harm, and return what is left to be sent of the rest."""
         if fault.kind == "reset":
+            connection.reset = True
             for end in (connection.client, connection.server):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                # Wakes the thread that reads from it; until then it would not be closed at all.
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RD)
                 end.close()
             raise ConnectionResetError
         if fault.kind == "cut":
