@@ -29,6 +29,7 @@ _SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
 _RESET = struct.pack("ii", 1, 0)
 _GREEDY_STREAMS = 64
 _SOAK_SECONDS_MIN = 300
+_STALLED_SECONDS_MAX = 120
 _STREAMS_KILLED = 20
 _MIB = 1 << 20
 _ROUNDS_MIN = 5
@@ -56,17 +57,18 @@ def stalled_reader(folder: Path, seconds: float, seed: int) -> Report:
     with replicas(folder, 1, *arguments) as (server,), ExitStack() as stack:
         with witness.feed(server.address) as feed:
             witness.watch(feed, report)
+        _rate(witness, server.address, 1.0)  # so that it has made large frames before
         paused = stack.enter_context(witness.feed(server.address))
         next(paused)
         before = most = server.usage.memory_bytes()
         foreign = grpc.insecure_channel(server.address)
         stack.callback(foreign.close)
-        _unread(foreign)
+        call = _unread(foreign)
         began = time.monotonic()
         while time.monotonic() - began < seconds:
             most = max(most, server.usage.memory_bytes())
-            if time.monotonic() - began > 120:
-                foreign.close()
+            if time.monotonic() - began > _STALLED_SECONDS_MAX:
+                call.cancel()
             time.sleep(0.2)
         report.hits = server.stderr.count("evicted peer=")
         report.memory_bytes = most - before
