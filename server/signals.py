@@ -16,7 +16,7 @@ from itertools import takewhile
 from queue import SimpleQueue
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_EXIT_SECONDS = 0.1
+_EXIT_SECONDS = 0.3
 
 
 class Signals:
