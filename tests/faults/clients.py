@@ -340,13 +340,18 @@ def soak(folder: Path, seconds: float, seed: int) -> Report:
     for name, grown, limit in zip(
         [f"{who} {what}" for who in ("server", "client") for what in ("memory", "fds", "threads")],
         growth.tolist(),
+        # What is promised is the server's; a client's heap grows by a few MiB long after its start.
         # A short run is all warm-up.
-        ((2 if seconds >= _SOAK_SECONDS_MIN else 16) * _MIB, 1, 1) * 2,
+        (
+            *((2 if seconds >= _SOAK_SECONDS_MIN else 16) * _MIB, 1, 1),
+            *(16 * _MIB, 1, 1),
+        ),
         strict=True,
     ):
         report.require(grown <= limit, f"{name} grew by {grown:.0f}")
     report.hits = 1
     report.memory_bytes = int(growth[0])
-    report.fault += f" ({2e-6 * report.batches * batch_size * context_length / seconds:.0f} MB/s)"
+    rate = 2e-6 * report.batches * batch_size * context_length / seconds
+    report.fault += f" ({rate:.0f} MB/s; client {growth[3] / _MIB:+.1f} MiB)"
     report.require_exact()
     return report
