@@ -36,10 +36,11 @@ _OPTIONS = (
     ("grpc.http2.settings_timeout", 20_000),
     ("grpc.keepalive_time_ms", 10_000),
     # gRPC 1.62 heeds the first; anything that comes counts as an answer to it. 1.85 closes only by
-    # the second (60 s by default), and only for the answer itself. That waits behind what is on its
-    # way already: with 10 s, lines of 30 and 100 KB/s were cut every 40 s, with 35 s the latter
-    # never, the former after 90 s. A mute peer was closed after 80 s, now after 45. 2026-11.
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # the second (60 s by default), and only for the answer itself, but has the kernel close by the
+    # first (TCP_USER_TIMEOUT). An answer waits behind what is on its way already: with 10 s in
+    # either, lines of 30 to 100 KB/s were cut again and again. A mute peer was closed after 80 s,
+    # now after 45. 2026-11.
+    ("grpc.keepalive_timeout_ms", 35_000),
     ("grpc.http2.ping_timeout_ms", 35_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_connection_idle_ms", 300_000),
