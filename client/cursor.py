@@ -32,10 +32,10 @@ class Cursor:
 
     def enter(self, first_sample: int, end_sample: int) -> int:
         """Return where to begin within samples: where it was placed, or else with the first."""
-        begin = self.sample if self.placed and first_sample <= self.sample < end_sample else None
+        begins_here = self.placed and first_sample <= self.sample < end_sample
         self.placed = False
         self.moves += 1
-        return first_sample if begin is None else begin
+        return self.sample if begins_here else first_sample
 
     def hand_out(self, next_sample: int) -> None:
         """Count a batch. The sample comes last: an interrupt before it costs no batch."""

@@ -35,10 +35,6 @@ PREFETCH_BYTES = 32 << 20
 end.
 """
 _INTERRUPT_SECONDS = 0.1
-_BYTES_PER_SECOND_MIN = 1 << 20
-"""A frame longer than that may take a second more for each such part of it; so does the server's
-patience.
-"""
 _WATCH_SECONDS = 0.5
 _MESSAGE_BYTES_MAX = 1 << 32
 """gRPC writes the size of a message as 32 bits, so a longer row never comes."""
@@ -84,7 +80,7 @@ class FrameStream:
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
         # A long row is one frame, of which nothing is seen before all of it is there.
         row_bytes = min(4 * (request.context_length + 1), _MESSAGE_BYTES_MAX)
-        self._frame_seconds = row_bytes // _BYTES_PER_SECOND_MIN
+        self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
         self._tour = remote.tour(lambda: self._awaited_since)
         self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
         self._watch = threading.Thread(

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
-from tokenfeed.errors import Busy, InvalidRequest, ServerAway, TokenfeedError
+from tokenfeed.errors import Busy, InvalidRequest, OverLimit, ServerAway, TokenfeedError
+from tokenfeed.frame import BYTES_PER_SECOND_MIN
 
 from .blame import blame
 
@@ -29,11 +31,11 @@ CALLS_PER_STREAM = 2
 """A client has one call being read and one ahead."""
 CALLS_SPARE = 16
 """Threads of a pool beside those for the calls that are admitted: for those that are refused."""
-_BYTES_PER_SECOND_MIN = 1 << 20
-"""A frame that is longer than this may take a second more for each such part of it."""
 _REQUEST_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _BUSY_SECONDS = 1.0
+
+Parsed = TypeVar("Parsed", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class Calls:
         """Yield a frame to the client, and watch over how long it takes it.  Raises: ServerAway
         after it, when the server is being stopped.
         """
-        call.wait(self._limits.stall_seconds + len(message) // _BYTES_PER_SECOND_MIN)
+        call.wait(self._limits.stall_seconds + len(message) // BYTES_PER_SECOND_MIN)
         yield message
         call.waited()
         self._require_not_draining()
@@ -193,12 +195,34 @@ def answering(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except TokenfeedError as error:
+        _LOG.debug("refused peer=%s status=%s %s", context.peer(), error.status, error)
+        if isinstance(error, Busy):
+            _hint(context, int(1000 * error.retry_seconds))
+        elif isinstance(error, OverLimit):
+            _hint(context, -1)
         context.abort(grpc.StatusCode[error.status], str(error))
     except grpc.RpcError:
         pass  # the client went away before it asked
     except Exception:  # noqa: BLE001 - its text must not reach the caller
         _LOG.error("failed peer=%s: %s", context.peer(), blame())
-        context.abort(grpc.StatusCode.UNAVAILABLE, "server: could not answer; its log says why")
+        context.abort(
+            grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
+        )
+
+
+def _hint(context: grpc.ServicerContext, milliseconds: int) -> None:
+    """Say when to come back; -1 is never (gRPC's retry design, A6)."""
+    context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
+
+
+def parsed(kind: Callable[[], Parsed], message: bytes) -> Parsed:
+    """Return a request as the message that it has to be.  Raises: InvalidRequest if it is none."""
+    request = kind()
+    try:
+        request.ParseFromString(message)
+    except DecodeError:
+        raise InvalidRequest("request", f"is no valid {request.DESCRIPTOR.name}") from None
+    return request
 
 
 def in_pool(pool: ThreadPoolExecutor, method: Callable[..., Any]) -> Callable[..., Any]:

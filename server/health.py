@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from tokenfeed.errors import InvalidRequest, NotServed, ServerAway
+from tokenfeed.errors import NotServed, ServerAway
 
-from .calls import CALLS_SPARE, Calls, StreamLimits, answering, in_pool
+from .calls import CALLS_SPARE, Calls, StreamLimits, answering, in_pool, parsed
 from .dataset import Dataset
 
 _STATUS = health_pb2.HealthCheckResponse
@@ -127,10 +126,7 @@ class Health:
 
 
 def _service(message: bytes) -> str:
-    try:
-        return str(health_pb2.HealthCheckRequest.FromString(message).service)
-    except DecodeError:
-        raise InvalidRequest("request", "is no valid HealthCheckRequest") from None
+    return str(parsed(health_pb2.HealthCheckRequest, message).service)
 
 
 def _encoded(status: int) -> bytes:

@@ -10,12 +10,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from tokenfeed.errors import InvalidRequest
-
-from .calls import CALLS_SPARE, Calls, StreamLimits, answering, in_pool
+from .calls import CALLS_SPARE, Calls, StreamLimits, answering, in_pool, parsed
 
 _LIMITS = StreamLimits(streams=8, peer_streams=4, stall_seconds=10.0, by_option=False)
 
@@ -42,17 +39,13 @@ class Reflection:
     def answer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer ServerReflectionInfo: yield an encoded response to each message."""
         with answering(context), self._calls.admit(context) as call:
-            requests = map(_parsed, self._calls.requests(call, messages))
+            requests = (
+                parsed(reflection_pb2.ServerReflectionRequest, message)
+                for message in self._calls.requests(call, messages)
+            )
             for response in self._servicer.ServerReflectionInfo(requests, context):
                 yield from self._calls.hand_over(call, response.SerializeToString())
 
     def drain(self) -> None:
         """Let every call end with its next answer, and admit no other. May be called twice."""
         self._calls.drain()
-
-
-def _parsed(message: bytes) -> reflection_pb2.ServerReflectionRequest:
-    try:
-        return reflection_pb2.ServerReflectionRequest.FromString(message)
-    except DecodeError:
-        raise InvalidRequest("request", "is no valid ServerReflectionRequest") from None

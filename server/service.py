@@ -7,45 +7,34 @@ leaves: an unforeseen exception goes to the log alone.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
 from tokenfeed import __version__, frame, orders
 from tokenfeed.errors import (
-    Busy,
     InvalidRequest,
     NotServed,
     OverLimit,
     SamplesExhausted,
     StreamMismatch,
-    TokenfeedError,
 )
 from tokenfeed.identity import IDENTITY_VERSION, stream_identity
 from tokenfeed.plan import PLAN_ROWS, Plan, Windows, window_places
 from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position, require_range
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .blame import blame
-from .calls import Calls
+from .calls import Calls, answering, parsed
 from .dataset import Dataset
 from .planned import PlannedRows
 from .readahead import READ_AHEAD_BYTES, major_faults
 
-_LOG = logging.getLogger("tokenfeed.server")
-
 _HASH_BYTES = 32
 _NAME_SHOWN = 64
 _NAMES_SHOWN = 16  # a refusal has to fit into a header
-
-Answer = TypeVar("Answer")
-Parsed = TypeVar("Parsed", bound=Message)
 
 
 class TokenFeed:
@@ -90,31 +79,18 @@ class TokenFeed:
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
-        try:
-            with self._calls.admit(context) as call:
-                message = self._calls.request(call, messages)
-                stream = self._open(_parse(pb.GetBatchRequest, message))
-                for frame_message in stream.frames(call.peer):
-                    yield from self._calls.hand_over(call, frame_message)
-        except TokenfeedError as error:
-            _refuse(context, error)
-        except grpc.RpcError:
-            pass  # the client went away before it asked
-        except Exception:  # noqa: BLE001 - its text must not reach the caller
-            _fail(context)
+        with answering(context), self._calls.admit(context) as call:
+            message = self._calls.request(call, messages)
+            stream = self._open(parsed(pb.GetBatchRequest, message))
+            for frame_message in stream.frames(call.peer):
+                yield from self._calls.hand_over(call, frame_message)
 
     def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Describe: return an encoded DescribeResponse."""
-        try:
-            with self._describe_calls.admit(context) as call:
-                message = self._describe_calls.request(call, messages)
-                return self._describe(_parse(pb.DescribeRequest, message)).SerializeToString()
-        except TokenfeedError as error:
-            _refuse(context, error)
-        except grpc.RpcError:
-            return b""  # the client went away before it asked
-        except Exception:  # noqa: BLE001 - its text must not reach the caller
-            _fail(context)
+        with answering(context), self._describe_calls.admit(context) as call:
+            message = self._describe_calls.request(call, messages)
+            return self._describe(parsed(pb.DescribeRequest, message)).SerializeToString()
+        return b""
 
     def _open(self, request: pb.GetBatchRequest) -> _Stream:
         """Check a request field by field and return the stream that it asks for."""
@@ -294,33 +270,3 @@ def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> 
         raise InvalidRequest(field, f"has {len(expected)} bytes, not {_HASH_BYTES}")
     if expected and actual and expected != actual:
         raise StreamMismatch(field, f"{expected.hex()} is not {what.format(actual.hex())}")
-
-
-def _parse(kind: Callable[[], Parsed], message: bytes) -> Parsed:
-    parsed = kind()
-    try:
-        parsed.ParseFromString(message)
-    except DecodeError:
-        raise InvalidRequest("request", f"is no valid {parsed.DESCRIPTOR.name}") from None
-    return parsed
-
-
-def _refuse(context: grpc.ServicerContext, error: TokenfeedError) -> NoReturn:
-    _LOG.debug("refused peer=%s status=%s %s", context.peer(), error.status, error)
-    if isinstance(error, Busy):
-        _hint(context, int(1000 * error.retry_seconds))
-    elif isinstance(error, OverLimit):
-        _hint(context, -1)
-    context.abort(grpc.StatusCode[error.status], str(error))
-
-
-def _hint(context: grpc.ServicerContext, milliseconds: int) -> None:
-    """Say when to come back; -1 is never (gRPC's retry design, A6)."""
-    context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
-
-
-def _fail(context: grpc.ServicerContext) -> NoReturn:
-    _LOG.error("failed peer=%s: %s", context.peer(), blame())
-    context.abort(
-        grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
-    )

@@ -27,6 +27,10 @@ FRAME_BYTES_TARGET = 1 << 20
 FRAME_BYTES_FIRST = 1 << 17
 ROW_BYTES_MAX = 1 << 30
 """A row is never cut, and a protobuf message stays below 2^31 bytes."""
+BYTES_PER_SECOND_MIN = 1 << 20
+"""A frame longer than this may take a second more on its way for each such part of it, as both
+sides see it: before that nobody calls the other one silent.
+"""
 
 TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 

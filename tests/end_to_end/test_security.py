@@ -170,13 +170,19 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return condition()
 
 
+def copied(folder: Path, cert: str, key: str) -> tuple[Path, Path]:
+    """Copies of a certificate and its key, to be renewed in place."""
+    copies = folder / "live.pem", folder / "live.key"
+    for copy, original in zip(copies, (cert, key), strict=True):
+        copy.write_bytes(Path(original).read_bytes())
+    return copies
+
+
 def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
 ) -> None:
     """A renewal that is half done, or went wrong."""
-    cert, key = tmp_path / "live.pem", tmp_path / "live.key"
-    cert.write_bytes(Path(papers.cert).read_bytes())
-    key.write_bytes(Path(papers.key).read_bytes())
+    cert, key = copied(tmp_path, papers.cert, papers.key)
     server = serve("--data", corpus, *tls(str(cert), str(key)))
     wrong = {
         "--tls-key: is not the key of --tls-cert": Path(papers.other_host_cert).read_bytes(),
@@ -198,9 +204,7 @@ def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
 def test_a_renewed_certificate_serves_the_next_handshake(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
 ) -> None:
-    cert, key = tmp_path / "live.pem", tmp_path / "live.key"
-    cert.write_bytes(Path(papers.expired_cert).read_bytes())
-    key.write_bytes(Path(papers.expired_key).read_bytes())
+    cert, key = copied(tmp_path, papers.expired_cert, papers.expired_key)
     server = serve("--data", corpus, *tls(str(cert), str(key)))
     with pytest.raises(Unreachable):
         read(server, tls_ca=papers.ca)

@@ -73,13 +73,11 @@ class FaultProxy:
     """Stands before a server.
 
     target: "localhost:PORT", may be changed while it runs.  script: the faults of the n-th
-    connection, from 0.  source: the address that it connects from.  latency_seconds: how much
-    later everything arrives, each way.
+    connection, from 0.  latency_seconds: how much later everything arrives, each way.
     """
 
     target: str
     script: Callable[[int], Sequence[Fault]] = lambda _: ()
-    source: str | None = None
     latency_seconds: float = 0.0
     connections: list[Connection] = field(default_factory=list)
     strikes: list[Strike] = field(default_factory=list)
@@ -134,8 +132,7 @@ class FaultProxy:
     def _connect(self, client: socket.socket) -> None:
         host, _, port = self.target.rpartition(":")
         try:
-            source = None if self.source is None else (self.source, 0)
-            server = socket.create_connection((host, int(port)), 5, source)
+            server = socket.create_connection((host, int(port)), timeout=5)
         except OSError:
             client.close()
             return
