@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -15,6 +15,7 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
 from .arguments import count, first_sample, integer, optional_integer, seconds, security, text
+from .channel import Token
 from .cursor import Cursor
 from .dataset import RemoteDataset
 from .delivery import delivery_to
@@ -67,7 +68,7 @@ class RemoteBatches(IterableDataset[Batch]):
         tls_ca: str | None = None,
         tls_cert: str | None = None,
         tls_key: str | None = None,
-        token: str | Callable[[], str] | None = None,
+        token: Token | None = None,
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
@@ -89,8 +90,10 @@ class RemoteBatches(IterableDataset[Batch]):
         to wait while no server answers; None is for ever.
         tls_ca: PEM file of the authorities that servers have to be signed by; without it the
         connection is plaintext.  tls_cert, tls_key: PEM files, where servers ask for a certificate.
-        token: a bearer token, or what returns one; never sent in plaintext, except to this machine.
-        By default TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, TOKENFEED_TLS_KEY and TOKENFEED_TOKEN.
+        token: a bearer token, the path (a pathlib.Path) of a file with one, or what returns one;
+        never sent in plaintext, except to this machine.
+        By default TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or
+        TOKENFEED_TOKEN_FILE.
 
         Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
         limit.

@@ -91,19 +91,22 @@ class DescribeCall:
         self._call.cancel()
 
 
+Token = str | os.PathLike[str] | Callable[[], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Security:
     """How a connection is protected. What it holds is never said or logged, nor where it lies.
 
     tls_ca: PEM file of the authorities that servers have to be signed by; None is plaintext.
     tls_cert, tls_key: PEM files of one's own certificate, for servers that ask for one.  token: a
-    bearer token, or what returns one for each call; None is none.
+    bearer token, the file it stands in, or what returns it, asked for each call; None is none.
     """
 
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
-    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check what goes together.  Raises: InvalidRequest."""
@@ -133,7 +136,7 @@ class Security:
             return ()
         if self.tls_ca is None and not _is_local(target):
             raise InvalidRequest("token", f"would travel to {target} in plaintext; give tls_ca too")
-        token = _made(self.token) if callable(self.token) else self.token
+        token = _present(self.token)
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise InvalidRequest("token", "is no printable ASCII text")
         return (("authorization", f"Bearer {token}"),)
@@ -235,14 +238,18 @@ def _is_local(target: str) -> bool:
         return False
 
 
-def _pem(name: str, path: str, kind: bytes) -> bytes:
+def _read(name: str, path: str | os.PathLike[str]) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read()
+            return file.read()
     except OSError as error:
         raise InvalidRequest(name, f"cannot be read: {error.strerror}") from error
     except TypeError:
         raise InvalidRequest(name, "is no path") from None
+
+
+def _pem(name: str, path: str, kind: bytes) -> bytes:
+    content = _read(name, path)
     # An empty key or certificate would abort the process, and no authority is every public one:
     # grpcio 1.62 and 1.85.
     if b"-----BEGIN " not in content or kind not in content:
@@ -250,7 +257,12 @@ def _pem(name: str, path: str, kind: bytes) -> bytes:
     return content
 
 
-def _made(token: Callable[[], str]) -> str:
+def _present(token: Token) -> str:
+    if isinstance(token, os.PathLike):
+        # What is no ASCII is found by who asks.
+        return _read("token", token).decode("latin-1").strip()
+    if not callable(token):
+        return token
     try:
         return token()
     except Exception as error:  # noqa: BLE001 - a stranger's code; what it says may be a secret

@@ -72,7 +72,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="port to listen on, 0 for any free one (default: %(default)s)",
     )
     parser.add_argument(
-        "--unix", metavar="PATH", help="also listen on a Unix socket, for trainers on this machine"
+        "--unix",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="also listen on a Unix socket, for trainers on this machine; may be given several "
+        "times",
     )
     parser.add_argument(
         "--dtype",
@@ -219,8 +224,7 @@ def serve(arguments: argparse.Namespace) -> None:
     addresses = [
         listener.bind(server, arguments.host, arguments.port, credentials, has_secrets=has_secrets)
     ]
-    if arguments.unix:
-        addresses.append(listener.bind_unix(server, arguments.unix))
+    addresses += [listener.bind_unix(server, path) for path in arguments.unix]
     hangups = _SIGNALS.hangups(arguments.drain_seconds)
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")

@@ -65,6 +65,20 @@ def test_any_token_of_the_file_may_be_said_or_made_for_each_call(
     assert read(server, tls_ca=papers.ca, token=lambda: SECOND_TOKEN) == 3
 
 
+def test_a_container_asks_for_its_health_without_certificate_and_token(
+    serve: Serve, corpus: Path, papers: Papers, token_file: Path, tmp_path: Path
+) -> None:
+    """Over a Unix socket of its own, whatever the network needs."""
+    from server.probe import main
+
+    socket = tmp_path / "feed.sock"
+    secrets = [*tls(papers.cert, papers.key), "--token-file", token_file]
+    server = serve("--data", corpus, "--unix", socket, *secrets)
+
+    assert main([f"unix:{socket}"]) == 0
+    assert main([server.address, "--timeout-seconds", "1"]) == 1
+
+
 def test_nothing_but_health_is_answered_without_a_token(
     serve: Serve, corpus: Path, papers: Papers, token_file: Path
 ) -> None:
@@ -250,6 +264,31 @@ def test_the_environment_may_hold_the_credentials(
     server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
 
     assert read(server) == 3
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
+    serve: Serve,
+    corpus: Path,
+    papers: Papers,
+    token_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As containers are given their secrets, which are renewed under them."""
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
+    secret = tmp_path / "secret"
+    monkeypatch.delenv("TOKENFEED_TOKEN")
+    monkeypatch.setenv("TOKENFEED_TOKEN_FILE", str(secret))
+
+    with pytest.raises(InvalidRequest, match="token: cannot be read: No such file"):
+        read(server)
+    secret.write_text(OTHER_TOKEN + "\n")
+    with pytest.raises(NotAllowed):
+        read(server)
+    secret.write_text(TOKEN + "\n")
+    assert read(server) == 3
+    assert read(server, token=secret) == 3
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import socket
@@ -10,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -89,7 +89,7 @@ def test_no_load_hides_health(serve: Serve, two: list[Path]) -> None:
 
         def consume() -> None:
             while not stopped.is_set():
-                with contextlib.suppress(grpc.RpcError):
+                with suppress(grpc.RpcError):
                     for _ in itertools.islice(frames(channel), 100):
                         pass
 
@@ -158,7 +158,7 @@ def test_a_watch_that_nobody_reads_hinders_nobody(serve: Serve, two: list[Path])
     assert time.monotonic() - began < 2.0
 
 
-@contextlib.contextmanager
+@contextmanager
 def unread_watch(address: str) -> Iterator[None]:
     """Open a Watch in a connection that never lets a byte of an answer through."""
     host, _, port = address.rpartition(":")
@@ -228,13 +228,17 @@ def test_a_peer_that_checks_often_is_not_refused(serve: Serve, two: list[Path]) 
 def test_a_unix_socket_serves_trainers_of_this_machine(
     serve: Serve, two: list[Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "feed.sock"
-    server = serve("--data", two[0], "--unix", path)
-    with (
-        grpc.insecure_channel(f"unix:{path}") as here,
-        grpc.insecure_channel(server.address) as there,
-    ):
-        assert next(frames(here)) == next(frames(there))
+    paths = [tmp_path / "feed.sock", tmp_path / "second.sock"]
+    server = serve("--data", two[0], "--unix", paths[0], "--unix", paths[1])
+    with ExitStack() as channels:
+        targets = [server.address, *(f"unix:{path}" for path in paths)]
+        first = [
+            next(frames(channels.enter_context(grpc.insecure_channel(target))))
+            for target in targets
+        ]
+
+    assert len(first) == 3
+    assert first[0] == first[1] == first[2]
 
 
 def test_a_unix_socket_that_is_in_use_is_refused_and_a_left_one_replaced(

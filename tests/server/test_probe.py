@@ -1,0 +1,64 @@
+"""python -m server.probe: how containers find out whether their server is well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.probe import main
+from tests.conftest import ROOT, Serve, WriteTokens
+
+
+@pytest.fixture
+def corpus(write_tokens: WriteTokens) -> Path:
+    return write_tokens(np.arange(1, 20_000))
+
+
+def probe(target: str, *options: str) -> tuple[int, str]:
+    """Its exit code, and what it says."""
+    command = [sys.executable, "-m", "server.probe", target, *options]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
+    assert answer.stderr == ""
+    return answer.returncode, answer.stdout.strip()
+
+
+def test_a_server_is_well_at_its_port_and_its_socket(
+    serve: Serve, corpus: Path, tmp_path: Path
+) -> None:
+    server = serve("--data", corpus, "--unix", tmp_path / "feed.sock")
+
+    assert probe(server.address) == (0, "SERVING")
+    assert probe(f"unix:{tmp_path}/feed.sock") == (0, "SERVING")
+    assert probe(server.address, "--dataset", "train") == (0, "SERVING")
+
+
+def test_a_dataset_that_was_cut_short_is_ill(serve: Serve, write_tokens: WriteTokens) -> None:
+    paths = [write_tokens(np.arange(1, 20_000), name) for name in ("train.bin", "val.bin")]
+    server = serve("--data", paths[0], "--data", paths[1])
+    os.truncate(paths[1], 100)
+
+    # It is looked at every half second.
+    answers = [probe(server.address, "--dataset", "val") for _ in range(8)]
+    assert answers[-1] == (1, "NOT_SERVING")
+    assert probe(server.address) == (0, "SERVING")
+    assert probe(server.address, "--dataset", "test")[0] == 1
+
+
+def test_nobody_there_and_nobody_who_answers_are_ill(
+    serve: Serve, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"unix:{tmp_path}/nobody.sock"]) == 1
+    assert "UNAVAILABLE" in capsys.readouterr().out
+
+    server = serve("--data", corpus)
+    server.process.send_signal(signal.SIGSTOP)
+    assert main([server.address, "--timeout-seconds", "0.5"]) == 1
+    assert "DEADLINE_EXCEEDED" in capsys.readouterr().out
+    server.process.send_signal(signal.SIGCONT)
+    assert main([server.address]) == 0
