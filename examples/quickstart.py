@@ -8,19 +8,16 @@ The corpus is the documentation that comes with every Python. Run it from the re
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
-from pydoc_data.topics import topics
 
-import numpy as np
+from corpus import make_corpus
 from serving import serving
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from client import RemoteBatches
 
-VOCAB_SIZE = 4096
 BATCH_SIZE, CONTEXT_LENGTH = 32, 1024
 TOKENS_SHOWN = 48
 
@@ -36,9 +33,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to iterate")
     arguments = parser.parse_args()
 
-    tokenizer, path = make_corpus(arguments.folder)
+    path, tokenizer_path = make_corpus(arguments.folder)
     with serving(path) as address:
-        show_rows(address, tokenizer)
+        show_rows(address, Tokenizer.from_file(str(tokenizer_path)))
         print(
             f"\n{tokens_per_second(address, arguments.seconds) / 1e6:.0f} million tokens/s, ",
             end="",
@@ -46,46 +43,11 @@ def main() -> int:
         print(f"batches of {BATCH_SIZE} x {CONTEXT_LENGTH} as int64 (x, y) on the CPU")
     print("\nNow yourself, in two terminals:")
     print(f"  python -m server --data {path} --port 50051")
-    print(f"  python -m client show localhost:50051 --tokenizer {arguments.folder}/tokenizer.json")
+    print(f"  python -m client show localhost:50051 --tokenizer {tokenizer_path}")
     print("\nor in your training script:")
     print("  from client import RemoteBatches")
     print(f'  for x, y in RemoteBatches("localhost:50051", {BATCH_SIZE}, {CONTEXT_LENGTH}): ...')
     return 0
-
-
-def make_corpus(folder: Path) -> tuple[Tokenizer, Path]:
-    """Return a tokenizer and a file of flat uint16 tokens, made from Python's documentation."""
-    tokenizer_path, path = folder / "tokenizer.json", folder / "train.bin"
-    if path.exists() and tokenizer_path.exists():
-        return Tokenizer.from_file(str(tokenizer_path)), path
-    if path.exists() or tokenizer_path.exists():
-        raise SystemExit(f"{folder} has one of {path.name} and {tokenizer_path.name}; remove it")
-    folder.mkdir(parents=True, exist_ok=True)
-    documents = [topics[name] for name in sorted(topics)]
-    tokenizer = train_tokenizer(documents)
-    tokens = [token for document in documents for token in tokenizer.encode(document).ids]
-    # Under their names only once they are whole: the next run takes what it finds.
-    np.array(tokens, dtype=np.uint16).tofile(f"{path}.partial")
-    tokenizer.save(f"{tokenizer_path}.partial")
-    os.replace(f"{tokenizer_path}.partial", tokenizer_path)
-    os.replace(f"{path}.partial", path)
-    print(
-        f"made {path}: {len(tokens):,} tokens from {len(documents)} pages of Python's documentation"
-    )
-    return tokenizer, path
-
-
-def train_tokenizer(documents: list[str]) -> Tokenizer:
-    """Return a byte-level BPE tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    return tokenizer
 
 
 def show_rows(address: str, tokenizer: Tokenizer) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 from client import RemoteBatches
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.offline import received_rows
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 # Runs outside the repository, on a stub that was generated next to it, with default channel limits.
 FOREIGN_CLIENT = """
@@ -97,3 +102,87 @@ def test_a_stub_generated_from_the_contract_reads_the_tokens_that_remote_batches
         rows = received_rows(feed)
     assert hashlib.sha256(rows.astype("<u2").tobytes()).hexdigest() == digest
     assert int(frames) >= frames_min
+
+
+@pytest.fixture(scope="module")
+def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/node beside proto/, with what it depends on."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("needs node and npm")
+    folder = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(ROOT / "proto", folder / "proto")
+    ignored = shutil.ignore_patterns("node_modules")
+    example = shutil.copytree(
+        ROOT / "examples" / "node", folder / "examples" / "node", ignore=ignored
+    )
+    install = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
+    subprocess.run(install, cwd=example, check=True, timeout=100)
+    return example / "client.js"
+
+
+def run_node(client: Path, target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = ["node", str(client), target, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_a_client_in_another_language_reads_what_remote_batches_reads(
+    serve: Serve, write_tokens: WriteTokens, node_client: Path, dtype: str
+) -> None:
+    """The .proto and the published checksum are enough."""
+    path = write_tokens(np.random.default_rng(3).integers(0, 50_000, 1_000_000), dtype=dtype)
+    server = serve("--data", path, "--dtype", {"<u2": "uint16", "<u4": "uint32"}[dtype])
+    seed, batch_size, context_length, num_batches = 2**63 + 1, 24, 700, 150
+
+    answer = run_node(
+        node_client, server.address, "shuffled-1", seed, batch_size, context_length, num_batches
+    )
+
+    assert answer.returncode == 0, answer.stderr
+    with RemoteBatches(
+        server.address,
+        batch_size,
+        context_length,
+        order="shuffled",
+        seed=seed,
+        num_batches=num_batches,
+    ) as feed:
+        rows = received_rows(feed)
+    assert answer.stdout.strip() == hashlib.sha256(rows.astype(dtype).tobytes()).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("damage", ["tokens", "identity", "first_row", "nothing"])
+def test_a_client_in_another_language_finds_a_damaged_frame(
+    serve: Serve, write_tokens: WriteTokens, node_client: Path, damage: str
+) -> None:
+    """By the checksum, which covers where the rows belong too."""
+    server = serve("--data", write_tokens(np.arange(20_000)))
+
+    def damaged(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for raw in upstream.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")(request, timeout=60):
+            frame = pb.Frame.FromString(raw)
+            if damage == "first_row":
+                frame.first_row += 1
+            elif damage != "nothing":
+                content = bytearray(getattr(frame, damage))
+                content[len(content) // 2] ^= 4
+                setattr(frame, damage, bytes(content))
+            yield frame.SerializeToString()
+
+    handlers = {"GetBatch": grpc.unary_stream_rpc_method_handler(damaged)}
+    handler = grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers)
+    between = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
+    port = between.add_insecure_port("localhost:0")
+    between.start()
+    try:
+        with grpc.insecure_channel(server.address) as upstream:
+            answer = run_node(node_client, f"localhost:{port}", "random-1", 7, 4, 100, 5)
+    finally:
+        between.stop(None).wait()
+
+    assert (answer.returncode == 0) == (damage == "nothing"), answer.stderr
+    assert ("wrong checksum" in answer.stderr) == (damage != "nothing")

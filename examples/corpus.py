@@ -1,0 +1,57 @@
+"""Makes a small real corpus where there is none: the documentation that comes with every Python.
+
+    python examples/corpus.py FOLDER
+
+FOLDER gets train.bin, flat uint16 tokens, and the tokenizer.json that they were made with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCAB_SIZE = 4096
+
+
+def make_corpus(folder: Path) -> tuple[Path, Path]:
+    """Return the paths of tokens and tokenizer; made, unless the tokens are there."""
+    path, tokenizer_path = folder / "train.bin", folder / "tokenizer.json"
+    if path.exists():
+        print(f"{path} is there", flush=True)
+        return path, tokenizer_path
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = [topics[name] for name in sorted(topics)]
+    tokenizer = train_tokenizer(pages)
+    tokens = [token for page in pages for token in tokenizer.encode(page).ids]
+    # Under their names only once they are whole, the tokens last: the next run goes by them.
+    np.array(tokens, dtype=np.uint16).tofile(f"{path}.partial")
+    tokenizer.save(f"{tokenizer_path}.partial")
+    os.replace(f"{tokenizer_path}.partial", tokenizer_path)
+    os.replace(f"{path}.partial", path)
+    print(
+        f"made {path}: {len(tokens):,} tokens from {len(pages)} pages of Python's documentation",
+        flush=True,
+    )
+    return path, tokenizer_path
+
+
+def train_tokenizer(documents: list[str]) -> Tokenizer:
+    """Return a byte-level BPE tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+if __name__ == "__main__":
+    make_corpus(Path(sys.argv[1]))

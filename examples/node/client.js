@@ -1,0 +1,39 @@
+// A client in another language, from the .proto and docs/protocol.md alone: reads batches, verifies
+// the checksum of every frame, and prints the SHA-256 of all rows as they are served.
+//
+//     npm install
+//     node client.js HOST:PORT ORDER SEED BATCH_SIZE CONTEXT_LENGTH NUM_BATCHES
+import { createHash } from "node:crypto";
+import { fileURLToPath } from "node:url";
+import grpc from "@grpc/grpc-js";
+import { loadSync } from "@grpc/proto-loader";
+
+const includeDirs = [fileURLToPath(new URL("../../proto", import.meta.url))];
+const options = { includeDirs, keepCase: true, defaults: true, longs: String };
+const contract = loadSync("tokenfeed/v1/tokenfeed.proto", options);
+const { TokenFeed } = grpc.loadPackageDefinition(contract).tokenfeed.v1;
+
+const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
+  for (let bit = 0; bit < 8; bit++) byte = byte & 1 ? (byte >>> 1) ^ 0x82f63b78 : byte >>> 1;
+  return byte;
+});
+const crc32c = (bytes) =>
+  ~bytes.reduce((crc, byte) => TABLE[(crc ^ byte) & 255] ^ (crc >>> 8), -1) >>> 0;
+const uint64s = (...numbers) => {
+  const bytes = Buffer.alloc(8 * numbers.length);
+  numbers.forEach((number, index) => bytes.writeBigUInt64LE(BigInt(number), 8 * index));
+  return bytes;
+};
+
+const [target, order, seed, batch_size, context_length, num_batches] = process.argv.slice(2);
+const client = new TokenFeed(target, grpc.credentials.createInsecure());
+const digest = createHash("sha256");
+const request = { order, seed, batch_size, context_length, num_batches };
+for await (const frame of client.GetBatch(request)) {
+  const place = uint64s(frame.first_sample, frame.first_row, frame.row_count, batch_size, 0, 1);
+  const checksum = crc32c(Buffer.concat([frame.identity, place, frame.tokens]));
+  if (checksum !== frame.checksum) throw new Error("wrong checksum");
+  digest.update(frame.tokens);
+}
+console.log(digest.digest("hex"));
+client.close();

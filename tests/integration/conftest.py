@@ -1,0 +1,86 @@
+"""Containers on a real engine; skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine import Container, docker, missing
+from tests.integration.stack import SERVER_IMAGE, Offline, Reading, Stack
+
+Note = Callable[[str], None]
+RunServer = Callable[..., Container]
+_FIGURES: list[str] = []
+
+
+@pytest.fixture
+def note() -> Note:
+    """Have a line said at the end of the run: what was measured, and is no test."""
+    return _FIGURES.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _FIGURES:
+        terminalreporter.section("containers")
+        for line in _FIGURES:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def images() -> None:
+    """The images, built as compose builds them."""
+    lacking = missing()
+    if lacking is not None:
+        pytest.skip(f"needs a Docker engine and compose: {lacking}")
+    Stack("build", "docker-compose.yml").build()
+
+
+@pytest.fixture(scope="session")
+def stack(images: None) -> Iterator[Stack]:
+    """The stack as it is, all of it."""
+    made = Stack("plain", "docker-compose.yml")
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture(scope="session")
+def offline(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Offline:
+    """What its trainers have to get."""
+    path = tmp_path_factory.mktemp("offline") / "train.bin"
+    path.write_bytes(stack.read_data("/data/train.bin"))
+    return Offline(path)
+
+
+@pytest.fixture
+def reading(stack: Stack) -> Iterator[Reading]:
+    """A trainer in a container of its own that has got its first batches; ended after the test."""
+    stack.wait_until_healthy()
+    started = stack.reading()
+    try:
+        started.wait_for(20)
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def run_server(images: None) -> Iterator[RunServer]:
+    """Run the server's image as a user would, over a folder, and read-only; removed after the
+    test.
+    """
+    with ExitStack() as opened:
+
+        def start(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> Container:
+            limits = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
+            words = [*limits, f"--volume={folder}:/data:ro", *options, SERVER_IMAGE, *arguments]
+            container = Container(docker("run", "--detach", *words))
+            opened.callback(container.remove)
+            return container
+
+        yield start

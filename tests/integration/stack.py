@@ -1,0 +1,214 @@
+"""deploy/docker-compose.yml, brought up under a name of its own, and trainers beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import ROOT
+from tests.integration.engine import BUILD_SECONDS, Container, compose_command, docker, wait_until
+from tests.integration.reader import BATCH_SIZE, CONTEXT_LENGTH, SEED
+from tests.offline import offline_rows
+
+READER = Path(__file__).with_name("reader.py")
+IMAGES = {
+    "TOKENFEED_SERVER_IMAGE": "tokenfeed-server:test",
+    "TOKENFEED_TRAINER_IMAGE": "tokenfeed-trainer:test",
+}
+SERVER_IMAGE, TRAINER_IMAGE = IMAGES.values()
+TARGETS = ["server-a:50051", "server-b:50051"]
+# 50 batches a second.
+SECONDS_PER_BATCH = 0.02
+# Any free port of this machine.
+PORTS = {"TOKENFEED_PORT_A": "0", "TOKENFEED_PORT_B": "0"}
+
+
+class Stack:
+    """What the compose files describe, as a project of its own."""
+
+    def __init__(self, name: str, *files: str) -> None:
+        self._name = f"tokenfeed-{name}-{os.getpid()}"
+        words = [word for file in files for word in ("--file", str(ROOT / "deploy" / file))]
+        self._up_at = 0.0
+        self._command = [*compose_command(), "--project-name", self._name, *words]
+
+    def compose(self, *words: str, seconds: float = 120) -> bytes:
+        """Run a command of compose's and return what it prints."""
+        answer = subprocess.run(
+            [*self._command, *words], capture_output=True, env=self._environment, timeout=seconds
+        )
+        assert answer.returncode == 0, f"{' '.join(words)}: {answer.stderr.decode()}"
+        return answer.stdout
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return os.environ | IMAGES | PORTS
+
+    def build(self) -> None:
+        self.compose("build", seconds=BUILD_SECONDS)
+
+    def up(self, *services: str) -> None:
+        self._up_at = time.monotonic()
+        self.compose("up", "--detach", *services)
+
+    def up_seconds(self) -> float:
+        """How long ago it was brought up."""
+        return time.monotonic() - self._up_at
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "3")
+
+    def container(self, service: str) -> Container:
+        """The one container of a service, running or not."""
+        label = "label=com.docker.compose"
+        filters = [f"{label}.project={self._name}", f"{label}.service={service}"]
+        filters += [f"{label}.oneoff=False"]
+        words = [word for text in filters for word in ("--filter", text)]
+        return Container(docker("ps", "--all", "--quiet", *words))
+
+    @property
+    def replicas(self) -> list[Container]:
+        return [self.container(name) for name in ("server-a", "server-b")]
+
+    @property
+    def network(self) -> str:
+        return f"{self._name}_default"
+
+    def wait_until_healthy(self) -> None:
+        for replica in self.replicas:
+            wait_until(lambda replica=replica: replica.health() == "healthy", "a healthy replica")  # type: ignore[misc]
+
+    def serving(self) -> Container:
+        """The replica that sends batches just now."""
+        before = [replica.sent_bytes() for replica in self.replicas]
+        time.sleep(1.0)
+        sent = [now.sent_bytes() - then for now, then in zip(self.replicas, before, strict=True)]
+        # Batches are some kilobytes each; answers to questions of health stay within.
+        assert max(sent) > 10 * (min(sent) + 1_000), f"nobody serves, or both do: {sent}"
+        return self.replicas[sent.index(max(sent))]
+
+    def run(
+        self, *command: str, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a trainer of its own."""
+        pairs = (environment or {}).items()
+        variables = [word for name, value in pairs for word in ("-e", f"{name}={value}")]
+        return subprocess.run(
+            [*self._command, "run", "--rm", "-T", "--no-deps", *variables, "trainer", *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            timeout=60,
+        )
+
+    def read_data(self, path: str) -> bytes:
+        """A file of the data volume."""
+        return docker_bytes("exec", self.replicas[0].name, "cat", path)
+
+    def reading(self) -> Reading:
+        """Start a trainer of its own, and wait until it has batches."""
+        name = f"{self._name}-reader-{time.monotonic_ns()}"
+        command = [
+            *self._command, "run", "--rm", "-T", "--no-deps", "--name", name,
+            "--volume", f"{READER}:/reader.py:ro", "trainer",
+            "python", "/reader.py", str(SECONDS_PER_BATCH), *TARGETS,
+        ]  # fmt: skip
+        return Reading(name, command, self._environment)
+
+
+class Arrived(NamedTuple):
+    """A batch: when it was handed out, in seconds, and what it was."""
+
+    at: float
+    step: int
+    digest: str
+
+
+class Reading:
+    """A trainer in a container of its own that takes batches in step with the clock."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        self.container = Container(name)
+        self.arrived: list[Arrived] = []
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            step, digest = line.split()
+            self.arrived.append(Arrived(time.monotonic(), int(step), digest))
+
+    def wait_for(self, more: int, seconds: float = 60) -> None:
+        """Wait until so many more batches are there."""
+        goal = len(self.arrived) + more
+        wait_until(
+            lambda: len(self.arrived) >= goal or self._process.poll() is not None,
+            f"{more} more batches",
+            seconds,
+        )
+        assert len(self.arrived) >= goal, self._said()
+
+    def _said(self) -> str:
+        """What it has said of errors, once it has ended."""
+        assert self._process.stderr is not None
+        return self._process.stderr.read()
+
+    def require_exact(self, offline: Offline) -> None:
+        """Every batch was there, once, in order, and byte for byte what the file holds."""
+        arrived = list(self.arrived)
+        assert [batch.step for batch in arrived] == list(range(len(arrived)))
+        assert [batch.digest for batch in arrived] == offline.digests(len(arrived))
+
+    def batches_since(self, moment: float) -> int:
+        """How many were handed out since then."""
+        return sum(batch.at >= moment for batch in list(self.arrived))
+
+    def longest_gap(self) -> float:
+        """Seconds between two batches, at most."""
+        times = [batch.at for batch in list(self.arrived)]
+        return max(after - before for before, after in pairwise(times))
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        if self._process.poll() is None:
+            self.container.remove()
+        self._process.wait(timeout=60)
+        self._thread.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def docker_bytes(*words: str) -> bytes:
+    """As `docker`, for what is no text."""
+    return subprocess.run(["docker", *words], capture_output=True, timeout=60, check=True).stdout
+
+
+class Offline:
+    """The stream that trainers have to get, computed from the file by tests/reference.py."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def digests(self, num_batches: int) -> list[str]:
+        """SHA-256 of each batch."""
+        samples = range(num_batches * BATCH_SIZE)
+        rows = offline_rows([self._path], "random-1", SEED, CONTEXT_LENGTH, samples).astype("<u2")
+        batches = rows.reshape(num_batches, -1)
+        return [hashlib.sha256(batch.tobytes()).hexdigest() for batch in batches]

@@ -1,0 +1,78 @@
+"""The stack with TLS and a token: certificates made where there are none, and who is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine import wait_until
+from tests.integration.stack import Offline, Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+DESCRIBE = ("python", "-m", "client", "describe", "server-b:50051")
+
+
+@pytest.fixture(scope="module")
+def secured(images: None) -> Iterator[Stack]:
+    made = Stack("tls", "docker-compose.yml", "docker-compose.tls.yml")
+    try:
+        made.up("server-a", "server-b")
+        made.wait_until_healthy()
+        yield made
+    finally:
+        made.down()
+
+
+def test_a_trainer_with_certificate_and_token_gets_the_same_batches(
+    secured: Stack, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.bin"
+    path.write_bytes(secured.read_data("/data/train.bin"))
+    reading = secured.reading()
+    try:
+        reading.wait_for(100)
+        reading.require_exact(Offline(path))
+    finally:
+        reading.close()
+
+
+def test_only_the_right_credentials_are_served(secured: Stack) -> None:
+    """Each of them wrong or missing by itself."""
+    assert "dataset train" in secured.run(*DESCRIBE).stdout
+
+    for wrong, problem in [
+        ({"TOKENFEED_TOKEN_FILE": ""}, "error: authorization: "),
+        ({"TOKENFEED_TOKEN": "wrong"}, "error: authorization: "),
+        ({"TOKENFEED_TOKEN_FILE": "/nowhere"}, "error: token: cannot be read"),
+        ({"TOKENFEED_TLS_CA": ""}, "error: token: would travel to server-b:50051 in plaintext"),
+        ({"TOKENFEED_TLS_CA": "", "TOKENFEED_TOKEN_FILE": ""}, "error: "),
+        ({"TOKENFEED_TLS_CA": "/etc/ssl/certs/ca-certificates.crt"}, "error: "),
+    ]:
+        answer = secured.run(*DESCRIBE, environment=wrong)
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert problem in answer.stderr
+
+
+def test_a_trainer_sees_no_key_and_a_server_no_more_than_it_needs(secured: Stack) -> None:
+    seen = secured.run("ls", "/secrets/server", "/secrets/trainer").stdout
+    assert seen.split() == ["/secrets/server:", "/secrets/trainer:", "ca.crt", "token"]
+
+    server = secured.replicas[0]
+    assert server.execute("ls", "/secrets/server", "/secrets/trainer").split() == [
+        "/secrets/server:", "server.crt", "server.key", "tokens", "/secrets/trainer:",
+    ]  # fmt: skip
+
+
+def test_a_second_up_keeps_certificates_and_token(secured: Stack) -> None:
+    show = ("cat", "/secrets/trainer/token", "/secrets/trainer/ca.crt")
+    before = secured.run(*show).stdout
+    assert "CERTIFICATE" in before
+    secured.up("certificates")
+    certificates = secured.container("certificates")
+    wait_until(lambda: certificates.state()["Status"] == "exited", "the end of the service")
+
+    assert certificates.state()["ExitCode"] == 0
+    assert secured.run(*show).stdout == before
