@@ -259,8 +259,12 @@ def _pem(name: str, path: str, kind: bytes) -> bytes:
 
 def _present(token: Token) -> str:
     if isinstance(token, os.PathLike):
+        words = _read("token", token).split()
+        if len(words) != 1:
+            problem = f"its file holds {len(words)} words, not one"
+            raise InvalidRequest("token", problem)
         # What is no ASCII is found by who asks.
-        return _read("token", token).decode("latin-1").strip()
+        return words[0].decode("latin-1")
     if not callable(token):
         return token
     try:

@@ -7,8 +7,8 @@ FOLDER gets train.bin, flat uint16 tokens, and the tokenizer.json that they were
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -19,12 +19,20 @@ VOCAB_SIZE = 4096
 
 
 def make_corpus(folder: Path) -> tuple[Path, Path]:
-    """Return the paths of tokens and tokenizer; made, unless the tokens are there."""
+    """Return the paths of tokens and tokenizer; made, unless the tokens are there.
+
+    Raises: SystemExit for a folder that holds something else.
+    """
     path, tokenizer_path = folder / "train.bin", folder / "tokenizer.json"
     if path.exists():
         print(f"{path} is there", flush=True)
         return path, tokenizer_path
     folder.mkdir(parents=True, exist_ok=True)
+    begun = Path(f"{path}.partial").exists()
+    ours = {f"{path.name}.partial", f"{tokenizer_path.name}.partial"}
+    others = {found.name for found in folder.iterdir()} - ours
+    if others - ({tokenizer_path.name} if begun else set()):
+        raise SystemExit(f"{folder} has no {path.name}, and is not empty: {min(others)}")
     pages = [topics[name] for name in sorted(topics)]
     tokenizer = train_tokenizer(pages)
     tokens = [token for page in pages for token in tokenizer.encode(page).ids]
@@ -54,4 +62,8 @@ def train_tokenizer(documents: list[str]) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    make_corpus(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    make_corpus(parser.parse_args().folder)

@@ -34,6 +34,8 @@ def main() -> int:
     arguments = parser.parse_args()
 
     path, tokenizer_path = make_corpus(arguments.folder)
+    if not tokenizer_path.exists():
+        raise SystemExit(f"{arguments.folder} has a {path.name} and no {tokenizer_path.name}")
     with serving(path) as address:
         show_rows(address, Tokenizer.from_file(str(tokenizer_path)))
         print(

@@ -11,6 +11,7 @@ import argparse
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -28,12 +29,15 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--context-length", type=int, default=1024)
     parser.add_argument("--steps-per-second", type=float, default=20.0)
-    parser.add_argument("--tokenizer", help="to show text instead of tokens")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="to show text instead of tokens, where there is this file"
+    )
     arguments = parser.parse_args()
     # Ends as by Ctrl-C: the first process of a container is not ended by a signal that it ignores.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    tokenizer = Tokenizer.from_file(arguments.tokenizer) if arguments.tokenizer else None
+    path = arguments.tokenizer
+    tokenizer = Tokenizer.from_file(str(path)) if path and path.exists() else None
     feed = RemoteBatches(arguments.targets, arguments.batch_size, arguments.context_length)
     say_next = 0.0
     try:

@@ -1,7 +1,7 @@
 // A client in another language, from the .proto and docs/protocol.md alone: reads batches, verifies
 // the checksum of every frame, and prints the SHA-256 of all rows as they are served.
 //
-//     npm install
+//     npm ci
 //     node client.js HOST:PORT ORDER SEED BATCH_SIZE CONTEXT_LENGTH NUM_BATCHES
 import { createHash } from "node:crypto";
 import { fileURLToPath } from "node:url";

@@ -115,7 +115,7 @@ def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     example = shutil.copytree(
         ROOT / "examples" / "node", folder / "examples" / "node", ignore=ignored
     )
-    install = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
+    install = ["npm", "ci", "--no-audit", "--no-fund", "--silent"]
     subprocess.run(install, cwd=example, check=True, timeout=100)
     return example / "client.js"
 

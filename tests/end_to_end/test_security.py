@@ -283,6 +283,10 @@ def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
 
     with pytest.raises(InvalidRequest, match="token: cannot be read: No such file"):
         read(server)
+    for words in ("", f"{TOKEN}\n{SECOND_TOKEN}\n"):
+        secret.write_text(words)
+        with pytest.raises(InvalidRequest, match=r"token: its file holds [02] words, not one"):
+            read(server)
     secret.write_text(OTHER_TOKEN + "\n")
     with pytest.raises(NotAllowed):
         read(server)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.integration.engine import Container, docker, missing
@@ -35,38 +36,49 @@ def images() -> None:
     lacking = missing()
     if lacking is not None:
         pytest.skip(f"needs a Docker engine and compose: {lacking}")
-    Stack("build", "docker-compose.yml").build()
+    Stack("build", "docker-compose.yml", "docker-compose.tls.yml").build(
+        "server-a", "trainer", "certificates"
+    )
 
 
 @pytest.fixture(scope="session")
-def stack(images: None) -> Iterator[Stack]:
-    """The stack as it is, all of it."""
-    made = Stack("plain", "docker-compose.yml")
+def replicas(images: None) -> Iterator[Stack]:
+    """The two servers of the stack, and nobody who reads from them."""
+    made = Stack("replicas", "docker-compose.yml")
     try:
-        made.up()
+        made.up("server-a", "server-b")
         yield made
     finally:
         made.down()
 
 
 @pytest.fixture(scope="session")
-def offline(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Offline:
+def offline(replicas: Stack, tmp_path_factory: pytest.TempPathFactory) -> Offline:
     """What its trainers have to get."""
     path = tmp_path_factory.mktemp("offline") / "train.bin"
-    path.write_bytes(stack.read_data("/data/train.bin"))
+    path.write_bytes(replicas.read_data("/data/train.bin"))
     return Offline(path)
 
 
 @pytest.fixture
-def reading(stack: Stack) -> Iterator[Reading]:
+def reading(replicas: Stack) -> Iterator[Reading]:
     """A trainer in a container of its own that has got its first batches; ended after the test."""
-    stack.wait_until_healthy()
-    started = stack.reading()
+    replicas.wait_until_healthy()
+    started = replicas.reading()
     try:
         started.wait_for(20)
         yield started
     finally:
         started.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Readable for everybody, as what is mounted into a container has to be."""
+    for part in (tmp_path, *tmp_path.parents[:2]):
+        part.chmod(0o755)
+    np.arange(1, 20_000).astype("<u2").tofile(tmp_path / "train.bin")
+    return tmp_path
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ def missing() -> str | None:
     """What lacks for these tests; None if nothing does."""
     if shutil.which("docker") is None:
         return "there is no docker"
-    if subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode != 0:
+    try:
+        subprocess.run(["docker", "info"], capture_output=True, timeout=60, check=True)
+    except subprocess.SubprocessError:
         return "no Docker engine answers"
     try:
         compose_command()
@@ -41,6 +43,11 @@ def docker(*words: str, seconds: float = 60) -> str:
     answer = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=seconds)
     assert answer.returncode == 0, f"docker {' '.join(words)}: {answer.stderr}"
     return answer.stdout.strip()
+
+
+def docker_bytes(*words: str) -> bytes:
+    """As `docker`, for what is no text."""
+    return subprocess.run(["docker", *words], capture_output=True, timeout=60, check=True).stdout
 
 
 class Container:
@@ -74,12 +81,10 @@ class Container:
         ).stdout
 
     def sent_bytes(self) -> int:
-        """Bytes that it has sent over its network; 0 where it has none."""
-        for line in self.execute("cat", "/proc/net/dev").splitlines():
-            interface, _, numbers = line.partition(":")
-            if interface.strip() == "eth0":
-                return int(numbers.split()[8])
-        return 0
+        """Bytes that it has sent over its network."""
+        lines = self.execute("cat", "/proc/net/dev").splitlines()[2:]
+        figures = dict(line.strip().split(":") for line in lines)
+        return sum(int(text.split()[8]) for name, text in figures.items() if name != "lo")
 
     def memory(self) -> dict[str, int]:
         """What its cgroup accounts for, in bytes: cached files, and anonymous memory."""

@@ -2,7 +2,8 @@
 
     python reader.py SECONDS_PER_BATCH HOST:PORT [HOST:PORT ...]
 
-prints for each batch its step and the SHA-256 of its rows as uint16, until it is ended.
+prints for each batch its step, the SHA-256 of its rows as uint16, and how often a stream broke and
+was taken up again, until it is ended.
 """
 
 import hashlib
@@ -30,5 +31,6 @@ if __name__ == "__main__":
     ) as feed:
         for step, (x, y) in enumerate(feed):
             rows = torch.cat([x, y[:, -1:]], dim=1).numpy().astype("<u2")
-            print(step, hashlib.sha256(rows.tobytes()).hexdigest(), flush=True)
+            digest = hashlib.sha256(rows.tobytes()).hexdigest()
+            print(step, digest, feed.stats().reconnects, flush=True)
             time.sleep(seconds)

@@ -7,12 +7,20 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import ROOT
-from tests.integration.engine import BUILD_SECONDS, Container, compose_command, docker, wait_until
+from tests.integration.engine import (
+    BUILD_SECONDS,
+    Container,
+    compose_command,
+    docker,
+    docker_bytes,
+    wait_until,
+)
 from tests.integration.reader import BATCH_SIZE, CONTEXT_LENGTH, SEED
 from tests.offline import offline_rows
 
@@ -20,8 +28,9 @@ READER = Path(__file__).with_name("reader.py")
 IMAGES = {
     "TOKENFEED_SERVER_IMAGE": "tokenfeed-server:test",
     "TOKENFEED_TRAINER_IMAGE": "tokenfeed-trainer:test",
+    "TOKENFEED_CERTIFICATES_IMAGE": "tokenfeed-certificates:test",
 }
-SERVER_IMAGE, TRAINER_IMAGE = IMAGES.values()
+SERVER_IMAGE, TRAINER_IMAGE = list(IMAGES.values())[:2]
 TARGETS = ["server-a:50051", "server-b:50051"]
 # 50 batches a second.
 SECONDS_PER_BATCH = 0.02
@@ -32,7 +41,11 @@ PORTS = {"TOKENFEED_PORT_A": "0", "TOKENFEED_PORT_B": "0"}
 class Stack:
     """What the compose files describe, as a project of its own."""
 
-    def __init__(self, name: str, *files: str) -> None:
+    def __init__(self, name: str, *files: str, data: Path | None = None) -> None:
+        """name: of the project, this process' id apart.  files: of deploy/.  data: a folder to
+        serve instead of the volume.
+        """
+        self._data = {} if data is None else {"TOKENFEED_DATA": str(data)}
         self._name = f"tokenfeed-{name}-{os.getpid()}"
         words = [word for file in files for word in ("--file", str(ROOT / "deploy" / file))]
         self._up_at = 0.0
@@ -48,10 +61,10 @@ class Stack:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return os.environ | IMAGES | PORTS
+        return os.environ | IMAGES | PORTS | self._data
 
-    def build(self) -> None:
-        self.compose("build", seconds=BUILD_SECONDS)
+    def build(self, *services: str) -> None:
+        self.compose("build", *services, seconds=BUILD_SECONDS)
 
     def up(self, *services: str) -> None:
         self._up_at = time.monotonic()
@@ -89,18 +102,18 @@ class Stack:
         before = [replica.sent_bytes() for replica in self.replicas]
         time.sleep(1.0)
         sent = [now.sent_bytes() - then for now, then in zip(self.replicas, before, strict=True)]
-        # Batches are some kilobytes each; answers to questions of health stay within.
+        # Nobody else reads from them, and a batch is some kilobytes.
         assert max(sent) > 10 * (min(sent) + 1_000), f"nobody serves, or both do: {sent}"
         return self.replicas[sent.index(max(sent))]
 
     def run(
-        self, *command: str, environment: dict[str, str] | None = None
+        self, *command: str, environment: dict[str, str] | None = None, options: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a trainer of its own."""
         pairs = (environment or {}).items()
-        variables = [word for name, value in pairs for word in ("-e", f"{name}={value}")]
+        words = [*options, *(word for pair in pairs for word in ("-e", "=".join(pair)))]
         return subprocess.run(
-            [*self._command, "run", "--rm", "-T", "--no-deps", *variables, "trainer", *command],
+            [*self._command, "run", "--rm", "-T", "--no-deps", *words, "trainer", *command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -124,11 +137,14 @@ class Stack:
 
 
 class Arrived(NamedTuple):
-    """A batch: when it was handed out, in seconds, and what it was."""
+    """A batch: when it was handed out, in seconds, what it was, and how often the stream had been
+    taken up again by then.
+    """
 
     at: float
     step: int
     digest: str
+    reconnects: int
 
 
 class Reading:
@@ -151,8 +167,8 @@ class Reading:
     def _collect(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            step, digest = line.split()
-            self.arrived.append(Arrived(time.monotonic(), int(step), digest))
+            step, digest, reconnects = line.split()
+            self.arrived.append(Arrived(time.monotonic(), int(step), digest, int(reconnects)))
 
     def wait_for(self, more: int, seconds: float = 60) -> None:
         """Wait until so many more batches are there."""
@@ -175,6 +191,10 @@ class Reading:
         assert [batch.step for batch in arrived] == list(range(len(arrived)))
         assert [batch.digest for batch in arrived] == offline.digests(len(arrived))
 
+    def reconnects(self) -> int:
+        """How often its stream broke and was taken up again, so far."""
+        return self.arrived[-1].reconnects
+
     def batches_since(self, moment: float) -> int:
         """How many were handed out since then."""
         return sum(batch.at >= moment for batch in list(self.arrived))
@@ -193,11 +213,6 @@ class Reading:
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
-
-
-def docker_bytes(*words: str) -> bytes:
-    """As `docker`, for what is no text."""
-    return subprocess.run(["docker", *words], capture_output=True, timeout=60, check=True).stdout
 
 
 class Offline:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.integration.conftest import Note, RunServer
-from tests.integration.engine import Container, docker, wait_until
+from tests.integration.engine import BUILD_SECONDS, Container, docker, wait_until
 from tests.integration.stack import SERVER_IMAGE, TRAINER_IMAGE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
 
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 MIB = 1 << 20
-OFTEN = ("--health-interval=0.5s", "--health-timeout=1s")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Readable for everybody, as what is mounted into a container has to be."""
-    for part in (tmp_path, *tmp_path.parents[:2]):
-        part.chmod(0o755)
-    np.arange(1, 20_000).astype("<u2").tofile(tmp_path / "train.bin")
-    return tmp_path
+OFTEN = ("--health-interval=0.5s", "--health-retries=1")
 
 
 def wait_until_listening(container: Container) -> None:
@@ -54,9 +49,26 @@ def test_the_image_is_small_and_carries_neither_torch_nor_the_client(
     assert sizes[1] - sizes[0] < 100
 
 
+def test_buildkit_builds_it_too(images: None) -> None:
+    """Compose here builds by whichever builder the engine's client has; the other may be theirs."""
+    answer = subprocess.run(
+        ["docker", "build", "--quiet", "--file", DOCKERFILE, "--target", "server", ROOT],
+        env=os.environ | {"DOCKER_BUILDKIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+    )
+    if "buildx" in answer.stderr:
+        pytest.skip("needs a docker that has BuildKit")
+
+    assert answer.returncode == 0, answer.stderr
+    image = answer.stdout.strip()
+    assert docker("run", "--rm", image, "--version").startswith("tokenfeed ")
+    docker("rmi", image)
+
+
 def _base() -> str:
-    dockerfile = Path(__file__).parents[2] / "deploy" / "Dockerfile"
-    found = re.search(r"^ARG BASE=(\S+)$", dockerfile.read_text(), re.MULTILINE)
+    found = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     assert found is not None
     return found[1]
 
@@ -64,7 +76,7 @@ def _base() -> str:
 def test_one_process_runs_as_nobody_and_can_write_nowhere(
     run_server: RunServer, folder: Path
 ) -> None:
-    server = run_server(folder, "--data", "/data/train.bin")
+    server = run_server(folder, "--data", "/data/train.bin", options=("--no-healthcheck",))
     wait_until_listening(server)
 
     titles, *processes = docker("top", server.name, "-eo", "pid,uid,args").splitlines()
@@ -126,8 +138,9 @@ def test_health_is_what_the_server_says(run_server: RunServer, folder: Path) -> 
 
     os.truncate(folder / "train.bin", 100)
     wait_until(lambda: server.health() == "unhealthy", "a file cut short")
-    assert server.state()["Health"]["Log"][-1]["Output"].strip() == "NOT_SERVING"
-    assert server.state()["Status"] == "running"
+    state = server.state()
+    assert "NOT_SERVING" in [look["Output"].strip() for look in state["Health"]["Log"]]
+    assert state["Status"] == "running"
 
 
 def test_eight_trainers_and_two_replicas_share_one_page_cache(
@@ -145,28 +158,25 @@ def test_eight_trainers_and_two_replicas_share_one_page_cache(
     for _ in range(2):
         servers.append(run_server(folder, "--data", "/data/train.bin"))
         wait_until(lambda: "reason=complete" in servers[-1].log(), "the end of the warm-up")
-    figures = [[server.memory() for server in servers]]
+    figures = {0: [server.memory() for server in servers]}
     for count in (1, 8):
-        trainers = [_trainer(servers[index % 2 :] + servers[: index % 2]) for index in range(count)]
-        try:
+        with ExitStack() as opened:
+            trainers = []
+            for index in range(count):
+                trainers.append(_trainer(servers[index % 2 :] + servers[: index % 2]))
+                opened.callback(trainers[-1].remove)
             for trainer in trainers:
                 wait_until(lambda t=trainer: _steps(t) > 100, "batches")  # type: ignore[misc]
-            figures.append([member.memory() for member in (*servers, *trainers)])
-        finally:
-            for trainer in trainers:
-                trainer.remove()
+            figures[count] = [member.memory() for member in (*servers, *trainers)]
     assert all(server.sent_bytes() > 100_000 for server in servers), "one of them served nobody"
 
-    for count, members in zip((0, 1, 8), figures, strict=True):
+    for count, members in figures.items():
         note(f"two replicas and {count} trainers: {_table(members)}")
-    for members in figures:
         files = [member["files"] for member in members]
-        assert corpus_bytes <= files[0] < corpus_bytes + 32 * MIB
+        assert 0.95 * corpus_bytes < files[0] < corpus_bytes + 32 * MIB
         assert sum(files[:2]) < corpus_bytes + 48 * MIB
-    for trainer_memory in figures[2][2:]:
-        assert trainer_memory["files"] < corpus_bytes / 2
-    grown = figures[2][0]["anonymous"] - figures[1][0]["anonymous"]
-    assert grown < 64 * MIB
+    for few, many in zip(figures[1][:2], figures[8][:2], strict=True):
+        assert many["anonymous"] - few["anonymous"] < 64 * MIB
 
 
 def _trainer(servers: list[Container]) -> Container:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,66 +15,89 @@ from tests.integration.conftest import Note
 from tests.integration.engine import Container, docker, wait_until
 from tests.integration.stack import Offline, Reading, Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _built(images: None) -> None:
-    """Building has no share in the time of the first test."""
+STEP = re.compile(r"step (\d+): ([\d,]+) tokens, waited [\d.]+ s, reconnected \d+ times; (.+)")
 
 
 def gap(reading: Reading) -> str:
-    return f"longest gap {reading.longest_gap():.2f} s"
+    return f"longest gap {reading.longest_gap():.2f} s, {reading.reconnects()} reconnects"
 
 
-def test_the_stack_makes_a_corpus_and_its_trainer_gets_batches(stack: Stack, note: Note) -> None:
-    """What somebody sees who knows nothing yet."""
-    trainer = stack.container("trainer")
-    wait_until(lambda: "step 0:" in trainer.log(), "a batch in the trainer's log")
-    note(f"the first batch came {stack.up_seconds():.1f} s after up")
-    wait_until(lambda: "step 20:" in trainer.log(), "batches in the trainer's log")
-
-    log = trainer.log()
-    assert re.search(r"step 20: 688,128 tokens, waited \d\.\d\d s, reconnected 0 times; ['\"]", log)
-    assert "made /data/train.bin" in stack.container("corpus").log()
-    assert [replica.health() for replica in stack.replicas] == ["healthy"] * 2
-    docker("stop", trainer.name)
-    assert trainer.state()["ExitCode"] == 0
-    assert re.search(r"took \d+ batches$", trainer.log())
+def steps(container: Container) -> list[tuple[int, int, str]]:
+    """What a trainer has said: step, tokens so far, and what it has got."""
+    found = [match.groups() for match in STEP.finditer(container.log())]
+    return [(int(step), int(tokens.replace(",", "")), seen) for step, tokens, seen in found]
 
 
-def test_a_second_up_keeps_the_corpus(stack: Stack) -> None:
-    before = stack.read_data("/data/train.bin")
-    stack.up("corpus")
-    corpus = stack.container("corpus")
-    wait_until(lambda: corpus.state()["Status"] == "exited", "the end of the one-shot service")
+def test_the_stack_makes_a_corpus_and_its_trainer_gets_batches(images: None, note: Note) -> None:
+    """What somebody sees who knows nothing yet; and a second time, when there is a corpus."""
+    made = Stack("plain", "docker-compose.yml")
+    try:
+        made.up()
+        trainer, corpus = made.container("trainer"), made.container("corpus")
+        wait_until(lambda: len(steps(trainer)) > 0, "a batch in the trainer's log")
+        note(f"the first batch came {made.up_seconds():.1f} s after up")
+        wait_until(lambda: len(steps(trainer)) > 2, "more of them")
 
-    assert "/data/train.bin is there" in corpus.log()
-    assert stack.read_data("/data/train.bin") == before
+        assert "made /data/train.bin" in corpus.log()
+        assert [replica.health() for replica in made.replicas] == ["healthy"] * 2
+        for step, tokens, seen in steps(trainer):
+            assert tokens == (step + 1) * 32 * 1024
+            assert seen[0] in "'\""
+        docker("stop", trainer.name)
+        assert trainer.state()["ExitCode"] == 0
+        assert re.search(r"took [\d,]+ batches$", trainer.log())
+
+        before = made.read_data("/data/train.bin")
+        made.up("corpus")
+        wait_until(lambda: corpus.state()["Status"] == "exited", "the end of the one-shot service")
+        assert "/data/train.bin is there" in corpus.log()
+        assert made.read_data("/data/train.bin") == before
+    finally:
+        made.down()
+
+
+def test_the_stack_serves_a_folder_of_its_user(images: None, folder: Path) -> None:
+    """With tokens alone in it, and nothing is written to it."""
+    made = Stack("folder", "docker-compose.yml", data=folder)
+    try:
+        made.up()
+        trainer = made.container("trainer")
+        wait_until(lambda: len(steps(trainer)) > 1, "batches in the trainer's log")
+        assert re.match(r"\[\d+, \d+, ", steps(trainer)[0][2])
+    finally:
+        made.down()
+
+    assert [path.name for path in folder.iterdir()] == ["train.bin"]
 
 
 def test_a_replica_that_is_killed_costs_no_batch(
-    stack: Stack, offline: Offline, reading: Reading, note: Note
+    replicas: Stack, offline: Offline, reading: Reading, note: Note
 ) -> None:
-    serving = stack.serving()
+    serving, before = replicas.serving(), reading.reconnects()
     began = time.monotonic()
     docker("kill", "--signal", "KILL", serving.name)
 
-    state = serving.state()
-    assert (state["Status"], state["ExitCode"]) == ("exited", 137)
-    reading.wait_for(100)
-    during = reading.batches_since(began)
-    docker("start", serving.name)
+    try:
+        state = serving.state()
+        assert (state["Status"], state["ExitCode"]) == ("exited", 137)
+        reading.wait_for(100)
+        during = reading.batches_since(began)
+    finally:
+        docker("start", serving.name)
     reading.wait_for(50)
     reading.require_exact(offline)
+    assert reading.reconnects() > before
     note(f"killed: exited, 137; {during} batches without it, {gap(reading)}")
 
 
 def test_a_replica_that_is_paused_costs_no_batch(
-    stack: Stack, offline: Offline, reading: Reading, note: Note
+    replicas: Stack, offline: Offline, reading: Reading, note: Note
 ) -> None:
     """Its connections stay open, and nothing comes."""
-    serving = stack.serving()
+    serving, before = replicas.serving(), reading.reconnects()
     began = time.monotonic()
     docker("pause", serving.name)
 
@@ -86,6 +110,7 @@ def test_a_replica_that_is_paused_costs_no_batch(
         docker("unpause", serving.name)
     reading.wait_for(50)
     reading.require_exact(offline)
+    assert reading.reconnects() > before
     note(f"paused: {during} batches without it, {gap(reading)}")
 
 
@@ -105,7 +130,8 @@ class Packets:
     def sent_and_received(self) -> tuple[int, int]:
         """Packets."""
         listed = [
-            self._run("--list", chain, "--verbose", "--exact") for chain in ("OUTPUT", "INPUT")
+            self._run("--list", chain, "--numeric", "--verbose", "--exact")
+            for chain in ("OUTPUT", "INPUT")
         ]
         sent, received = (int(text.splitlines()[-1].split()[0]) for text in listed)
         return sent, received
@@ -116,16 +142,16 @@ class Packets:
     reason="needs root, nsenter and iptables to count packets in a container's network",
 )
 def test_a_replica_that_loses_its_network_costs_no_batch(
-    stack: Stack, offline: Offline, reading: Reading, note: Note
+    replicas: Stack, offline: Offline, reading: Reading, note: Note
 ) -> None:
     """What is sent to it gets no answer, not even a refusal."""
-    serving = stack.serving()
-    attached = serving.inspect()["NetworkSettings"]["Networks"][stack.network]
+    serving, before = replicas.serving(), reading.reconnects()
+    attached = serving.inspect()["NetworkSettings"]["Networks"][replicas.network]
     packets = Packets(reading.container, attached["IPAddress"])
     reading.wait_for(10)
-    assert packets.sent_and_received() > (0, 0)
+    assert min(packets.sent_and_received()) > 0
     began = time.monotonic()
-    docker("network", "disconnect", stack.network, serving.name)
+    docker("network", "disconnect", replicas.network, serving.name)
 
     try:
         assert serving.inspect()["NetworkSettings"]["Networks"] == {}
@@ -140,9 +166,10 @@ def test_a_replica_that_loses_its_network_costs_no_batch(
         assert answered == 0
     finally:
         aliases = [word for alias in attached["Aliases"] for word in ("--alias", alias)]
-        docker("network", "connect", *aliases, stack.network, serving.name)
+        docker("network", "connect", *aliases, replicas.network, serving.name)
     reading.wait_for(50)
     reading.require_exact(offline)
+    assert reading.reconnects() > before
     note(
         f"disconnected: {sent_in_vain} packets to it, {answered} from it, "
         f"{during} batches without it, {gap(reading)}"
@@ -150,11 +177,11 @@ def test_a_replica_that_loses_its_network_costs_no_batch(
 
 
 def test_replicas_that_are_restarted_in_turn_cost_no_batch(
-    stack: Stack, offline: Offline, reading: Reading, note: Note
+    replicas: Stack, offline: Offline, reading: Reading, note: Note
 ) -> None:
     """As an upgrade does it."""
-    during = []
-    for replica in stack.replicas:
+    during, reconnects = [], reading.reconnects()
+    for replica in replicas.replicas:
         before, began = replica.state()["StartedAt"], time.monotonic()
         docker("restart", replica.name)
         wait_until(lambda replica=replica: replica.health() == "healthy", "health")  # type: ignore[misc]
@@ -164,4 +191,5 @@ def test_replicas_that_are_restarted_in_turn_cost_no_batch(
     reading.wait_for(50)
     reading.require_exact(offline)
     assert all(during)
+    assert reading.reconnects() > reconnects
     note(f"restarted in turn: {during} batches meanwhile, {gap(reading)}")
