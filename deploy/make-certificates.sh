@@ -1,24 +1,34 @@
 #!/bin/sh
-# Makes an authority, a certificate of both servers and a token, where there are none that still
-# hold: for trying TLS out. The authority's key is thrown away, so that it signs nothing else.
+# Makes an authority, a certificate of both servers and a token, unless there are some that fit and
+# still hold: for trying TLS out. The authority's key is thrown away, so that it signs nothing else.
 set -eu
 umask 077
 server=/secrets/server trainer=/secrets/trainer
+cd /dev/shm
 
-if [ -s "$trainer/token" ] && openssl x509 -checkend 86400 -noout -in "$server/server.crt"; then
-    exit 0
-fi
-rm -f "$trainer/token"
-work=$(mktemp -d -p /dev/shm)
-trap 'rm -r "$work"' EXIT
+fit() {
+    [ -s $trainer/token ] && grep -qxF "$(cat $trainer/token)" $server/tokens \
+        && openssl verify -CAfile $trainer/ca.crt $server/server.crt \
+        && openssl x509 -checkend 86400 -noout -in $server/server.crt \
+        && openssl x509 -pubkey -noout -in $server/server.crt > of-certificate \
+        && openssl pkey -pubout -in $server/server.key | cmp - of-certificate
+}
+! fit > /dev/null 2>&1 || exit 0
 
 new="openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
-$new -x509 -days 365 -subj "/CN=tokenfeed authority" -keyout "$work/ca.key" -out "$trainer/ca.crt"
-$new -subj "/CN=tokenfeed" -keyout "$server/server.key" -out "$work/server.csr"
-echo "subjectAltName = DNS:server-a, DNS:server-b, DNS:localhost, IP:127.0.0.1" > "$work/names"
-openssl x509 -req -in "$work/server.csr" -days 365 -extfile "$work/names" \
-    -CA "$trainer/ca.crt" -CAkey "$work/ca.key" -CAserial "$work/serial" -CAcreateserial \
-    -out "$server/server.crt"
-openssl rand -hex 32 | tee "$server/tokens" > "$work/token"
-# Last: with it, all of them are there.
-cp "$work/token" "$trainer/token"
+$new -x509 -days 365 -subj "/CN=tokenfeed authority" -keyout ca.key -out ca.crt
+$new -subj "/CN=tokenfeed" -keyout server.key -out server.csr
+echo "subjectAltName = DNS:server-a, DNS:server-b, DNS:localhost, IP:127.0.0.1" > names
+openssl x509 -req -in server.csr -days 365 -extfile names -CA ca.crt -CAkey ca.key -CAcreateserial \
+    -out server.crt
+openssl rand -hex 32 > token
+# Running servers know the new token before a trainer has it, and the last one for a while.
+{ cat token; head -n 1 $server/tokens 2> /dev/null || true; } > tokens
+
+place() { # whole or not at all
+    cp "$1" "$2/.$1" && mv "$2/.$1" "$2/$1"
+}
+for name in server.key server.crt tokens; do place $name $server; done
+place ca.crt $trainer
+sleep 2
+place token $trainer

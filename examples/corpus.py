@@ -18,10 +18,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 VOCAB_SIZE = 4096
 
 
+class NotEmptyError(Exception):
+    """A folder that is somebody else's."""
+
+
 def make_corpus(folder: Path) -> tuple[Path, Path]:
     """Return the paths of tokens and tokenizer; made, unless the tokens are there.
 
-    Raises: SystemExit for a folder that holds something else.
+    Raises: NotEmptyError for a folder that holds something else.  OSError.
     """
     path, tokenizer_path = folder / "train.bin", folder / "tokenizer.json"
     if path.exists():
@@ -32,15 +36,17 @@ def make_corpus(folder: Path) -> tuple[Path, Path]:
     ours = {f"{path.name}.partial", f"{tokenizer_path.name}.partial"}
     others = {found.name for found in folder.iterdir()} - ours
     if others - ({tokenizer_path.name} if begun else set()):
-        raise SystemExit(f"{folder} has no {path.name}, and is not empty: {min(others)}")
+        raise NotEmptyError(f"{folder} has no {path.name}, and is not empty: {min(others)}")
+    partial = Path(f"{path}.partial")
+    partial.touch()
     pages = [topics[name] for name in sorted(topics)]
     tokenizer = train_tokenizer(pages)
     tokens = [token for page in pages for token in tokenizer.encode(page).ids]
     # Under their names only once they are whole, the tokens last: the next run goes by them.
-    np.array(tokens, dtype=np.uint16).tofile(f"{path}.partial")
+    np.array(tokens, dtype=np.uint16).tofile(partial)
     tokenizer.save(f"{tokenizer_path}.partial")
     os.replace(f"{tokenizer_path}.partial", tokenizer_path)
-    os.replace(f"{path}.partial", path)
+    os.replace(partial, path)
     print(
         f"made {path}: {len(tokens):,} tokens from {len(pages)} pages of Python's documentation",
         flush=True,
@@ -66,4 +72,15 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    make_corpus(parser.parse_args().folder)
+    parser.add_argument(
+        "--if-empty", action="store_true", help="leave a folder with something else as it is"
+    )
+    arguments = parser.parse_args()
+    try:
+        make_corpus(arguments.folder)
+    except NotEmptyError as error:
+        if not arguments.if_empty:
+            raise SystemExit(str(error)) from None
+        print(f"{error}; nothing is made", flush=True)
+    except OSError as error:
+        raise SystemExit(f"{error.filename} cannot be written: {error.strerror}") from None

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from corpus import make_corpus
+from corpus import NotEmptyError, make_corpus
 from serving import serving
 from tokenizers import Tokenizer
 
@@ -33,7 +33,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to iterate")
     arguments = parser.parse_args()
 
-    path, tokenizer_path = make_corpus(arguments.folder)
+    try:
+        path, tokenizer_path = make_corpus(arguments.folder)
+    except NotEmptyError as error:
+        raise SystemExit(str(error)) from None
     if not tokenizer_path.exists():
         raise SystemExit(f"{arguments.folder} has a {path.name} and no {tokenizer_path.name}")
     with serving(path) as address:

@@ -16,18 +16,20 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from client import RemoteBatches
+from tokenfeed.errors import TokenfeedError
 
 TOKENS_SHOWN = 12
 
 
 def main() -> int:
-    """Iterate until it is told to stop.  Returns: 0."""
+    """Iterate until it is told to stop.  Returns: 0, or 1 after an error."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--context-length", type=int, default=1024)
+    parser.add_argument("--dataset", help="where they serve several")
     parser.add_argument("--steps-per-second", type=float, default=20.0)
     parser.add_argument(
         "--tokenizer", type=Path, help="to show text instead of tokens, where there is this file"
@@ -38,7 +40,12 @@ def main() -> int:
 
     path = arguments.tokenizer
     tokenizer = Tokenizer.from_file(str(path)) if path and path.exists() else None
-    feed = RemoteBatches(arguments.targets, arguments.batch_size, arguments.context_length)
+    feed = RemoteBatches(
+        arguments.targets,
+        arguments.batch_size,
+        arguments.context_length,
+        dataset=arguments.dataset,
+    )
     say_next = 0.0
     try:
         for step, (x, _) in enumerate(feed):
@@ -52,6 +59,9 @@ def main() -> int:
                 )
                 say_next = time.monotonic() + 1
             time.sleep(1 / arguments.steps_per_second)
+    except TokenfeedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         feed.close()
     print(f"took {feed.stats().batches:,} batches", flush=True)

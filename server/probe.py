@@ -7,8 +7,12 @@ speaks plaintext: a server with TLS is asked over its Unix socket.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+
+# Read once, when gRPC is imported: what it has to say of odd targets is said in one line here.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -23,19 +27,41 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: python -m server.probe unix:/run/tokenfeed.sock",
     )
     parser.add_argument(
-        "target", metavar="TARGET", help="HOST:PORT without TLS, or unix:PATH, which needs none"
+        "target",
+        type=_text,
+        metavar="TARGET",
+        help="HOST:PORT without TLS, or unix:PATH, which needs none",
     )
     parser.add_argument(
-        "--dataset", default="", help="ask for one of its datasets (default: for all of it)"
+        "--dataset",
+        type=_text,
+        default="",
+        help="ask for one of its datasets (default: for all of it)",
     )
     parser.add_argument(
         "--timeout-seconds",
-        type=float,
+        type=_seconds,
         default=2.0,
         metavar="S",
         help="what answers later is not well (default: %(default)s)",
     )
     return parser
+
+
+def _text(word: str) -> str:
+    """Return a word that can travel, and names no port that gRPC would take for another."""
+    port = word.rpartition(":")[2]
+    if not word.isprintable() or (port.isdecimal() and int(port) > 65535):
+        raise argparse.ArgumentTypeError(f"{word!r} cannot be asked")
+    return word
+
+
+def _seconds(word: str) -> float:
+    """Return a number of seconds that can be waited for."""
+    seconds = float(word)
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{word} is not in (0, 3600]")
+    return seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -83,3 +83,19 @@ def test_a_second_up_keeps_certificates_and_token(secured: Stack) -> None:
 
     assert certificates.state()["ExitCode"] == 0
     assert secured.run(*show).stdout == before
+
+
+def test_secrets_that_do_not_fit_are_made_anew_under_running_servers(secured: Stack) -> None:
+    """The token that was valid is for a while: a trainer may still have it."""
+    show = ("cat", "/secrets/trainer/token")
+    before = secured.run(*show).stdout
+    damage = ("run", "--rm", "-T", "--entrypoint", "sh", "certificates", "-c")
+    secured.compose(*damage, ": > /secrets/server/server.key")
+    secured.compose("run", "--rm", "-T", "certificates")
+
+    assert secured.run(*show).stdout not in (before, "")
+    assert "dataset train" in secured.run(*DESCRIBE).stdout
+    assert (
+        "dataset train"
+        in secured.run(*DESCRIBE, environment={"TOKENFEED_TOKEN": before.strip()}).stdout
+    )

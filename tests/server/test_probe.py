@@ -62,3 +62,29 @@ def test_nobody_there_and_nobody_who_answers_are_ill(
     assert "DEADLINE_EXCEEDED" in capsys.readouterr().out
     server.process.send_signal(signal.SIGCONT)
     assert main([server.address]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["localhost:99999"], ["a\nb:1"], ["localhost:1", "--timeout-seconds", "inf"],
+        ["localhost:1", "--timeout-seconds", "0"], ["localhost:1", "--timeout-seconds", "nan"],
+        ["localhost:1", "--dataset", "\udcff"], [],
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_a_wrong_command_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """gRPC would ask port 34463 for 99999, where somebody else may be well."""
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+
+    assert caught.value.code == 2
+    assert "usage: python -m server.probe" in capsys.readouterr().err
+
+
+def test_a_target_that_is_none_is_said_in_one_line() -> None:
+    for target in ("", "unix:/" + "a" * 200):
+        code, said = probe(target)
+        assert code == 1
+        assert said.count("\n") == 0
