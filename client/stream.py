@@ -111,8 +111,15 @@ class FrameStream:
     def start(self) -> None:
         """Begin to receive."""
         keep_freed_memory()
-        self._thread.start()
-        self._watch.start()
+        try:
+            self._thread.start()
+            self._watch.start()
+        except RuntimeError as error:
+            # Interrupted while it waits for a thread to have begun, Python may find that its own
+            # lock is not held: seen once, with CPython 3.11.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
 
     def ready(self, row_count: int) -> bool:
         """Say whether `peek` would return at once with so many rows."""

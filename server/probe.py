@@ -11,8 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Read once, when gRPC is imported: what it has to say of odd targets is said in one line here.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+if __name__ == "__main__":
+    # Read once, when gRPC is imported: what it says of odd targets is said in one line here.
+    os.environ["GRPC_VERBOSITY"] = "NONE"
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse

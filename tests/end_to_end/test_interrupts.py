@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
+import torch
 
+from client import RemoteBatches
 from tests.conftest import ROOT, Serve, WriteTokens
 
 INTERRUPTED = """
@@ -95,6 +98,28 @@ def address(serve: Serve, write_tokens: WriteTokens) -> str:
 def test_one_ctrl_c_anywhere_in_a_loop_ends_it_and_the_next_loop_goes_on(address: str) -> None:
     """A notebook cell that is interrupted and run again."""
     assert run(INTERRUPTED, address) == "interrupts 150\n"
+
+
+def test_a_lock_of_python_s_own_that_an_interrupt_left_behind_is_an_interrupt(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted while it waits for a thread to have begun, Thread.start raises RuntimeError."""
+    started = threading.Thread.start
+
+    def start_and_be_interrupted(thread: threading.Thread) -> None:
+        started(thread)
+        if thread.name == "tokenfeed-watch":
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                raise RuntimeError("release unlocked lock")  # noqa: B904 - as threading does
+
+    with RemoteBatches(address, 4, 256) as feed, RemoteBatches(address, 4, 256) as plain:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start_and_be_interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(feed)
+        assert torch.equal(next(feed)[0], next(plain)[0])
 
 
 @pytest.mark.slow
