@@ -32,20 +32,21 @@ def make_corpus(folder: Path) -> tuple[Path, Path]:
         print(f"{path} is there", flush=True)
         return path, tokenizer_path
     folder.mkdir(parents=True, exist_ok=True)
-    begun = Path(f"{path}.partial").exists()
-    ours = {f"{path.name}.partial", f"{tokenizer_path.name}.partial"}
-    others = {found.name for found in folder.iterdir()} - ours
-    if others - ({tokenizer_path.name} if begun else set()):
-        raise NotEmptyError(f"{folder} has no {path.name}, and is not empty: {min(others)}")
-    partial = Path(f"{path}.partial")
+    partial, tokenizer_partial = folder / "train.bin.partial", folder / "tokenizer.json.partial"
+    ours = {partial, tokenizer_partial}
+    if partial.exists():
+        # A run that ended between its last two steps.
+        ours.add(tokenizer_path)
+    if others := set(folder.iterdir()) - ours:
+        raise NotEmptyError(f"{folder} has no {path.name}, and is not empty: {min(others).name}")
     partial.touch()
     pages = [topics[name] for name in sorted(topics)]
     tokenizer = train_tokenizer(pages)
     tokens = [token for page in pages for token in tokenizer.encode(page).ids]
     # Under their names only once they are whole, the tokens last: the next run goes by them.
     np.array(tokens, dtype=np.uint16).tofile(partial)
-    tokenizer.save(f"{tokenizer_path}.partial")
-    os.replace(f"{tokenizer_path}.partial", tokenizer_path)
+    tokenizer.save(str(tokenizer_partial))
+    os.replace(tokenizer_partial, tokenizer_path)
     os.replace(partial, path)
     print(
         f"made {path}: {len(tokens):,} tokens from {len(pages)} pages of Python's documentation",

@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "target",
-        type=_text,
+        type=_target,
         metavar="TARGET",
         help="HOST:PORT without TLS, or unix:PATH, which needs none",
     )
@@ -50,11 +50,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _text(word: str) -> str:
-    """Return a word that can travel, and names no port that gRPC would take for another."""
-    port = word.rpartition(":")[2]
-    if not word.isprintable() or (port.isdecimal() and int(port) > 65535):
+    """Return a word that can travel."""
+    if not word.isprintable():
         raise argparse.ArgumentTypeError(f"{word!r} cannot be asked")
     return word
+
+
+def _target(word: str) -> str:
+    """Return a target that names no port that gRPC would take for another."""
+    port = word.rpartition(":")[2]
+    if port.isdecimal() and int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{word!r} cannot be asked")
+    return _text(word)
 
 
 def _seconds(word: str) -> float:
