@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.report import print_table
 from server.corpus import Corpus
+from server.formats import Asked
 from tokenfeed.plan import Windows
 
 TOKENS = 200_000_000
@@ -56,7 +57,7 @@ def gathers(path: Path) -> dict[str, Gather]:
     tokens = np.memmap(path, np.uint16, "r")
     tokens.sum()
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
-    corpus = Corpus("train", [str(path)], np.dtype("<u2"))
+    corpus = Corpus("train", [str(path)], Asked())
     shard = np.zeros(ROWS, dtype=np.int64)
     descriptor = os.open(path, os.O_RDONLY)
     block = np.empty((ROWS, ROW_TOKENS), dtype=np.uint16)

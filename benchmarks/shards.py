@@ -1,13 +1,16 @@
-"""Are 1,000 shards as fast as one file? One stream of 32 x 2048 from each, warm, in turn.
+"""Does it matter how the files lie? One stream of 32 x 2048 from each way, warm, in turn.
 
-The same tokens, whole or cut into files of equal size, from two servers that run side by side and
-are asked one after the other. Run: python -m benchmarks.shards [--shards 1000] [--rounds 15]
+The same tokens as one raw file, as 1,000 of them, as ten shards of llm.c, as 1,000 pairs of
+Megatron and as one file of int32 that is narrowed, from servers that run side by side and are asked
+one after the other. Run: python -m benchmarks.shards [--shards 1000] [--rounds 15]
 """
 
 from __future__ import annotations
 
 import argparse
+import struct
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from benchmarks.serving import (
 )
 
 CORPUS_BYTES = 1 << 30
+LLMC_SHARDS = 10
 SECONDS = 1.5
 SETTLE_SECONDS = 0.3
 
@@ -33,40 +37,65 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     rates: dict[str, list[float]] = {}
-    with folder_on_disk() as folder:
+    with folder_on_disk() as folder, ExitStack() as servers_open:
         whole = write_corpus(folder / "whole.bin", CORPUS_BYTES)
-        cut(whole, folder / "shards", arguments.shards)
-        with (
-            served("--data", f"train={whole}") as one,
-            served("--data", f"train={folder / 'shards'}") as many,
-        ):
-            for server in (one, many):
-                server.wait_for_log("warm-up ended")
-            servers = {"one file": one, f"{arguments.shards:,} shards": many}
-            for number in range(arguments.rounds):
-                for order in ("random-1", "shuffled-1"):
-                    for name, server in servers.items():
-                        request = stream(seed=number, order=order)
-                        rates.setdefault(f"{order}, {name}", []).append(
-                            million_tokens_per_second(
-                                server.address, request, SECONDS, SETTLE_SECONDS
-                            )
-                        )
-                        time.sleep(0.1)
+        servers = {}
+        for name, data in ways(whole, folder, arguments.shards).items():
+            server = servers_open.enter_context(served("--data", *data))
+            server.wait_for_log("warm-up ended")
+            servers[name] = server
+        for number in range(arguments.rounds):
+            for order in ("random-1", "shuffled-1"):
+                for name, server in servers.items():
+                    request = stream(seed=number, order=order)
+                    rates.setdefault(f"{order}, {name}", []).append(
+                        million_tokens_per_second(server.address, request, SECONDS, SETTLE_SECONDS)
+                    )
+                    time.sleep(0.1)
     for order in ("random-1", "shuffled-1"):
         of_order = {name: found for name, found in rates.items() if name.startswith(order)}
         print_table("one stream of 32 x 2048", "Mtok/s", of_order)
-        whole_rates, cut_rates = of_order.values()
-        paired = np.median(np.array(cut_rates) / np.array(whole_rates))
-        print(f"shards / one file, median of the rounds: {paired:.2f} (goal 0.9)")
+        one, *others = of_order
+        for name in others:
+            paired = np.median(np.array(of_order[name]) / np.array(of_order[one]))
+            print(f"{name} / one file, median of the rounds: {paired:.2f} (goal 0.9)")
 
 
-def cut(whole: Path, folder: Path, count: int) -> None:
-    """Write the tokens of a file as so many shards."""
-    folder.mkdir()
+def ways(whole: Path, folder: Path, shards: int) -> dict[str, list[str]]:
+    """Write the tokens of a file in each way.  Returns: what --data takes, by a name."""
     tokens = np.memmap(whole, dtype=np.uint16, mode="r")
-    for index, part in enumerate(np.array_split(tokens, count)):
-        part.tofile(folder / f"{index:06}.bin")
+    folders = {name: folder / name for name in ("raw", "llmc", "megatron")}
+    for made in folders.values():
+        made.mkdir()
+    for index, part in enumerate(np.array_split(tokens, shards)):
+        part.tofile(folders["raw"] / f"{index:06}.bin")
+        write_megatron(folders["megatron"] / f"{index:06}.bin", part)
+    for index, part in enumerate(np.array_split(tokens, LLMC_SHARDS)):
+        header = np.zeros(256, "<i4")
+        header[:3] = 20240520, 1, part.size
+        with (folders["llmc"] / f"{index:06}.bin").open("wb") as file:
+            header.tofile(file)
+            part.tofile(file)
+    wide = folder / "int32.npy"
+    np.save(wide, tokens.astype("<i4"))
+    return {
+        "one file": [f"train={whole}"],
+        f"{shards:,} files": [f"train={folders['raw']}"],
+        f"{LLMC_SHARDS} shards of llm.c": [f"train={folders['llmc']}"],
+        f"{shards:,} of Megatron": [f"train={folders['megatron']}"],
+        "one file of int32": [f"train={wide}"],
+    }
+
+
+def write_megatron(path: Path, tokens: np.ndarray, sequence_tokens: int = 1000) -> None:
+    """Write tokens and an index of sequences that are each a document."""
+    tokens.tofile(path)
+    begins = np.arange(0, tokens.size, sequence_tokens, dtype="<i8")
+    lengths = np.diff(np.append(begins, tokens.size)).astype("<i4")
+    places = np.arange(begins.size + 1, dtype="<i8")
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, begins.size, places.size)
+    index = [lengths, 2 * begins, places]
+    path.with_suffix(".idx").write_bytes(header + b"".join(part.tobytes() for part in index))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import grpc
-import numpy as np
 
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, TokenfeedError
@@ -32,13 +31,14 @@ from tokenfeed.position import require_range
 from . import listener
 from .calls import DESCRIBE_LIMITS, Calls, StreamLimits
 from .dataset import Dataset, TokenChecks, open_dataset
+from .formats import FORMAT_NAMES, STORED, Asked
 from .health import SERVICE as HEALTH_SERVICE
 from .health import Health
 from .kernel import keep_freed_memory
 from .reflection import Reflection
 from .security import TlsFiles, TokenInterceptor, Tokens, server_credentials
 from .service import TokenFeed
-from .shards import parse_data, require_distinct_names
+from .shards import parse_data, parse_per_dataset, require_distinct_names
 from .warmup import WarmUp
 from .watch import Rereads, Watch
 
@@ -80,9 +80,22 @@ def build_parser() -> argparse.ArgumentParser:
         "times",
     )
     parser.add_argument(
+        "--format",
+        action="append",
+        default=[],
+        type=partial(_of_a_dataset, FORMAT_NAMES),
+        metavar="[NAME=]FORMAT",
+        help=f"what the files of a dataset, or of all, are: {', '.join(FORMAT_NAMES)} (default: "
+        "what they look like)",
+    )
+    parser.add_argument(
         "--dtype",
-        choices=("uint16", "uint32"),
-        help="type of the tokens in the files (default: uint16)",
+        action="append",
+        default=[],
+        type=partial(_of_a_dataset, tuple(STORED)),
+        metavar="[NAME=]TYPE",
+        help=f"type of the tokens in files that do not say it: {', '.join(STORED)} (default: "
+        "uint16)",
     )
     parser.add_argument(
         "--vocab-size",
@@ -169,6 +182,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser
+
+
+def _of_a_dataset(allowed: Sequence[str], word: str) -> str:
+    """Return a word that is [NAME=]VALUE, with a value that is allowed."""
+    if word.rpartition("=")[2] not in allowed:
+        raise argparse.ArgumentTypeError(f"{word!r} is not [NAME=] and one of {', '.join(allowed)}")
+    return word
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -299,24 +319,41 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
         require_range("--warm-up-bytes", arguments.warm_up_bytes, 0, 1 << 63)
     sources = [parse_data(words) for words in arguments.data]
     require_distinct_names(sources)
-    checks = TokenChecks(
-        arguments.vocab_size, arguments.check_all_tokens, doubt_dtype=arguments.dtype is None
-    )
+    names = [source.name for source in sources]
+    formats = parse_per_dataset("--format", arguments.format, names)
+    dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
+    checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     datasets = {}
     for source in sources:
-        dataset = open_dataset(
-            source, np.dtype(arguments.dtype or "uint16").newbyteorder("<"), checks
-        )
+        dtype = dtypes[source.name]
+        asked = Asked(formats[source.name], STORED[dtype] if dtype else None, source.tensor)
+        dataset = open_dataset(source, asked, checks)
         datasets[source.name] = dataset
-        _LOG.info(
-            "opened dataset=%s files=%d tokens=%d dtype=%s fingerprint=%s",
-            source.name,
-            len(source.paths),
-            dataset.corpus.token_counts.sum(),
-            dataset.corpus.dtype.name,
-            dataset.fingerprint.hex(),
-        )
+        log_opened(dataset)
     return datasets
+
+
+def log_opened(dataset: Dataset) -> None:
+    """Say what a dataset was found to be, and what was assumed."""
+    corpus, layout = dataset.corpus, dataset.corpus.shards[0].layout
+    _LOG.info(
+        "opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s",
+        dataset.name,
+        layout.format,
+        len(corpus.shards),
+        corpus.token_counts.sum(),
+        corpus.stored.name,
+        corpus.dtype.name,
+        dataset.fingerprint.hex(),
+    )
+    if layout.dtype_assumed:
+        _LOG.info(
+            "assumed dataset=%s format=%s dtype=%s: %s; --format and --dtype say otherwise",
+            dataset.name,
+            layout.format,
+            layout.dtype.name,
+            layout.why,
+        )
 
 
 if __name__ == "__main__":

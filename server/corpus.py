@@ -1,6 +1,6 @@
 """The files of one dataset, mapped once, and the gather that reads windows from them.
 
-The only module that opens token files to serve them. All files lie in one reserved address range,
+The only module that maps token files. All files lie in one reserved address range,
 page-aligned and in order, and their descriptors are closed again: 10,000 shards cost 10,000 map
 entries and not one descriptor.
 
@@ -24,8 +24,11 @@ from tokenfeed.plan import Windows
 
 from . import kernel
 from .blame import file_name
+from .files import open_file, size_on_disk
+from .formats import Asked, Stored
+from .narrowing import Narrowing, NoToken
 from .scratch import Scratch, ScratchPool, Tokens
-from .shard import Fate, Shard, opened, size_on_disk
+from .shard import Fate, Shard
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -38,26 +41,25 @@ def at_once(work: Callable[[], None]) -> None:
 class Corpus:
     """A dataset's files as one range of memory.
 
-    dtype: of the tokens, stored and served.  token_counts: int64[files].  shards: as they were
+    stored: type of the tokens in the files.  token_counts: int64[files].  shards: as they were
     opened.
     """
 
-    def __init__(
-        self, name: str, paths: Sequence[str], dtype: np.dtype[np.unsignedinteger]
-    ) -> None:
+    def __init__(self, name: str, paths: Sequence[str], asked: Asked) -> None:
         """Map every file, read-only.  Raises: BadCorpus, naming the file and what is wrong with
         it.
         """
         self.name = name
-        self.dtype = dtype
         spans = [_pages_bytes(size_on_disk(path)) for path in paths]
         self._span_bytes = sum(spans)
         self._address = _reserve(paths[0], self._span_bytes)
         firsts = self._address + np.cumsum([0, *spans[:-1]])
         self.shards = [
-            _map(path, dtype, address, span)
+            _map(path, asked, address, span)
             for path, address, span in zip(paths, firsts.tolist(), spans, strict=True)
         ]
+        self.stored = _one_kind(self.shards)
+        self._narrowing = Narrowing(self.stored)
         kernel.expect_random_access(self._address, self._span_bytes)
         self.token_counts = np.array(
             [shard.layout.token_count for shard in self.shards], dtype=np.int64
@@ -78,31 +80,50 @@ class Corpus:
         """Address of the range that all files lie in, and its length in bytes, both whole pages."""
         return self._address, self._span_bytes
 
+    @property
+    def narrowing(self) -> Narrowing:
+        """How stored tokens become served ones."""
+        return self._narrowing
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Of the tokens as they are served: uint16 or uint32, little-endian."""
+        return self._narrowing.served
+
+    def narrow(self, token_max: int) -> None:
+        """Serve tokens in the narrowest type that holds this one."""
+        self._narrowing = Narrowing(self.stored, token_max)
+
     def ranges(self, windows: Windows, row_bytes: int) -> kernel.Ranges:
-        """Return where windows lie in memory, uint64[n, 2]: address and length in bytes."""
+        """Return where windows lie in memory, uint64[n, 2]: address and length in bytes.
+
+        row_bytes: of a row as it is served.
+        """
         return _ranges(
-            self._token_addresses[windows.shard] + windows.token_offset * self.dtype.itemsize,
-            row_bytes,
+            self._token_addresses[windows.shard] + windows.token_offset * self.stored.itemsize,
+            self._narrowing.stored_bytes(row_bytes),
         )
 
     @contextmanager
     def gather(self, windows: Windows, row_bytes: int) -> Iterator[Tokens]:
-        """Lend the tokens of windows, one row after another, as they are stored: uint8[n *
+        """Lend the tokens of windows, one row after another, as they are served: uint8[n *
         row_bytes].
 
-        The array is overwritten by later gathers once the with block ends. Safe in any thread;
-        holds no GIL while it copies.
-        Raises: CorpusChanged if a file was cut short: then nothing of these rows is handed out.
+        row_bytes: of a row as it is served.  The array is overwritten by later gathers once the
+        with block ends. Safe in any thread; holds no GIL while it copies.
+        Raises: CorpusChanged if a file was cut short, or has a token that cannot be: then nothing
+        of these rows is handed out.
         """
         self.require_intact()
+        stored_bytes = self._narrowing.stored_bytes(row_bytes)
         # Beside the rows there is room for the witnesses, at most one a row.
-        with self._scratch.lend(windows.shard.size * (row_bytes + 1)) as scratch:
+        with self._scratch.lend(windows.shard.size * (stored_bytes + 1)) as scratch:
             complete = scratch.fill(self.ranges(windows, row_bytes))
-            if not complete or self._cut_within(windows, scratch, row_bytes):
+            if not complete or self._cut_within(windows, scratch, stored_bytes):
                 self._lose("a gather met a file that was cut short, or that cannot be read")
             # Once more: if the corpus was closed meanwhile, something else may be mapped there.
             self.require_intact()
-            yield scratch.content[: windows.shard.size * row_bytes]
+            yield self._served(windows, scratch.content[: windows.shard.size * stored_bytes])
 
     def look(
         self,
@@ -151,10 +172,7 @@ class Corpus:
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
         if self._lost:
-            raise CorpusChanged(
-                "dataset",
-                f"{self.name!r} changed while it was served; restart its server on complete files",
-            )
+            raise self._changed()
 
     def close(self) -> None:
         """Unmap the files. A gather still under way fails with CorpusChanged."""
@@ -164,10 +182,28 @@ class Corpus:
             self._span_bytes = 0
             self._scratch.close()
 
+    def _changed(self) -> CorpusChanged:
+        return CorpusChanged(
+            "dataset",
+            f"{self.name!r} changed while it was served; restart its server on complete files",
+        )
+
     def _lose(self, reason: str) -> None:
         """Hand out nothing more of this dataset: half a corpus is another corpus."""
         self._lost = True
         _LOG.error("lost dataset=%s: %s", self.name, reason)
+
+    def _served(self, windows: Windows, content: Tokens) -> Tokens:
+        """Return stored rows as they are served.  Raises: CorpusChanged."""
+        try:
+            return self._narrowing.serve(content)
+        except NoToken as found:
+            row_tokens = content.size // self.stored.itemsize // windows.shard.size
+            row, place = divmod(found.place, row_tokens)
+            name = file_name(self.shards[windows.shard[row]].path)
+            place += int(windows.token_offset[row])
+            self._lose(f"{name}: token {place} is {found.value}, which cannot be served")
+            raise self._changed() from None
 
     def _cut_within(self, windows: Windows, scratch: Scratch, row_bytes: int) -> bool:
         """Say whether a row may have run over the end of a file that was cut within a page.
@@ -194,19 +230,33 @@ class Corpus:
         )
 
 
-def _map(path: str, dtype: np.dtype[np.unsignedinteger], address: int, span_bytes: int) -> Shard:
-    with opened(path) as (descriptor, status):
-        shard = Shard.describe(path, descriptor, status, dtype)
+def _map(path: str, asked: Asked, address: int, span_bytes: int) -> Shard:
+    with open_file(path) as file:
+        shard = Shard.describe(file, asked)
         if _pages_bytes(shard.size_bytes) != span_bytes:
             raise BadCorpus(
                 path, "changed while it was being opened; start again when it is complete"
             )
         try:
-            kernel.map_file(address, descriptor, shard.size_bytes)
+            kernel.map_file(address, file.descriptor, shard.size_bytes)
         except OSError as error:
             cure = "a process maps at most vm.max_map_count files (65530 by default)"
             raise BadCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
         return shard
+
+
+def _one_kind(shards: Sequence[Shard]) -> Stored:
+    """Return the type of their tokens.  Raises: BadCorpus if not all are of one kind."""
+    first = shards[0]
+    for shard in shards:
+        kinds = [(one.layout.format, one.layout.dtype.name) for one in (first, shard)]
+        if kinds[0] != kinds[1]:
+            what = [f"{name} ({dtype})" for name, dtype in kinds]
+            raise BadCorpus(
+                shard.path,
+                f"is {what[1]}, and {first.path} is {what[0]}: a dataset's files are of one kind",
+            )
+    return first.layout.dtype
 
 
 def _reserve(path: str, span_bytes: int) -> int:

@@ -26,12 +26,14 @@ from . import kernel
 from .blame import file_name
 from .corpus import Corpus, at_once
 from .digest import read_sidecar
+from .formats import Asked, Stored
+from .narrowing import NoToken
 from .readahead import ReadAhead
 from .shard import Shard
 from .shards import Source
 from .turns import Turns
 
-Stored = npt.NDArray[np.unsignedinteger]
+Tokens = npt.NDArray[np.integer]
 
 _LOG = logging.getLogger("tokenfeed.server")
 _READERS = 16
@@ -103,38 +105,42 @@ class TokenChecks:
     """What to look for in the tokens.
 
     vocab_size: ids at or above it are an error; None where it is not known.  all_tokens: look at
-    every one.
-    doubt_dtype: whether to suspect that the tokens are uint32 when they are read as uint16.
+    every one, also where the fingerprint is of a sample.  serves: whether any will be served.
     """
 
     vocab_size: int | None = None
     all_tokens: bool = False
-    doubt_dtype: bool = True
+    serves: bool = True
 
 
-def open_dataset(
-    source: Source, dtype: np.dtype[np.unsignedinteger], checks: TokenChecks
-) -> Dataset:
+def open_dataset(source: Source, asked: Asked, checks: TokenChecks) -> Dataset:
     """Map a dataset's files, check them and take their fingerprint.
 
+    Tokens that are narrowed before they are served are all looked at, unless vocab_size is known.
     Raises: BadCorpus, naming the file, what is wrong with it, and what to do.
     """
-    corpus = Corpus(source.name, source.paths, dtype)
+    corpus = Corpus(source.name, source.paths, asked)
     try:
         content = _Content(corpus)
+        whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
         first_pass = _first_pass(corpus, checks.vocab_size)
-        if checks.doubt_dtype and dtype.itemsize == 2:
+        if corpus.shards[0].layout.dtype_assumed and corpus.stored.itemsize == 2:
             _require_no_halves(source.paths[0], first_pass)
-        if checks.all_tokens and content.size_bytes > identity.COMPLETE_BYTES_MAX:
+        token_max = max(block.token_max for block in first_pass)
+        if checks.vocab_size is not None:
+            token_max = checks.vocab_size - 1
+        narrowed = checks.serves and corpus.narrowing.looks and checks.vocab_size is None
+        if (checks.all_tokens or narrowed) and not whole:
             every = identity.content_blocks(content.size_bytes, complete=True)
             found = content.scan(every, checks.vocab_size)
-            for _ in _with_progress(found, content.size_bytes):
-                pass
+            for block in _with_progress(found, content.size_bytes):
+                token_max = max(token_max, block.token_max)
+        corpus.narrow(token_max)
         fingerprint = _fingerprint(corpus, first_pass)
-        if content.size_bytes <= identity.COMPLETE_BYTES_MAX:
+        if whole:
             digest = _digest(corpus, first_pass)
         else:
-            digest = read_sidecar(corpus.shards, dtype)
+            digest = read_sidecar(corpus.shards, corpus.stored)
         return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint, digest)
     except BaseException:
         corpus.close()
@@ -154,12 +160,14 @@ def full_digest(corpus: Corpus) -> bytes:
 class _Block:
     """What one block of the content was found to hold.
 
-    odd_max: greatest token at an odd place of its file.  even_large_count: tokens at even places
-    that are too great for the high half of a uint32 token.
+    token_max: greatest token, -1 where none was looked for.  odd_max: greatest one at an odd place
+    of its file.  even_large_count: tokens at even places that are too great for the high half of a
+    uint32 token.
     """
 
     size_bytes: int
     sha256: bytes
+    token_max: int
     odd_max: int
     even_large_count: int
 
@@ -169,7 +177,7 @@ class _Content:
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
-        sizes = corpus.token_counts * corpus.dtype.itemsize
+        sizes = corpus.token_counts * corpus.stored.itemsize
         self._ends = np.cumsum(sizes)
         self._firsts = self._ends - sizes
         self.size_bytes = int(self._ends[-1])
@@ -195,23 +203,31 @@ class _Content:
         """Have the kernel start to read blocks of a page, all of them at once, where it has to."""
         pieces = [piece[:2] for block in blocks for piece in self._pieces(*block)]
         shard, first_byte = np.array(pieces, dtype=np.int64).T
-        windows = Windows(shard, first_byte // self._corpus.dtype.itemsize)
-        ReadAhead(self._corpus).advise(windows, kernel.PAGE_BYTES)
+        page_tokens = kernel.PAGE_BYTES // self._corpus.stored.itemsize
+        windows = Windows(shard, first_byte // self._corpus.stored.itemsize)
+        ReadAhead(self._corpus).advise(windows, page_tokens * self._corpus.dtype.itemsize)
 
     def _scan_block(self, first_byte: int, end_byte: int, vocab_size: int | None) -> _Block:
         digest = hashlib.sha256()
+        token_max = -1
         odd_max = even_large_count = 0
+        stored = self._corpus.stored
         for index, first, end in self._pieces(first_byte, end_byte):
             shard = self._corpus.shards[index]
             content = shard.read(first, end - first)
             digest.update(content)
-            tokens, first_token = _whole_tokens(content, first, self._corpus.dtype)
-            if vocab_size is not None:
-                _require_in_vocabulary(shard, tokens, first_token, vocab_size)
-            evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
-            odd_max = max(odd_max, int(odds.max(initial=0)))
-            even_large_count += int(np.count_nonzero(evens > _HIGH_HALF_MAX))
-        return _Block(end_byte - first_byte, digest.digest(), odd_max, even_large_count)
+            tokens, first_token = _whole_tokens(content, first, stored)
+            try:
+                greatest = self._corpus.narrowing.require_tokens(tokens, vocab_size)
+            except NoToken as found:
+                raise _no_token(shard, first_token, found, vocab_size) from None
+            token_max = max(token_max, greatest)
+            if stored.itemsize == 2:
+                evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
+                odd_max = max(odd_max, int(odds.max(initial=0)))
+                even_large_count += int(np.count_nonzero(evens > _HIGH_HALF_MAX))
+        size_bytes = end_byte - first_byte
+        return _Block(size_bytes, digest.digest(), token_max, odd_max, even_large_count)
 
     def _pieces(self, first_byte: int, end_byte: int) -> Iterator[tuple[int, int, int]]:
         """Cut a block at the borders of the files: each piece's file, first byte and end byte
@@ -225,9 +241,7 @@ class _Content:
             index += 1
 
 
-def _whole_tokens(
-    content: bytes, first_byte: int, dtype: np.dtype[np.unsignedinteger]
-) -> tuple[Stored, int]:
+def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Tokens, int]:
     """Return the tokens that lie wholly in a piece of a file, and the place of the first of them in
     the file.
     """
@@ -237,13 +251,14 @@ def _whole_tokens(
     return tokens, (first_byte + skipped) // dtype.itemsize
 
 
-def _require_in_vocabulary(shard: Shard, tokens: Stored, first_token: int, vocab_size: int) -> None:
-    if tokens.size and int(tokens.max()) >= vocab_size:
-        place = int(np.argmax(tokens >= vocab_size))
-        raise BadCorpus(
-            shard.path,
-            f"token {first_token + place} is {tokens[place]}, not below --vocab-size {vocab_size}",
-        )
+def _no_token(shard: Shard, first_token: int, found: NoToken, vocab_size: int | None) -> BadCorpus:
+    if found.value < 0:
+        limit = "negative: a label that is masked, or another --dtype?"
+    elif vocab_size is None:
+        limit = "above what uint32 holds"
+    else:
+        limit = f"not below --vocab-size {vocab_size}"
+    return BadCorpus(shard.path, f"token {first_token + found.place} is {found.value}, {limit}")
 
 
 def _require_no_halves(path: str, blocks: Iterable[_Block]) -> None:
@@ -267,12 +282,12 @@ def _first_pass(corpus: Corpus, vocab_size: int | None) -> list[_Block]:
 
 def _fingerprint(corpus: Corpus, blocks: Iterable[_Block]) -> bytes:
     hashes = (block.sha256 for block in blocks)
-    return identity.fingerprint(corpus.dtype.name, corpus.token_counts.tolist(), hashes)
+    return identity.fingerprint(corpus.stored.name, corpus.token_counts.tolist(), hashes)
 
 
 def _digest(corpus: Corpus, blocks: Iterable[_Block]) -> bytes:
     hashes = (block.sha256 for block in blocks)
-    return identity.digest(corpus.dtype.name, corpus.token_counts.tolist(), hashes)
+    return identity.digest(corpus.stored.name, corpus.token_counts.tolist(), hashes)
 
 
 def _with_progress(blocks: Iterable[_Block], total_bytes: int) -> Iterator[_Block]:

@@ -15,9 +15,8 @@ import stat
 import tempfile
 from collections.abc import Sequence
 
-import numpy as np
-
 from .blame import blame, file_name
+from .formats import Stored
 from .shard import Shard
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -28,7 +27,7 @@ _BYTES_MAX = 1 << 16
 _SHARD_BYTES_MAX = 1 << 10
 
 
-def sidecar_path(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -> str:
+def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:
     """Return where a digest is kept: beside the first file, hidden, so that no glob finds it.
 
     By its name it is of these files: the same one may be the first of several datasets.
@@ -39,7 +38,7 @@ def sidecar_path(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -
     return os.path.join(folder, f".{name}.{own}{_SUFFIX}")
 
 
-def read_sidecar(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -> bytes:
+def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:
     """Return the digest that was kept, 32 bytes; b"" if there is none, or of other files."""
     path = sidecar_path(shards, dtype)
     try:
@@ -56,9 +55,7 @@ def read_sidecar(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -
     return known
 
 
-def write_sidecar(
-    shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger], digest: bytes
-) -> str:
+def write_sidecar(shards: Sequence[Shard], dtype: Stored, digest: bytes) -> str:
     """Keep a digest, whole or not at all, and return where.  Raises: OSError."""
     path = sidecar_path(shards, dtype)
     # Made anew under a name that nobody can foresee: in a shared folder a link may lie in wait.
@@ -86,7 +83,7 @@ def _read_regular(path: str, bytes_max: int) -> bytes:
         return file.read(bytes_max)
 
 
-def _facts(shards: Sequence[Shard], dtype: np.dtype[np.unsignedinteger]) -> dict[str, object]:
+def _facts(shards: Sequence[Shard], dtype: Stored) -> dict[str, object]:
     """Return what has to be the same for a digest to be of these files."""
     return {
         "version": _VERSION,

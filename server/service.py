@@ -246,7 +246,7 @@ def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Datase
     corpus = dataset.corpus
     described = pb.Dataset(
         name=dataset.name,
-        dtype=corpus.dtype.name,
+        dtype=corpus.stored.name,
         token_bytes=corpus.dtype.itemsize,
         token_count=int(corpus.token_counts.sum()),
         file_count=len(corpus.shards),

@@ -5,18 +5,14 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-import numpy as np
 
 from tokenfeed.errors import BadCorpus
 
 from . import kernel
-from .formats import HEAD_BYTES, Layout, read_layout
+from .files import OpenFile, open_file
+from .formats import Asked, Layout, read_layout
 
 _TAIL_BYTES_MAX = 16 * kernel.PAGE_BYTES
 """How far from its end a file is searched for a byte that is not 0."""
@@ -76,16 +72,12 @@ class Shard:
     tail: Tail
 
     @classmethod
-    def describe(
-        cls, path: str, descriptor: int, status: os.stat_result, dtype: np.dtype[np.unsignedinteger]
-    ) -> Shard:
+    def describe(cls, file: OpenFile, asked: Asked) -> Shard:
         """Return what is to be known of an opened file.  Raises: BadCorpus if it is no such file
         of tokens.
         """
-        head = os.pread(descriptor, HEAD_BYTES, 0)
-        layout = read_layout(path, status.st_size, head, dtype)
-        tail = _read_tail(descriptor, status.st_size)
-        return cls(path, layout, status.st_size, _facts(status), tail)
+        layout = read_layout(file, asked)
+        return cls(file.path, layout, file.size_bytes, _facts(file.status), _read_tail(file))
 
     def fate(self) -> Fate:
         """Say what has become of the file since its facts were taken."""
@@ -113,9 +105,9 @@ class Shard:
         short and grown again. A tail of zeros cannot tell.
         """
         try:
-            with opened(self.path) as (descriptor, _):
-                tail = _pread_to(descriptor, self.tail.first_byte, self.size_bytes)
-        except (BadCorpus, OSError):
+            with open_file(self.path) as file:
+                tail = file.read(self.tail.first_byte, self.size_bytes - self.tail.first_byte)
+        except BadCorpus:
             return False
         return bool(self.tail.witness_value) and _sha256(tail) == self.tail.sha256
 
@@ -125,58 +117,21 @@ class Shard:
         For what is read once: it can neither fault nor disturb the map's pages.  Raises: BadCorpus
         if the file is not as it was.
         """
-        with opened(self.path) as (descriptor, status):
-            if _facts(status)[:4] != self.facts[:4]:
+        with open_file(self.path) as file:
+            if _facts(file.status)[:4] != self.facts[:4]:
                 raise BadCorpus(
                     self.path, "changed while it was being opened; start again when it is complete"
                 )
-            try:
-                content = os.pread(descriptor, size_bytes, self.layout.first_byte + first_byte)
-            except OSError as error:
-                raise BadCorpus(self.path, f"cannot be read: {error.strerror}") from error
-        if len(content) != size_bytes:
-            raise BadCorpus(
-                self.path, "became shorter while it was being read; start again when it is complete"
-            )
-        return content
+            return file.read(self.layout.first_byte + first_byte, size_bytes)
 
 
-@contextmanager
-def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
-    """Lend a descriptor of a file and its status.  Raises: BadCorpus, naming the file, if it cannot
-    be read.
-    """
-    try:
-        # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
-    try:
-        yield descriptor, os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def size_on_disk(path: str) -> int:
-    """Return the size in bytes of a regular file that is not empty.  Raises: BadCorpus."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise BadCorpus(path, "is no regular file")
-    if status.st_size == 0:
-        raise BadCorpus(path, "is empty")
-    return status.st_size
-
-
-def _read_tail(descriptor: int, size_bytes: int) -> Tail:
-    last_page = max(0, size_bytes - 1) // kernel.PAGE_BYTES * kernel.PAGE_BYTES
+def _read_tail(file: OpenFile) -> Tail:
+    last_page = max(0, file.size_bytes - 1) // kernel.PAGE_BYTES * kernel.PAGE_BYTES
     first_byte = last_page
-    content = _pread_to(descriptor, first_byte, size_bytes)
+    content = file.read(first_byte, file.size_bytes - first_byte)
     if _all_zeros(content):
         first_byte = max(0, last_page + kernel.PAGE_BYTES - _TAIL_BYTES_MAX)
-        content = _pread_to(descriptor, first_byte, size_bytes)
+        content = file.read(first_byte, file.size_bytes - first_byte)
     if _all_zeros(content):
         return Tail(first_byte, sha256=b"", witness_byte=first_byte, witness_value=0)
     witness = content.rstrip(b"\0")
@@ -185,10 +140,6 @@ def _read_tail(descriptor: int, size_bytes: int) -> Tail:
 
 def _all_zeros(content: bytes) -> bool:
     return content == bytes(len(content))
-
-
-def _pread_to(descriptor: int, first_byte: int, end_byte: int) -> bytes:
-    return os.pread(descriptor, end_byte - first_byte, first_byte)
 
 
 def _sha256(content: bytes) -> bytes:

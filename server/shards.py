@@ -8,13 +8,23 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenfeed.errors import BadCorpus, InvalidRequest
 
-SHARD_SUFFIXES = (".bin",)
+SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
+
+_BESIDE = (
+    (".idx", ".bin"),
+    (".ds.index", ".ds"),
+    (".ds.metadata", ".ds"),
+    (".ds.loss", ".ds"),
+    (".csv.gz", ".npy"),
+)
+"""How what lies beside tokens ends, and how they do instead."""
 
 _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 
@@ -23,30 +33,59 @@ _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 class Source:
     """A dataset as it was asked for on the command line.
 
-    name: on the wire.  paths: its shards in order, at least one.
+    name: on the wire.  paths: its shards in order, at least one.  tensor: the one to take of each,
+    where they have several.
     """
 
     name: str
     paths: tuple[str, ...]
+    tensor: str | None = None
 
 
 def parse_data(words: Sequence[str]) -> Source:
     """Return the dataset that the words after one --data stand for: [NAME=]PATH [PATH ...].
 
     A path may be a file, a glob or a folder; the files of a glob and of a folder come in byte order
-    of their names. NAME is what stands before the first "=", where that is [A-Za-z0-9_-]+; without
-    it, it is the first file's stem, or the folder's name.
+    of their names. An index stands for its tokens, and PATH#TENSOR names one of several tensors.
+    NAME is what stands before the first "=", where that is [A-Za-z0-9_-]+; without it, it is the
+    first file's stem, or the folder's name.
     Raises: BadCorpus if there is no such file, or no name can be made.
     """
     named = _NAMED.fullmatch(words[0])
     first = named[2] if named else words[0]
-    paths = [path for word in (first, *words[1:]) for path in _expand(word)]
+    parts = [_without_tensor(word) for word in (first, *words[1:])]
+    tensors = {tensor for _, tensor in parts}
+    if len(tensors) > 1:
+        raise BadCorpus(first, "is given with another tensor than other files of the dataset")
+    first = parts[0][0]
+    paths = _tokens_of([path for word, _ in parts for path in _expand(word)])
     name = named[1] if named else _own_name(first, paths[0])
     if not name or not name.isprintable() or " " in name:
         raise BadCorpus(
             first, f"{name!r} is no name for a dataset; give it one: --data NAME={first}"
         )
-    return Source(name, tuple(paths))
+    return Source(name, tuple(paths), *tensors)
+
+
+def parse_per_dataset(
+    option: str, words: Sequence[str], names: Sequence[str]
+) -> dict[str, str | None]:
+    """Return what [NAME=]VALUE words say of each of the named datasets; None: nothing.
+
+    A value with a name goes before one without, and a later one before an earlier one.
+    Raises: InvalidRequest, its subject option, for an unknown name.
+    """
+    general: str | None = None
+    said: dict[str, str | None] = {}
+    for word in words:
+        name, equals, value = word.rpartition("=")
+        if not equals:
+            general = value
+        elif name in names:
+            said[name] = value
+        else:
+            raise InvalidRequest(option, f"no dataset is named {name!r}, but {', '.join(names)}")
+    return {name: said.get(name, general) for name in names}
 
 
 def require_distinct_names(sources: Sequence[Source]) -> None:
@@ -62,11 +101,20 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
         seen[source.name] = source
 
 
+def _without_tensor(word: str) -> tuple[str, str | None]:
+    """Return what names files, and what stands behind a # that is no part of such a name."""
+    path, hash_sign, tensor = word.rpartition("#")
+    if not hash_sign or os.path.lexists(word):
+        return word, None
+    return path, tensor
+
+
 def _expand(word: str) -> list[str]:
     """Return the files that one word stands for, in order."""
     if os.path.isdir(word):
         found = _shards_in(word)
         problem = f"is a folder without shards (files named *{', *'.join(SHARD_SUFFIXES)})"
+        problem += _what_else(word) if not found else ""
     elif not os.path.lexists(word) and glob.has_magic(word):
         found = [path for path in glob.glob(word, recursive=True) if os.path.isfile(path)]
         problem = "matches no file"
@@ -77,6 +125,26 @@ def _expand(word: str) -> list[str]:
     return sorted(found, key=os.fsencode)
 
 
+def _tokens_of(paths: Sequence[str]) -> list[str]:
+    """Return the files of tokens: what lies beside one of them is left out, and an index that is
+    given alone stands for its own.
+    """
+    given = set(paths)
+    tokens = []
+    for path in paths:
+        belongs = [
+            path.removesuffix(ending) + instead
+            for ending, instead in _BESIDE
+            if path.endswith(ending)
+        ]
+        if not belongs or not os.path.exists(belongs[0]):
+            tokens.append(path)
+        elif belongs[0] not in given:
+            given.add(belongs[0])
+            tokens.append(belongs[0])
+    return tokens
+
+
 def _shards_in(folder: str) -> list[str]:
     """Return what is named like a shard; a link to nothing too, which must not go unnoticed."""
     try:
@@ -85,6 +153,14 @@ def _shards_in(folder: str) -> list[str]:
         raise BadCorpus(folder, f"cannot be read: {error.strerror}") from error
     named = [name for name in names if name.endswith(SHARD_SUFFIXES) and not name.startswith(".")]
     return [path for name in named if not os.path.isdir(path := os.path.join(folder, name))]
+
+
+def _what_else(folder: str) -> str:
+    """Return what most files of a folder are named like: what is there has to be converted."""
+    suffixes = Counter(os.path.splitext(name)[1] for name in os.listdir(folder))
+    del suffixes[""]
+    named = [f"{count} *{suffix}" for suffix, count in suffixes.most_common(3)]
+    return f", but {', '.join(named)}; docs/formats.md says what can be served" if named else ""
 
 
 def _own_name(word: str, first_path: str) -> str:

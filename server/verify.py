@@ -11,12 +11,11 @@ import logging
 import sys
 from collections.abc import Sequence
 
-import numpy as np
-
 from tokenfeed.errors import BadCorpus, TokenfeedError
 
 from .dataset import TokenChecks, full_digest, open_dataset
 from .digest import read_sidecar, sidecar_path, write_sidecar
+from .formats import FORMAT_NAMES, STORED, Asked
 from .shards import parse_data
 
 
@@ -32,11 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="what --data of the server takes: a file, or several files, a glob or a folder",
     )
+    parser.add_argument("--format", choices=FORMAT_NAMES, help="(default: as they look)")
     parser.add_argument(
-        "--dtype",
-        choices=("uint16", "uint32"),
-        default="uint16",
-        help="type of the tokens (default: %(default)s)",
+        "--dtype", choices=tuple(STORED), help="of tokens in files that do not say it"
     )
     return parser
 
@@ -46,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
-        verify(arguments.data, np.dtype(arguments.dtype).newbyteorder("<"))
+        verify(arguments.data, arguments.format, arguments.dtype)
     except TokenfeedError as error:
         print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
         return 1
@@ -56,16 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def verify(words: Sequence[str], dtype: np.dtype[np.unsignedinteger]) -> None:
+def verify(words: Sequence[str], form: str | None, dtype: str | None) -> None:
     """Read a dataset in full, compare it with what is known of it, and keep its digest.
 
+    form, dtype: of its files; None is what they look like.
     Raises: BadCorpus if its content is another one than when it was last verified, or it cannot be
     read.
     """
-    dataset = open_dataset(parse_data(words), dtype, TokenChecks(doubt_dtype=False))
+    source = parse_data(words)
+    asked = Asked(form, STORED[dtype] if dtype else None, source.tensor)
+    dataset = open_dataset(source, asked, TokenChecks(serves=False))
     try:
-        shards = dataset.corpus.shards
-        known = read_sidecar(shards, dtype)
+        shards, stored = dataset.corpus.shards, dataset.corpus.stored
+        known = read_sidecar(shards, stored)
         found = full_digest(dataset.corpus)
         print(f"dataset {dataset.name}: {dataset.corpus.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")
@@ -74,12 +74,12 @@ def verify(words: Sequence[str], dtype: np.dtype[np.unsignedinteger]) -> None:
             raise BadCorpus(
                 shards[0].path,
                 f"has other content than when it was verified, with the same times of last write; "
-                f"{sidecar_path(shards, dtype)} says {known.hex()}",
+                f"{sidecar_path(shards, stored)} says {known.hex()}",
             )
         try:
-            print(f"kept in {write_sidecar(shards, dtype, found)}")
+            print(f"kept in {write_sidecar(shards, stored, found)}")
         except OSError as error:
-            print(f"not kept: {sidecar_path(shards, dtype)} cannot be written: {error.strerror}")
+            print(f"not kept: {sidecar_path(shards, stored)} cannot be written: {error.strerror}")
     finally:
         dataset.close()
 

@@ -28,6 +28,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 DOORS: dict[str, set[str]] = {
     "server/health.py": {"grpc_health"},
     "server/probe.py": {"grpc_health"},
+    "server/inspect.py": {"tokenizers"},
     "server/reflection.py": {"grpc_reflection"},
     "client/channel.py": GRPC,
     "client/stream.py": GRPC,

@@ -1,4 +1,4 @@
-"""What is in a token file: one module per format, each turning size and first bytes into a Layout.
+"""What is in a token file: one module per format, each turning an opened file into a Layout.
 
 A format is a module with `NAME`, `recognises` and `layout`, and a line in FORMATS.
 """
@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
+from tokenfeed.errors import BadCorpus
 
-from . import raw
-from .layout import Layout
+from ..files import OpenFile
+from . import datatrove, foreign, llmc, megatron, npy, olmo, raw, safetensors
+from .documents import Documents
+from .layout import STORED, Asked, Layout, Stored
 
-__all__ = ["FORMATS", "HEAD_BYTES", "Layout", "read_layout"]
+__all__ = [
+    "FORMATS",
+    "FORMAT_NAMES",
+    "STORED",
+    "Asked",
+    "Documents",
+    "Layout",
+    "Stored",
+    "read_layout",
+]
 
 
 class Format(Protocol):
@@ -20,29 +31,37 @@ class Format(Protocol):
 
     NAME: str
 
-    def recognises(self, head: bytes, /) -> bool:
-        """Say whether a file with these first bytes is of this format."""
+    def recognises(self, file: OpenFile, /) -> bool:
+        """Say whether a file is of this format."""
         ...
 
-    def layout(self, path: str, file_bytes: int, dtype: np.dtype[np.unsignedinteger], /) -> Layout:
+    def layout(self, file: OpenFile, asked: Asked, /) -> Layout:
         """Return where its tokens lie.  Raises: BadCorpus."""
         ...
 
 
-HEAD_BYTES = 1024
-"""As many of a file's first bytes as any format needs in order to be recognised."""
-
-FORMATS: tuple[Format, ...] = (raw,)
-"""In the order in which they are asked; raw, which recognises anything, comes last."""
+FORMATS: tuple[Format, ...] = (megatron, datatrove, npy, safetensors, llmc, foreign, olmo, raw)
+"""In the order in which they are asked: first what lies beside a file, then what it begins with,
+then its name; raw, which recognises anything, comes last."""
 
 
-def read_layout(
-    path: str, file_bytes: int, head: bytes, dtype: np.dtype[np.unsignedinteger]
-) -> Layout:
+FORMAT_NAMES = tuple(sorted(form.NAME for form in FORMATS if form is not foreign))
+"""What --format may say."""
+
+
+def read_layout(file: OpenFile, asked: Asked) -> Layout:
     """Return where the tokens of a file lie.
 
-    file_bytes: its size.  head: its first HEAD_BYTES bytes.  dtype: of the tokens, where the
-    format does not say.  Raises: BadCorpus, naming the file and what is wrong with it.
+    Raises: BadCorpus, naming the file and what is wrong with it; InvalidRequest if asked is not to
+    be had of it.
     """
-    found = next(candidate for candidate in FORMATS if candidate.recognises(head))
-    return found.layout(path, file_bytes, dtype)
+    candidates = [form for form in FORMATS if asked.format in (None, form.NAME)]
+    found = next(form for form in candidates if asked.format or form.recognises(file))
+    layout = found.layout(file, asked)
+    if asked.dtype is not None and asked.dtype != layout.dtype:
+        raise BadCorpus(
+            file.path, f"has {layout.dtype.name} tokens, not --dtype {asked.dtype.name}"
+        )
+    if asked.tensor is not None and layout.format != safetensors.NAME:
+        raise BadCorpus(file.path, f"has no tensors to name, such as {asked.tensor!r}")
+    return layout

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server import corpus as corpus_module
 from server.corpus import Corpus
 from tests.conftest import WriteTokens
+from tests.server.conftest import asked
 from tokenfeed.errors import BadCorpus, CorpusChanged
 from tokenfeed.plan import Windows
 
@@ -26,7 +28,7 @@ def open_corpus() -> Iterator[OpenCorpus]:
     opened: list[Corpus] = []
 
     def start(*paths: Path, dtype: str = "<u2") -> Corpus:
-        opened.append(Corpus("train", [str(path) for path in paths], np.dtype(dtype)))
+        opened.append(Corpus("train", [str(path) for path in paths], asked(dtype)))
         return opened[-1]
 
     yield start
@@ -43,6 +45,25 @@ def gathered(corpus: Corpus, row_tokens: int, *places: tuple[int, int]) -> list[
     with corpus.gather(windows(*places), row_tokens * corpus.dtype.itemsize) as tokens:
         rows: list[list[int]] = tokens.view(corpus.dtype).reshape(-1, row_tokens).tolist()
     return rows
+
+
+def test_a_shard_that_changes_between_listing_and_opening_is_named(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody is still writing: half a corpus is another corpus."""
+    paths = [write_tokens(range(1, 10), name) for name in ("one.bin", "two.bin")]
+    look = corpus_module.size_on_disk
+
+    def look_and_let_it_grow(path: str) -> int:
+        size = look(path)
+        if path == str(paths[1]):
+            write_tokens(range(9000), "two.bin")
+        return size
+
+    monkeypatch.setattr(corpus_module, "size_on_disk", look_and_let_it_grow)
+
+    with pytest.raises(BadCorpus, match=r"two\.bin: changed while it was being opened"):
+        open_corpus(*paths)
 
 
 def test_rows_come_from_every_file_of_the_corpus(

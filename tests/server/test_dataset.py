@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from server.dataset import Dataset, TokenChecks, open_dataset
+from server.formats import Asked
 from server.shards import Source
 from tests import reference
 from tests.conftest import WriteTokens
-from tokenfeed.errors import BadCorpus
+from tests.server.conftest import asked
+from tokenfeed.errors import BadCorpus, CorpusChanged
+from tokenfeed.plan import Windows
 
 OpenDataset = Callable[..., Dataset]
 
@@ -23,9 +26,9 @@ def open_(tmp_path: Path) -> Iterator[OpenDataset]:
     """Open datasets that are closed after the test."""
     opened: list[Dataset] = []
 
-    def start(*paths: Path, dtype: str = "<u2", checks: TokenChecks | None = None) -> Dataset:
+    def start(*paths: Path, dtype: str | None = None, checks: TokenChecks | None = None) -> Dataset:
         source = Source("train", tuple(map(str, paths)))
-        opened.append(open_dataset(source, np.dtype(dtype), checks or TokenChecks()))
+        opened.append(open_dataset(source, asked(dtype), checks or TokenChecks()))
         return opened[-1]
 
     yield start
@@ -116,6 +119,65 @@ def test_every_token_is_looked_at_where_that_is_asked_for(
         open_(path, checks=TokenChecks(vocab_size=50_257, all_tokens=True))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "token", "problem"),
+    [
+        ("<i4", -100, "token 70000 is -100, negative"),
+        ("<i2", -1, "token 70000 is -1, negative"),
+        ("<i8", 2**32, "token 70000 is 4294967296, above what uint32 holds"),
+        ("<u8", 2**63, "token 70000 is 9223372036854775808, above what uint32 holds"),
+    ],
+)
+def test_a_number_that_is_no_token_is_named_with_its_file_and_place(
+    open_: OpenDataset, write_tokens: WriteTokens, dtype: str, token: int, problem: str
+) -> None:
+    """Also in the second file, and whether or not a vocabulary is known."""
+    one = write_tokens(range(10), "one.bin", dtype)
+    tokens = np.zeros(100_000, dtype)
+    tokens[70_000] = token
+    two = write_tokens(tokens, "two.bin", dtype)
+
+    with pytest.raises(BadCorpus, match=rf"two\.bin: {problem}"):
+        open_(one, two, dtype=dtype)
+    with pytest.raises(BadCorpus, match=rf"two\.bin: token 70000 is {token}, "):
+        open_(one, two, dtype=dtype, checks=TokenChecks(vocab_size=50_257))
+
+
+def test_tokens_are_served_as_narrow_as_they_fit(
+    open_: OpenDataset, write_tokens: WriteTokens
+) -> None:
+    """By the greatest of them, or by the vocabulary where it is known."""
+    path = write_tokens([0, 50_256, 7], dtype="<i8")
+
+    assert open_(path, dtype="<i8").corpus.dtype == np.dtype("<u2")
+    known = TokenChecks(vocab_size=128_256)
+    assert open_(path, dtype="<i8", checks=known).corpus.dtype == np.dtype("<u4")
+    path = write_tokens([0, 65_536], dtype="<i4")
+    assert open_(path, dtype="<i4").corpus.dtype == np.dtype("<u4")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
+    open_: OpenDataset, tmp_path: Path
+) -> None:
+    """Unless the vocabulary is known: then a sample is, and what is served."""
+    path = tmp_path / "sparse.npy"
+    path.touch()
+    os.truncate(path, 2**30 + 2**22)
+    with path.open("r+b") as file:
+        file.seek(4 * 123_456_789)
+        file.write(np.array([70_000, -1], "<i4").tobytes())
+
+    with pytest.raises(BadCorpus, match="token 123456790 is -1, negative"):
+        open_(path, dtype="<i4")
+    corpus = open_(path, dtype="<i4", checks=TokenChecks(vocab_size=50_257)).corpus
+    windows = Windows(np.array([0], dtype=np.int64), np.array([123_456_780], dtype=np.int64))
+    with pytest.raises(CorpusChanged), corpus.gather(windows, 2 * 20):
+        pass
+    assert corpus.lost
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_uint32_tokens_read_as_uint16_are_noticed(
     open_: OpenDataset, write_tokens: WriteTokens, shards: int
@@ -130,7 +192,7 @@ def test_uint32_tokens_read_as_uint16_are_noticed(
     with pytest.raises(BadCorpus, match=r"looks like uint32. Pass --dtype uint32"):
         open_(*paths)
     assert open_(*paths, dtype="<u4").corpus.token_counts.tolist() == [1001] * shards
-    assert open_(*paths, checks=TokenChecks(doubt_dtype=False))
+    assert open_(*paths, dtype="<u2")
 
 
 @pytest.mark.parametrize("tokens", [[5, 0] * 20, [0, 1, 2, 3] * 1000, [0] * 5000, range(5000)])
@@ -160,7 +222,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, Dataset]]:
     """A file of 10 kB and its dataset."""
     path = tmp_path / "train.bin"
     np.arange(1, 5000).astype("<u2").tofile(path)
-    dataset = open_dataset(Source("train", (str(path),)), np.dtype("<u2"), TokenChecks())
+    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks())
     yield path, dataset
     dataset.close()
 

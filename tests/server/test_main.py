@@ -313,7 +313,9 @@ def test_checking_all_tokens_needs_something_to_check_them_against(
         (),
         ("--data",),
         ("--data", "train.bin", "--port", "http"),
-        ("--data", "train.bin", "--dtype", "int32"),
+        ("--data", "train.bin", "--dtype", "int12"),
+        ("--data", "train.bin", "--dtype", "train=int12"),
+        ("--data", "train.bin", "--format", "parquet"),
         ("--data", "train.bin", "--vocab-size", "50k"),
         ("--data", "train.bin", "--log-level", "loud"),
         ("--data", "train.bin", "--no-such-flag"),
@@ -449,8 +451,50 @@ def test_the_log_tells_what_was_opened(serve: Serve, write_tokens: WriteTokens) 
     server = serve("--data", write_tokens(range(100)))
     (described,) = describe(server)
     (line,) = [line for line in server.stderr.splitlines() if "opened" in line]
-    assert "tokens=100 dtype=uint16" in line
+    assert "format=raw files=1 tokens=100 dtype=uint16 served=uint16" in line
     assert described.fingerprint.hex() in line
+
+
+def test_the_log_tells_what_was_assumed(serve: Serve, write_tokens: WriteTokens) -> None:
+    """A file without a header says nothing of its type, and somebody may know better."""
+    path = write_tokens(range(100))
+    server = serve("--data", path)
+    (line,) = [line for line in server.stderr.splitlines() if "assumed" in line]
+    assert "dataset=train format=raw dtype=uint16: " in line
+    assert "--format and --dtype say otherwise" in line
+    assert "assumed" not in serve("--data", path, "--dtype", "uint16").stderr
+
+
+def test_format_and_dtype_may_be_said_of_one_dataset(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """One server, and corpora of several origins."""
+    one, two = write_tokens(range(100), "one.bin"), write_tokens(range(90), "two.bin", "<u4")
+    three = write_tokens([1, 2], "three.npy", "<i8")
+    server = serve(
+        *("--data", one, "--data", two, "--data", three),
+        *("--dtype", "uint32", "--dtype", "one=uint16", "--dtype", "three=int64"),
+        *("--format", "three=raw"),
+    )
+    found = {data.name: (data.dtype, data.token_count) for data in describe(server)}
+    assert found == {"one": ("uint16", 100), "two": ("uint32", 90), "three": ("int64", 2)}
+
+    line = refusal("--data", one, "--dtype", "other=uint16")
+    assert line == "--dtype: no dataset is named 'other', but one"
+
+
+def test_files_of_two_kinds_are_no_dataset(write_tokens: WriteTokens) -> None:
+    """A format, or a type, that differs in the middle of a corpus is a mistake."""
+    one = write_tokens(range(100), "one.bin")
+    two = one.with_name("two.npy")
+    np.save(two, np.arange(100, dtype="<u2"))
+    three = one.with_name("three.npy")
+    np.save(three, np.arange(100, dtype="<i4"))
+
+    assert refusal("--data", one, two) == (
+        f"{two}: is npy (uint16), and {one} is raw (uint16): a dataset's files are of one kind"
+    )
+    assert "is npy (int32), and" in refusal("--data", two, three)
 
 
 def test_each_data_is_a_dataset_by_its_own_name(serve: Serve, write_tokens: WriteTokens) -> None:

@@ -12,6 +12,7 @@ import pytest
 from server import kernel
 from server.corpus import Corpus
 from server.readahead import ReadAhead
+from tests.server.conftest import asked
 from tokenfeed.plan import Windows
 
 TOKENS = 4 << 20
@@ -22,7 +23,7 @@ ROW_BYTES = 4098
 def corpus(tmp_path: Path) -> Iterator[Corpus]:
     path = tmp_path / "train.bin"
     np.arange(TOKENS, dtype="<u2").tofile(path)
-    opened = Corpus("train", [str(path)], np.dtype("<u2"))
+    opened = Corpus("train", [str(path)], asked("<u2"))
     yield opened
     opened.close()
 

@@ -22,6 +22,7 @@ from server.dataset import Dataset, TokenChecks, open_dataset
 from server.readahead import ReadAhead
 from server.service import TokenFeed
 from server.shards import Source
+from tests.server.conftest import asked
 from tokenfeed import frame, orders
 from tokenfeed.identity import stream_identity
 from tokenfeed.position import Position
@@ -118,8 +119,7 @@ def serving(
 @contextmanager
 def opened(*sources: Source) -> Iterator[dict[str, Dataset]]:
     datasets = {
-        source.name: open_dataset(source, np.dtype("<u2"), TokenChecks(doubt_dtype=False))
-        for source in sources
+        source.name: open_dataset(source, asked("<u2"), TokenChecks()) for source in sources
     }
     try:
         yield datasets

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.shards import parse_data, require_distinct_names
+from server.shards import parse_data, parse_per_dataset, require_distinct_names
 from tokenfeed.errors import BadCorpus, InvalidRequest
 
 
@@ -101,3 +101,71 @@ def test_equal_names_are_refused(folder: Path) -> None:
 
     with pytest.raises(InvalidRequest, match="two datasets are named 'b'"):
         require_distinct_names(sources)
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """Tokens of several formats, with what lies beside them."""
+    for name in (
+        *("a.bin", "a.idx", "b.bin", "c.ds", "c.ds.index", "c.ds.metadata", "c.ds.loss"),
+        *("d.npy", "d.csv.gz", "e.safetensors", "f.idx", "g.csv.gz", "h.txt"),
+    ):
+        (tmp_path / name).write_bytes(b"12")
+    return tmp_path
+
+
+def test_an_index_that_is_given_alone_stands_for_its_tokens(beside: Path) -> None:
+    """By either name."""
+    for word in ("a.idx", "c.ds.index", "c.ds.metadata"):
+        (path,) = parse_data([str(beside / word)]).paths
+        assert path == str(beside / word.partition(".")[0]) + path[-len(Path(path).suffix) :]
+        assert Path(path).suffix in (".bin", ".ds")
+    assert parse_data([str(beside / "a.idx")]).name == "a"
+
+
+def test_what_lies_beside_tokens_is_left_out_where_both_are_given(beside: Path) -> None:
+    """As a glob does, of ours or of the shell's."""
+    assert names(parse_data([str(beside / "[a-d]*")]).paths) == ["a.bin", "b.bin", "c.ds", "d.npy"]
+    words = [str(beside / name) for name in ("a.idx", "a.bin", "d.csv.gz", "d.npy")]
+    assert names(parse_data(words).paths) == ["a.bin", "d.npy"]
+
+
+def test_a_folder_stands_for_the_tokens_in_it(beside: Path) -> None:
+    assert names(parse_data([str(beside)]).paths) == [
+        "a.bin", "b.bin", "c.ds", "d.npy", "e.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_folder_of_something_else_says_what_it_has(tmp_path: Path) -> None:
+    """Parquet, say, which has no tokens yet."""
+    for name in ("a.parquet", "b.parquet", "index.json"):
+        (tmp_path / name).write_bytes(b"12")
+
+    with pytest.raises(BadCorpus, match=r"without shards .*, but 2 \*\.parquet, 1 \*\.json; docs"):
+        parse_data([str(tmp_path)])
+
+
+def test_what_belongs_to_nothing_is_what_it_is(beside: Path) -> None:
+    """Its format will say what is wrong with it."""
+    assert names(parse_data([str(beside / "f.idx")]).paths) == ["f.idx"]
+    assert names(parse_data([str(beside / "g.csv.gz")]).paths) == ["g.csv.gz"]
+
+
+def test_a_tensor_is_named_behind_a_hash(beside: Path) -> None:
+    """Unless that is the name of a file."""
+    path = beside / "e.safetensors"
+    source = parse_data([f"web={path}#ids/train"])
+    assert (source.name, source.paths, source.tensor) == ("web", (str(path),), "ids/train")
+    (beside / "x#y.bin").write_bytes(b"12")
+    source = parse_data([str(beside / "x#y.bin")])
+    assert (names(source.paths), source.tensor) == (["x#y.bin"], None)
+    with pytest.raises(BadCorpus, match="another tensor than other files"):
+        parse_data([f"{path}#a", f"{path}#b"])
+
+
+def test_what_is_said_of_one_dataset_goes_before_what_is_said_of_all() -> None:
+    words = ["uint16", "b=uint32", "uint8", "b=int32"]
+    assert parse_per_dataset("--dtype", words, ["a", "b"]) == {"a": "uint8", "b": "int32"}
+    assert parse_per_dataset("--dtype", [], ["a"]) == {"a": None}
+    with pytest.raises(InvalidRequest, match="--dtype: no dataset is named 'c', but a, b"):
+        parse_per_dataset("--dtype", ["c=uint8"], ["a", "b"])

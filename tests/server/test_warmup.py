@@ -17,6 +17,7 @@ from server import kernel, memory, warmup
 from server.corpus import Corpus
 from server.warmup import PIECE_BYTES, WarmUp, fitting, warm
 from tests.conftest import Serve
+from tests.server.conftest import asked
 
 PAGE_BYTES = kernel.PAGE_BYTES
 MakeCorpus = Callable[..., Corpus]
@@ -37,7 +38,7 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-        opened.append(Corpus(name, [str(path) for path in paths], np.dtype("<u2")))
+        opened.append(Corpus(name, [str(path) for path in paths], asked("<u2")))
         return opened[-1]
 
     yield make

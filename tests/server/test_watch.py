@@ -11,6 +11,7 @@ import pytest
 from server.corpus import Corpus
 from server.watch import Rereads, Watch
 from tests.conftest import WriteTokens
+from tests.server.conftest import asked
 
 
 def test_a_look_that_fails_ends_neither_the_others_nor_itself(
@@ -37,7 +38,7 @@ def test_a_look_that_fails_ends_neither_the_others_nor_itself(
 def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens) -> None:
     """It takes seconds for 1 GiB."""
     path = write_tokens(np.arange(1, 5000))
-    corpus = Corpus("train", [str(path)], np.dtype("<u2"))
+    corpus = Corpus("train", [str(path)], asked("<u2"))
     rereads = Rereads()
     reading, may_end = threading.Event(), threading.Event()
     read = []
@@ -70,7 +71,7 @@ def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_th
     write_tokens: WriteTokens,
 ) -> None:
     path = write_tokens(np.arange(1, 5000))
-    corpus = Corpus("train", [str(path)], np.dtype("<u2"))
+    corpus = Corpus("train", [str(path)], asked("<u2"))
     rereads = Rereads()
     try:
         path.chmod(0o600)

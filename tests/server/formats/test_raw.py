@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from server.formats import raw
+from tests.server.formats.reading import read
 from tokenfeed.errors import BadCorpus
 
 
-@pytest.mark.parametrize(("dtype", "tokens"), [("<u2", 6), ("<u4", 3)])
-def test_all_of_the_file_is_tokens(dtype: str, tokens: int) -> None:
+@pytest.mark.parametrize(("dtype", "tokens"), [("<u2", 8), ("<u4", 4), ("<i8", 2), ("|u1", 16)])
+def test_all_of_the_file_is_tokens(tmp_path: Path, dtype: str, tokens: int) -> None:
     """nanoGPT writes no header."""
-    layout = raw.layout("train.bin", 12, np.dtype(dtype))
+    path = tmp_path / "train.bin"
+    path.write_bytes(bytes(range(16)))
 
-    assert (layout.first_byte, layout.token_count, layout.content_bytes) == (0, tokens, 12)
+    layout = read(path, dtype)
+
+    assert (layout.format, layout.first_byte, layout.token_count) == ("raw", 0, tokens)
+    assert layout.content_bytes == path.stat().st_size
+    assert not layout.dtype_assumed
+    assert read(path).dtype_assumed
 
 
 @pytest.mark.parametrize("file_bytes", [0, 1, 3, 2**31 + 1])
-def test_a_file_that_ends_within_a_token_is_refused(file_bytes: int) -> None:
+def test_a_file_that_ends_within_a_token_is_refused(tmp_path: Path, file_bytes: int) -> None:
     """It is of another type, or its end is missing."""
+    path = tmp_path / "train.bin"
+    path.touch()
+    os.truncate(path, file_bytes)
+
     with pytest.raises(BadCorpus, match=r"train\.bin"):
-        raw.layout("train.bin", file_bytes, np.dtype("<u2"))
+        read(path)
 
 
-def test_files_beyond_2_gib_and_2_32_tokens_are_counted_in_full() -> None:
+def test_files_beyond_2_gib_and_2_32_tokens_are_counted_in_full(tmp_path: Path) -> None:
     """A count that is cut to 32 bits loses most of a corpus."""
-    assert raw.layout("train.bin", 2**40 + 2, np.dtype("<u2")).token_count == 2**39 + 1
+    path = tmp_path / "train.bin"
+    path.touch()
+    os.truncate(path, 2**34 + 2)
+
+    assert read(path).token_count == 2**33 + 1
+    assert read(path, "<u2").dtype == np.dtype("<u2")

@@ -1,0 +1,90 @@
+"""Opened files: read around any map, so that nothing they hold can end the process."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import BadCorpus
+
+HEAD_BYTES = 1024
+"""As many of a file's first bytes as most formats need in order to be recognised."""
+
+_BLOCK_ITEMS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file that is open for reading.  head: its first HEAD_BYTES bytes."""
+
+    path: str
+    descriptor: int
+    status: os.stat_result
+    head: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """When it was opened."""
+        return self.status.st_size
+
+    def read(self, first_byte: int, size_bytes: int) -> bytes:
+        """Return so many bytes from first_byte on.  Raises: BadCorpus if they are not all there."""
+        try:
+            content = os.pread(self.descriptor, size_bytes, first_byte)
+        except OSError as error:
+            raise BadCorpus(self.path, f"cannot be read: {error.strerror}") from error
+        if len(content) != size_bytes:
+            raise BadCorpus(
+                self.path, f"ends within the {size_bytes} bytes from {first_byte} on; cut short?"
+            )
+        return content
+
+    def array(
+        self, first_byte: int, count: int, dtype: npt.DTypeLike
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield so many numbers, stored as dtype, a MiB at once.  Raises: BadCorpus."""
+        stored = np.dtype(dtype)
+        for first in range(0, count, _BLOCK_ITEMS):
+            size_bytes = min(_BLOCK_ITEMS, count - first) * stored.itemsize
+            block = self.read(first_byte + first * stored.itemsize, size_bytes)
+            yield np.frombuffer(block, stored).astype(np.int64)
+
+
+@contextmanager
+def open_file(path: str) -> Iterator[OpenFile]:
+    """Lend an opened file.  Raises: BadCorpus, naming it, if it cannot be read."""
+    try:
+        # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise BadCorpus(path, f"cannot be read: {_reason(error)}") from error
+    try:
+        head = os.pread(descriptor, HEAD_BYTES, 0)
+        yield OpenFile(path, descriptor, os.fstat(descriptor), head)
+    except OSError as error:
+        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def size_on_disk(path: str) -> int:
+    """Return the size in bytes of a regular file that is not empty.  Raises: BadCorpus."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise BadCorpus(path, f"cannot be read: {_reason(error)}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise BadCorpus(path, "is no regular file")
+    if status.st_size == 0:
+        raise BadCorpus(path, "is empty")
+    return status.st_size

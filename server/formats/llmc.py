@@ -1,0 +1,65 @@
+"""llm.c and modded-nanogpt: a header of 256 int32 (magic, version, token count, zeros), tokens.
+
+Llama-3 shards have a magic of their own and uint32 tokens. Layout: dev/data/data_common.py and
+llmc/dataloader.h of github.com/karpathy/llm.c.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenfeed.errors import BadCorpus
+
+from ..files import OpenFile
+from .layout import STORED, Asked, Layout, Stored
+
+NAME = "llm.c"
+
+_HEADER_BYTES = 1024
+_TOKENS: dict[int, tuple[int, Stored]] = {
+    20240520: (1, STORED["uint16"]),
+    20240801: (7, STORED["uint32"]),
+}
+"""Magic -> version and type of the tokens."""
+_OTHERS = {20240522: "evaluation examples", 20240527: "a training state"}
+
+
+def recognises(file: OpenFile) -> bool:
+    """Say whether it begins with one of llm.c's magic numbers, as a header does."""
+    magic = int.from_bytes(file.head[:4], "little")
+    return magic in _TOKENS or magic in _OTHERS
+
+
+def layout(file: OpenFile, asked: Asked) -> Layout:
+    """Return where the tokens lie.  Raises: BadCorpus if the header is not that of such a file."""
+    if len(file.head) < _HEADER_BYTES:
+        raise BadCorpus(
+            file.path, f"has {len(file.head)} bytes, less than llm.c's header of {_HEADER_BYTES}"
+        )
+    header = np.frombuffer(file.head, "<i4", 256)
+    magic, version, count = (int(number) for number in header[:3])
+    if magic in _OTHERS:
+        raise BadCorpus(file.path, f"holds {_OTHERS[magic]} of llm.c, no tokens to train on")
+    if magic not in _TOKENS:
+        raise BadCorpus(
+            file.path, f"begins with {magic}, none of llm.c's {', '.join(map(str, _TOKENS))}"
+        )
+    known_version, dtype = _TOKENS[magic]
+    if version != known_version:
+        raise BadCorpus(
+            file.path,
+            f"has llm.c's magic {magic} and version {version}, not {known_version}; "
+            "if it has no header, pass --format raw",
+        )
+    if header[3:].any():
+        raise BadCorpus(
+            file.path,
+            f"has llm.c's magic {magic}, but not only zeros after the token count; "
+            "if it has no header, pass --format raw",
+        )
+    held = (file.size_bytes - _HEADER_BYTES) / dtype.itemsize
+    if count < 1 or count != held:
+        raise BadCorpus(
+            file.path, f"its header says {count} tokens, and it has room for {held:g}; cut short?"
+        )
+    return Layout(NAME, dtype, _HEADER_BYTES, count, f"header with magic {magic}")

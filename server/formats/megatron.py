@@ -1,0 +1,99 @@
+"""Megatron's indexed dataset: raw tokens in X.bin; types, sequences and documents in X.idx.
+
+Layout: megatron/core/datasets/indexed_dataset.py of github.com/NVIDIA/Megatron-LM. Sequences are
+end to end, so X.bin is one run of tokens; a document is one or several of them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenfeed.errors import BadCorpus
+
+from ..files import OpenFile, open_file
+from .documents import Documents, Ends, require_ascending
+from .layout import STORED, Asked, Layout, Stored
+
+NAME = "megatron"
+
+_MAGIC = b"MMIDIDX\0\0"
+_HEADER = struct.Struct("<9sQBQQ")
+_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+
+
+class _Index(NamedTuple):
+    dtype: Stored
+    sequences: int
+    places: int
+    pointers_at: int
+    places_at: int
+
+
+def recognises(file: OpenFile) -> bool:
+    """Say whether an index lies beside it."""
+    return file.path.endswith(".bin") and os.path.exists(_index_path(file.path))
+
+
+def layout(file: OpenFile, asked: Asked) -> Layout:
+    """Return the layout that the index gives.  Raises: BadCorpus if it is not that of the file."""
+    path = _index_path(file.path)
+    with open_file(path) as index:
+        header = _read_header(index)
+        _require_end_to_end(index, header, file.size_bytes)
+        places = index.array(header.places_at, header.places, "<i8")
+        require_ascending(path, places, header.sequences, all_of_it=True)
+    ends = partial(_document_ends, path, header, file.size_bytes)
+    documents = Documents(header.places - 1, path, ends)
+    why, count = f"{os.path.basename(path)} beside it", file.size_bytes // header.dtype.itemsize
+    return Layout(NAME, header.dtype, 0, count, why, documents=documents)
+
+
+def _index_path(path: str) -> str:
+    return path.removesuffix(".bin") + ".idx"
+
+
+def _read_header(index: OpenFile) -> _Index:
+    magic, version, code, sequences, places = _HEADER.unpack(index.read(0, _HEADER.size))
+    if magic != _MAGIC or version != 1:
+        begins = f"begins with {magic!r} and version {version}, not as Megatron's version 1"
+        raise BadCorpus(index.path, f"{begins}; if it is something else, pass --format raw")
+    if code not in _CODES:
+        raise BadCorpus(index.path, f"says type {code}, none of the integers {_CODES}")
+    pointers_at = _HEADER.size + 4 * sequences
+    places_at = pointers_at + 8 * sequences
+    size = places_at + 8 * places
+    # Sequences may have a byte each for what they hold besides text.
+    if index.size_bytes not in (size, size + sequences) or not sequences or not places:
+        problem = f"{sequences} sequences and {places} places of documents have {size} bytes"
+        raise BadCorpus(index.path, f"{problem}, and it has {index.size_bytes}; cut short?")
+    return _Index(STORED[_CODES[code]], sequences, places, pointers_at, places_at)
+
+
+def _require_end_to_end(index: OpenFile, header: _Index, file_bytes: int) -> None:
+    end = 0
+    lengths = index.array(_HEADER.size, header.sequences, "<i4")
+    pointers = index.array(header.pointers_at, header.sequences, "<i8")
+    for length, first in zip(lengths, pointers, strict=True):
+        ends = end + np.cumsum(length) * header.dtype.itemsize
+        if (length < 0).any() or first[0] != end or (first[1:] != ends[:-1]).any():
+            raise BadCorpus(index.path, "sequences do not lie end to end")
+        end = int(ends[-1])
+    if end != file_bytes or not end:
+        raise BadCorpus(index.path, f"its sequences have {end} bytes, and its file {file_bytes}")
+
+
+def _document_ends(path: str, header: _Index, file_bytes: int) -> Iterator[Ends]:
+    """Yield where documents end: where the next one's first sequence begins."""
+    with open_file(path) as index:
+        for places in index.array(header.places_at + 8, header.places - 1, "<i8"):
+            first = int(places[0])
+            count = min(int(places[-1]) + 1, header.sequences) - first
+            begins = index.array(header.pointers_at + 8 * first, count, "<i8")
+            places_bytes = np.concatenate([*begins, [file_bytes]])
+            yield places_bytes[places - first] // header.dtype.itemsize

@@ -1,0 +1,83 @@
+"""A NumPy array saved by numpy.save: 1-D, or 2-D rows laid end to end."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from tokenize import TokenError
+
+import numpy as np
+
+from tokenfeed.errors import BadCorpus
+
+from ..files import OpenFile
+from .layout import STORED, Asked, Layout
+
+NAME = "npy"
+
+_MAGIC = b"\x93NUMPY"
+_FAILURES = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, TokenError)
+"""What numpy lets through of the ways in which a literal can be none."""
+_HEADER_BYTES_MAX = 1 << 14
+"""What NumPy writes has 128; it reads more than 10,000 only when told to."""
+
+
+def recognises(file: OpenFile) -> bool:
+    """Say whether it begins as numpy.save begins."""
+    return file.head.startswith(_MAGIC)
+
+
+def layout(file: OpenFile, asked: Asked) -> Layout:
+    """Return where the array lies.  Raises: BadCorpus if it is none of tokens, or not in order."""
+    shape, fortran, dtype, first_byte = _header(file)
+    if dtype.name not in STORED:
+        raise BadCorpus(file.path, f"is an array of {dtype}, no integers of 1 to 8 bytes")
+    if len(shape) not in (1, 2):
+        raise BadCorpus(file.path, f"has shape {shape}; tokens are 1-D, or 2-D rows")
+    fortran = fortran and len(shape) == 2
+    if dtype.newbyteorder("<") != dtype or fortran:
+        problem = "in Fortran order" if fortran else "big-endian"
+        raise BadCorpus(
+            file.path, f"is {problem}; convert it: {_conversion(file.path, dtype.name)}"
+        )
+    count = 1
+    for length in shape:
+        count *= length
+    if count == 0:
+        raise BadCorpus(file.path, f"has shape {shape}: no tokens")
+    held = file.size_bytes - first_byte
+    if held != count * dtype.itemsize:
+        raise BadCorpus(
+            file.path,
+            f"its header says {count} {dtype.name} tokens, {count * dtype.itemsize} bytes, and "
+            f"{held} follow it",
+        )
+    return Layout(NAME, STORED[dtype.name], first_byte, count, f"header of a {shape} array")
+
+
+def _header(file: OpenFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+    """Return shape, whether it is in Fortran order, type, and where the array begins."""
+    stream = io.BytesIO(file.read(0, min(file.size_bytes, _HEADER_BYTES_MAX)))
+    try:
+        with warnings.catch_warnings():
+            # Of headers that Python 2 wrote.
+            warnings.simplefilter("ignore")
+            version = np.lib.format.read_magic(stream)
+            # Version 3 differs from 2 in the names of fields, which tokens have not.
+            if version == (1, 0):
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+            else:
+                shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    except _FAILURES as error:
+        problem = f"has a header that numpy cannot read: {' '.join(str(error).split())[:100]}"
+        raise BadCorpus(file.path, problem) from error
+    if any(length < 0 for length in shape):
+        raise BadCorpus(file.path, f"has shape {shape}")
+    return shape, fortran, dtype, stream.tell()
+
+
+def _conversion(path: str, dtype: str) -> str:
+    code = (
+        f"import numpy as np; np.save('converted.npy', np.load({path!r}).ravel().astype('{dtype}'))"
+    )
+    return f'python -c "{code}"'

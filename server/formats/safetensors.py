@@ -1,0 +1,89 @@
+"""One integer tensor of a safetensors file, 1-D or 2-D: the only one, or the one named.
+
+Layout: the length of a JSON header (uint64), the header, the tensors:
+github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenfeed.errors import BadCorpus
+
+from ..files import OpenFile
+from .layout import STORED, Asked, Layout
+
+NAME = "safetensors"
+
+_FORMAT_HEADER_BYTES_MAX = 100_000_000
+_HEADER_BYTES_MAX = 1 << 20
+"""The format allows more; a header of a thousand tensors has a tenth of it."""
+_TYPES = {
+    "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
+    "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64",
+}  # fmt: skip
+
+
+def recognises(file: OpenFile) -> bool:
+    """Say whether the length of a header that may be, and the header's first bytes, stand first."""
+    length = int.from_bytes(file.head[:8], "little")
+    return 2 <= length <= _FORMAT_HEADER_BYTES_MAX and file.head[8:10] in (b'{"', b"{}", b"{ ")
+
+
+def layout(file: OpenFile, asked: Asked) -> Layout:
+    """Return where the tensor lies.  Raises: BadCorpus if it is not there, or not whole."""
+    length = int.from_bytes(file.head[:8], "little")
+    if len(file.head) < 8 or length > file.size_bytes - 8:
+        raise BadCorpus(file.path, f"says its header has {length} bytes, and is cut short")
+    if length > _HEADER_BYTES_MAX:
+        raise BadCorpus(
+            file.path, f"says its header has {length} bytes; at most {_HEADER_BYTES_MAX} are read"
+        )
+    try:
+        header = json.loads(file.read(8, length))
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        integers = {name: entry for name, entry in tensors.items() if entry["dtype"] in _TYPES}
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+        raise BadCorpus(file.path, "has a header that is no safetensors header") from error
+    name = asked.tensor
+    if name is None:
+        if len(integers) != 1:
+            known = ", ".join(sorted(integers)[:8]) or "none"
+            raise BadCorpus(
+                file.path,
+                f"has {len(integers)} integer tensors ({known}); name one: {file.path}#NAME",
+            )
+        (name,) = integers
+    if name not in integers:
+        raise BadCorpus(
+            file.path,
+            f"has no integer tensor {name!r}, but {', '.join(sorted(integers)[:8]) or 'none'}",
+        )
+    return _placed(file, name, integers[name], 8 + length)
+
+
+def _placed(file: OpenFile, name: str, entry: dict[str, Any], data_first_byte: int) -> Layout:
+    """Return where a tensor lies.  Raises: BadCorpus."""
+    dtype = STORED[_TYPES[entry["dtype"]]]
+    numbers = (entry.get("shape"), entry.get("data_offsets"))
+    if not all(isinstance(some, list) and all(type(n) is int for n in some) for some in numbers):
+        raise BadCorpus(file.path, f"tensor {name!r} has no shape or no data_offsets")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if len(shape) not in (1, 2) or len(offsets) != 2:
+        raise BadCorpus(
+            file.path, f"tensor {name!r} has shape {shape}; tokens are 1-D, or 2-D rows"
+        )
+    count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+    first, end = offsets
+    if min(shape) < 0 or not 0 <= first <= end <= file.size_bytes - data_first_byte:
+        raise BadCorpus(
+            file.path,
+            f"tensor {name!r} lies at {first} to {end}, beyond the file's end; cut short?",
+        )
+    if end - first != count * dtype.itemsize or count == 0:
+        raise BadCorpus(
+            file.path,
+            f"tensor {name!r} of shape {shape} and {dtype.name} cannot have {end - first} bytes",
+        )
+    return Layout(NAME, dtype, data_first_byte + first, count, f"tensor {name!r} of its header")

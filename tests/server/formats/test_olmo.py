@@ -1,0 +1,82 @@
+"""OLMo-core's files: named like arrays, without a header; documents in a .csv.gz beside them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server.formats.reading import ends, read, tokens
+from tokenfeed.errors import BadCorpus
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "part-0-00000.npy"
+    np.arange(11, dtype="<u4").tofile(made)
+    return made
+
+
+def describe(path: Path, lines: str) -> None:
+    with gzip.open(path.with_suffix(".csv.gz"), "wt") as file:
+        file.write(lines)
+
+
+def test_what_is_no_array_is_taken_as_it_is(path: Path) -> None:
+    """Its type is written nowhere."""
+    assert read(path).format == "olmo"
+    assert read(path).dtype_assumed
+    assert tokens(path, read(path, "<u4")) == list(range(11))
+    assert read(path, "<u4").documents is None
+
+
+def test_documents_are_what_the_lines_beside_it_say(path: Path) -> None:
+    describe(path, "0,4,id-1,source.gz\n4,6,id-2\n6,11\n")
+
+    layout = read(path, "<u4")
+
+    assert layout.documents is not None
+    assert (layout.documents.count, ends(layout)) == (3, [4, 6, 11])
+
+
+def test_more_documents_than_are_read_at_once_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "many.npy"
+    np.zeros(40_000, "<u2").tofile(path)
+    describe(path, "".join(f"{start},{start + 1}\n" for start in range(40_000)))
+
+    assert ends(read(path)) == list(range(1, 40_001))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "0,4\n4,3\n",
+        "0,12\n",
+        "0\n",
+        "a,b\n",
+        "0,-1\n",
+        f"0,{10**30}\n",
+        "0," + "9" * 9000,
+        "\n",
+        "",
+    ],
+)
+def test_lines_that_do_not_fit_are_refused(path: Path, lines: str) -> None:
+    describe(path, lines)
+
+    if lines == "":
+        assert read(path, "<u4").documents.count == 0
+        return
+    with pytest.raises(BadCorpus, match=r"part-0-00000\.csv\.gz: "):
+        read(path, "<u4")
+
+
+def test_lines_cut_short_are_refused(path: Path) -> None:
+    describe(path, "0,4\n" * 1000)
+    beside = path.with_suffix(".csv.gz")
+    beside.write_bytes(beside.read_bytes()[:-9])
+
+    with pytest.raises(BadCorpus, match=r"part-0-00000\.csv\.gz: "):
+        read(path, "<u4")
