@@ -10,10 +10,10 @@ import torch
 from .staging import Engine, Mark, Ring, cuda_engine
 from .stream import FrameStream
 from .widening import (
-    NARROW,
     WIDE_NUMPY,
     Batch,
     join_into,
+    narrow_dtype,
     require_tokens_fit,
     widen_here,
     widen_there,
@@ -84,7 +84,7 @@ class PlainDelivery(_DeviceDelivery):
         batch = out or self._fresh()
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         batch_size, context_length = self._shape
-        rows = torch.empty((batch_size, context_length + 1), dtype=NARROW[parts[0].itemsize])
+        rows = torch.empty((batch_size, context_length + 1), dtype=narrow_dtype(parts))
         join_into(parts, rows)
         widen_there(rows.to(self._device), *batch)
         stream.advance(batch_size)
@@ -125,9 +125,9 @@ class StagedDelivery(_DeviceDelivery, Generic[Mark]):
         if parts is None:
             return False
         if self._ring is None:
-            # How wide tokens are stored is known from the first frame on.
-            dtype = NARROW[parts[0].itemsize]
-            self._ring = Ring(self._engine, (batch_size, context_length + 1), dtype)
+            # How wide tokens are served is known from the first frame on.
+            shape = (batch_size, context_length + 1)
+            self._ring = Ring(self._engine, shape, narrow_dtype(parts))
         require_tokens_fit(parts, self._x_dtype)
         self._ring.stage(parts)
         stream.advance(batch_size)

@@ -1,7 +1,7 @@
 """A ring of pinned buffers and their events: rows on their way to a CUDA device. No grpc.
 
 A batch takes two steps. `stage` copies its rows into pinned memory and enqueues the copy to the
-device, as narrow as they are stored, on a stream of its own, so that it runs under whatever the
+device, as narrow as they are served, on a stream of its own, so that it runs under whatever the
 trainer computes. `take` has the consumer's current stream wait for that copy and widens there.
 
 All of it happens on the consumer's thread, and nothing waits for the device unless the copy that
@@ -21,7 +21,7 @@ import torch
 from tokenfeed.errors import InvalidRequest
 
 from .stream import Rows
-from .widening import join_into, widen_there
+from .widening import join_into, narrow_dtype, widen_there
 
 SLOTS = 4
 """Batches whose memory is in use by the device while the host goes on."""
@@ -69,7 +69,7 @@ class Ring(Generic[Mark]):
     def __init__(self, engine: Engine[Mark], shape: tuple[int, int], dtype: torch.dtype) -> None:
         """Make the slots.
 
-        shape: (B, T + 1).  dtype: of the stored tokens, signed.
+        shape: (B, T + 1).  dtype: of the served tokens, signed; wider ones may come later.
         """
         self._engine = engine
         self._free: deque[_Slot[Mark]] = deque(
@@ -88,10 +88,20 @@ class Ring(Generic[Mark]):
         if slot.copied is not None:
             # The copy engine may still be reading it: overwritten now, an old batch would change.
             slot.copied.synchronize()
+        if narrow_dtype(parts).itemsize > slot.pinned.itemsize:
+            self._widen_slot(slot, narrow_dtype(parts))
         join_into(parts, slot.pinned)
         # The buffer on the device is free only once its last batch was widened.
         slot.copied = self._engine.copy(slot.pinned, slot.buffer, slot.widened)
         self._staged.append(self._free.popleft())
+
+    def _widen_slot(self, slot: _Slot[Mark], dtype: torch.dtype) -> None:
+        """Give a slot wider memory: another server took over, which serves wider tokens."""
+        if slot.widened is not None:
+            # The old buffer may not be given away as long as the device reads it.
+            slot.widened.synchronize()
+        slot.pinned = self._engine.pinned(tuple(slot.pinned.shape), dtype)
+        slot.buffer = self._engine.buffer(tuple(slot.buffer.shape), dtype)
 
     def take(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Widen the oldest staged batch into x and y, on the consumer's current stream."""

@@ -1,7 +1,8 @@
 """Tokens as they travel -> (x, y) as a model takes them.
 
-Tokens travel as narrow as they are stored. torch has few operations for unsigned tensors, so on a
-device they are signed ones of the same width, and a mask undoes the sign.
+Tokens travel as narrow as they are served. torch has few operations for unsigned tensors, so on a
+device they are signed ones of the same width, and a mask undoes the sign. The width is no part of a
+stream's identity: from one server to the next it may change, within a batch too.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ WIDE_NUMPY: dict[torch.dtype, np.dtype[np.signedinteger]] = {
 }
 """What x may be: for torch, and for numpy."""
 NARROW = {2: torch.int16, 4: torch.int32}
-"""Width of a stored token in bytes -> what it is on a device until it is widened."""
+"""Width of a served token in bytes -> what it is on a device until it is widened."""
 
-_NARROW_NUMPY = {2: np.int16, 4: np.int32}
+_UNSIGNED = {2: np.uint16, 4: np.uint32}
 _INT32_MAX = (1 << 31) - 1
 _MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
 
@@ -46,7 +47,7 @@ def widen_here(parts: list[Rows], x: WideRows, y: WideRows) -> None:
 
 def require_tokens_fit(parts: list[Rows], *dtypes: torch.dtype) -> None:
     """Raise InvalidRequest if a token of 4 bytes does not fit an int32 among dtypes."""
-    if torch.int32 not in dtypes or parts[0].itemsize < 4:
+    if torch.int32 not in dtypes or narrow_dtype(parts).itemsize < 4:
         return
     largest = max(int(rows.max()) for rows in parts)
     if largest > _INT32_MAX:
@@ -58,7 +59,7 @@ def require_tokens_fit(parts: list[Rows], *dtypes: torch.dtype) -> None:
 def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Widen rows into x and y, all on one device.
 
-    narrow: int16 or int32 [B, T + 1], tokens as they are stored.  x, y: [B, T], int64 or int32.
+    narrow: int16 or int32 [B, T + 1], tokens as they are served.  x, y: [B, T], int64 or int32.
     """
     for wide, tokens in ((x, narrow[:, :-1]), (y, narrow[:, 1:])):
         wide.copy_(tokens)
@@ -66,9 +67,17 @@ def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
             wide.bitwise_and_(_MASKS[narrow.element_size()])
 
 
+def narrow_dtype(parts: list[Rows]) -> torch.dtype:
+    """Return the narrowest type that rows can be joined in, part after part."""
+    return NARROW[max(rows.itemsize for rows in parts)]
+
+
 def join_into(parts: list[Rows], narrow: torch.Tensor) -> None:
-    """Copy rows, part after part, into a signed tensor [B, T + 1] in host memory."""
-    np.concatenate([rows.view(_NARROW_NUMPY[rows.itemsize]) for rows in parts], out=narrow.numpy())
+    """Copy rows, part after part, into a signed tensor [B, T + 1] in host memory, at least as wide
+    as their `narrow_dtype`.
+    """
+    unsigned = narrow.numpy().view(_UNSIGNED[narrow.itemsize])
+    np.concatenate(parts, out=unsigned)
 
 
 def require_fits(

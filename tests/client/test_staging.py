@@ -77,3 +77,28 @@ def test_the_host_waits_only_when_it_is_a_whole_ring_ahead() -> None:
     assert not ring._free[0].copied.passed, "the device has not done a thing so far"
     ring.stage([rows_of(SLOTS, 2)])
     assert ring._staged[0].pinned.numpy().view(np.uint16).tolist() == rows_of(SLOTS, 2).tolist()
+
+
+@pytest.mark.parametrize("widths", [(2, 4), (4, 2)])
+@given(seed=st.integers(0, 2**32))
+def test_a_ring_takes_tokens_of_another_width(widths: tuple[int, int], seed: int) -> None:
+    """The replica that takes over may serve uint32 where the first served uint16: the width is no
+    part of what a stream is.
+    """
+    device, choices = Device(), random.Random(seed)
+    ring = Ring(device, (B, T + 1), NARROW[widths[0]])
+    outcomes = []
+    for batch in range(BATCHES):
+        first, second = rows_of(batch, widths[0]), rows_of(batch, widths[1])
+        parts = [[first], [first[:1], second[1:]], [second]][batch * 3 // BATCHES]
+        ring.stage(parts)
+        for _ in range(choices.randrange(4)):
+            device.step(choices.randrange(2))
+        x, y = (torch.full((B, T), -3, dtype=torch.int64) for _ in range(2))
+        ring.take(x, y)
+        outcomes.append((x, y, np.concatenate(parts).astype(np.int64)))
+    device.finish()
+
+    for x, y, rows in outcomes:
+        assert x.tolist() == rows[:, :-1].tolist()
+        assert y.tolist() == rows[:, 1:].tolist()
