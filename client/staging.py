@@ -72,6 +72,7 @@ class Ring(Generic[Mark]):
         shape: (B, T + 1).  dtype: of the served tokens, signed; wider ones may come later.
         """
         self._engine = engine
+        self._shape = shape
         self._free: deque[_Slot[Mark]] = deque(
             _Slot(engine.pinned(shape, dtype), engine.buffer(shape, dtype)) for _ in range(SLOTS)
         )
@@ -100,8 +101,8 @@ class Ring(Generic[Mark]):
         if slot.widened is not None:
             # The old buffer may not be given away as long as the device reads it.
             slot.widened.synchronize()
-        slot.pinned = self._engine.pinned(tuple(slot.pinned.shape), dtype)
-        slot.buffer = self._engine.buffer(tuple(slot.buffer.shape), dtype)
+        slot.pinned = self._engine.pinned(self._shape, dtype)
+        slot.buffer = self._engine.buffer(self._shape, dtype)
 
     def take(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Widen the oldest staged batch into x and y, on the consumer's current stream."""

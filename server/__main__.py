@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=partial(_of_a_dataset, tuple(STORED)),
         metavar="[NAME=]TYPE",
         help=f"type of the tokens in files that do not say it: {', '.join(STORED)} (default: "
-        "uint16)",
+        "uint16); one that says another is refused",
     )
     parser.add_argument(
         "--vocab-size",
@@ -325,8 +325,7 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     datasets = {}
     for source in sources:
-        dtype = dtypes[source.name]
-        asked = Asked(formats[source.name], STORED[dtype] if dtype else None, source.tensor)
+        asked = Asked.of(formats[source.name], dtypes[source.name], source.tensor)
         dataset = open_dataset(source, asked, checks)
         datasets[source.name] = dataset
         log_opened(dataset)
@@ -346,13 +345,16 @@ def log_opened(dataset: Dataset) -> None:
         corpus.dtype.name,
         dataset.fingerprint.hex(),
     )
-    if layout.dtype_assumed:
+    assumed = [shard.layout for shard in corpus.shards if shard.layout.dtype_assumed]
+    if assumed:
         _LOG.info(
-            "assumed dataset=%s format=%s dtype=%s: %s; --format and --dtype say otherwise",
+            "assumed dataset=%s format=%s dtype=%s files=%d: %s; "
+            "--format and --dtype say otherwise",
             dataset.name,
             layout.format,
             layout.dtype.name,
-            layout.why,
+            len(assumed),
+            assumed[0].why,
         )
 
 

@@ -26,11 +26,12 @@ from . import kernel
 from .blame import file_name
 from .files import open_file, size_on_disk
 from .formats import Asked, Stored
-from .narrowing import Narrowing, NoToken
+from .narrowing import Narrowing
 from .scratch import Scratch, ScratchPool, Tokens
 from .shard import Fate, Shard
 
 _LOG = logging.getLogger("tokenfeed.server")
+_CHANGED = "changed while it was served; restart its server on complete files"
 
 
 def at_once(work: Callable[[], None]) -> None:
@@ -41,8 +42,8 @@ def at_once(work: Callable[[], None]) -> None:
 class Corpus:
     """A dataset's files as one range of memory.
 
-    stored: type of the tokens in the files.  token_counts: int64[files].  shards: as they were
-    opened.
+    stored: type of the tokens in the files.  narrowing: how they become served ones.
+    token_counts: int64[files].  shards: as they were opened.
     """
 
     def __init__(self, name: str, paths: Sequence[str], asked: Asked) -> None:
@@ -59,7 +60,7 @@ class Corpus:
             for path, address, span in zip(paths, firsts.tolist(), spans, strict=True)
         ]
         self.stored = _one_kind(self.shards)
-        self._narrowing = Narrowing(self.stored)
+        self.narrowing = Narrowing(self.stored)
         kernel.expect_random_access(self._address, self._span_bytes)
         self.token_counts = np.array(
             [shard.layout.token_count for shard in self.shards], dtype=np.int64
@@ -71,7 +72,7 @@ class Corpus:
         self._witness_addresses = firsts + np.array([tail.witness_byte for tail in tails])
         self._witness_values = np.array([tail.witness_value for tail in tails], dtype=np.uint8)
         self._scratch = ScratchPool()
-        self._lost = False
+        self._lost = ""
         self._warned: set[int] = set()
         self._rereading = False
 
@@ -81,18 +82,13 @@ class Corpus:
         return self._address, self._span_bytes
 
     @property
-    def narrowing(self) -> Narrowing:
-        """How stored tokens become served ones."""
-        return self._narrowing
-
-    @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """Of the tokens as they are served: uint16 or uint32, little-endian."""
-        return self._narrowing.served
+        return self.narrowing.served
 
     def narrow(self, token_max: int) -> None:
         """Serve tokens in the narrowest type that holds this one."""
-        self._narrowing = Narrowing(self.stored, token_max)
+        self.narrowing = Narrowing(self.stored, token_max)
 
     def ranges(self, windows: Windows, row_bytes: int) -> kernel.Ranges:
         """Return where windows lie in memory, uint64[n, 2]: address and length in bytes.
@@ -101,7 +97,7 @@ class Corpus:
         """
         return _ranges(
             self._token_addresses[windows.shard] + windows.token_offset * self.stored.itemsize,
-            self._narrowing.stored_bytes(row_bytes),
+            self.narrowing.stored_bytes(row_bytes),
         )
 
     @contextmanager
@@ -115,7 +111,7 @@ class Corpus:
         of these rows is handed out.
         """
         self.require_intact()
-        stored_bytes = self._narrowing.stored_bytes(row_bytes)
+        stored_bytes = self.narrowing.stored_bytes(row_bytes)
         # Beside the rows there is room for the witnesses, at most one a row.
         with self._scratch.lend(windows.shard.size * (stored_bytes + 1)) as scratch:
             complete = scratch.fill(self.ranges(windows, row_bytes))
@@ -167,43 +163,45 @@ class Corpus:
     @property
     def lost(self) -> bool:
         """Whether nothing of it is handed out any more."""
-        return self._lost
+        return bool(self._lost)
 
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
         if self._lost:
-            raise self._changed()
+            raise CorpusChanged("dataset", f"{self.name!r} {self._lost}")
 
     def close(self) -> None:
         """Unmap the files. A gather still under way fails with CorpusChanged."""
         if self._span_bytes:
-            self._lost = True
+            self._lost = _CHANGED
             kernel.unmap(self._address, self._span_bytes)
             self._span_bytes = 0
             self._scratch.close()
 
-    def _changed(self) -> CorpusChanged:
-        return CorpusChanged(
-            "dataset",
-            f"{self.name!r} changed while it was served; restart its server on complete files",
-        )
+    def _lose(self, reason: str, told: str = "") -> None:
+        """Hand out nothing more of this dataset: half a corpus is another corpus.
 
-    def _lose(self, reason: str) -> None:
-        """Hand out nothing more of this dataset: half a corpus is another corpus."""
-        self._lost = True
+        reason: for the log.  told: to clients, where it is not that its files changed.
+        """
+        self._lost = told or _CHANGED
         _LOG.error("lost dataset=%s: %s", self.name, reason)
 
     def _served(self, windows: Windows, content: Tokens) -> Tokens:
         """Return stored rows as they are served.  Raises: CorpusChanged."""
-        try:
-            return self._narrowing.serve(content)
-        except NoToken as found:
-            row_tokens = content.size // self.stored.itemsize // windows.shard.size
-            row, place = divmod(found.place, row_tokens)
-            name = file_name(self.shards[windows.shard[row]].path)
-            place += int(windows.token_offset[row])
-            self._lose(f"{name}: token {place} is {found.value}, which cannot be served")
-            raise self._changed() from None
+        if self.narrowing.is_copy:
+            return content
+        tokens = content.view(self.stored)
+        wrong = self.narrowing.look(tokens).wrong_place
+        if wrong is not None:
+            row, place = divmod(wrong, tokens.size // windows.shard.size)
+            self._lose(
+                f"{file_name(self.shards[windows.shard[row]].path)}: token "
+                f"{windows.token_offset[row] + place} is {tokens[wrong]}, which cannot be served; "
+                "without --vocab-size, or with --check-all-tokens, it would be found at the start",
+                "has a token that cannot be served; the log of its server says where",
+            )
+            self.require_intact()
+        return self.narrowing.serve(tokens).view(np.uint8)
 
     def _cut_within(self, windows: Windows, scratch: Scratch, row_bytes: int) -> bool:
         """Say whether a row may have run over the end of a file that was cut within a page.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from .blame import file_name
 from .corpus import Corpus, at_once
 from .digest import read_sidecar
 from .formats import Asked, Stored
-from .narrowing import NoToken
+from .narrowing import Look
 from .readahead import ReadAhead
 from .shard import Shard
 from .shards import Source
@@ -48,6 +49,7 @@ _PROGRESS_SECONDS = 5.0
 _HIGH_HALF_MAX = 3
 _LOW_HALVES_MIN = 64
 """With less evidence than that there is no suspicion: a sparse corpus may look like anything."""
+_ODD_LARGE_SHARE_MAX = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Dataset:
         content = _Content(self.corpus)
         blocks = []
         try:
-            for block in content.scan(identity.content_blocks(content.size_bytes), None):
+            for block in content.hashed(identity.content_blocks(content.size_bytes)):
                 if stopped():
                     return True  # nobody will ask again
                 blocks.append(block)
@@ -124,8 +126,7 @@ def open_dataset(source: Source, asked: Asked, checks: TokenChecks) -> Dataset:
         content = _Content(corpus)
         whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
         first_pass = _first_pass(corpus, checks.vocab_size)
-        if corpus.shards[0].layout.dtype_assumed and corpus.stored.itemsize == 2:
-            _require_no_halves(source.paths[0], first_pass)
+        _require_no_halves(corpus, first_pass)
         token_max = max(block.token_max for block in first_pass)
         if checks.vocab_size is not None:
             token_max = checks.vocab_size - 1
@@ -152,7 +153,7 @@ def full_digest(corpus: Corpus) -> bytes:
     BadCorpus.
     """
     content = _Content(corpus)
-    blocks = content.scan(identity.content_blocks(content.size_bytes, complete=True), None)
+    blocks = content.hashed(identity.content_blocks(content.size_bytes, complete=True))
     return _digest(corpus, _with_progress(blocks, content.size_bytes))
 
 
@@ -160,16 +161,43 @@ def full_digest(corpus: Corpus) -> bytes:
 class _Block:
     """What one block of the content was found to hold.
 
-    token_max: greatest token, -1 where none was looked for.  odd_max: greatest one at an odd place
-    of its file.  even_large_count: tokens at even places that are too great for the high half of a
-    uint32 token.
+    token_max: greatest token, -1 where nobody had to look.  halves: by file, of those whose tokens
+    were taken for uint16 because nothing says otherwise.
     """
 
     size_bytes: int
     sha256: bytes
-    token_max: int
-    odd_max: int
-    even_large_count: int
+    token_max: int = -1
+    halves: dict[int, _Halves] = field(default_factory=dict)
+
+
+class _Halves(NamedTuple):
+    """What tells uint16 tokens from the halves of uint32 ones.
+
+    Numbers of those that are too great for the high half of a uint32 token, at odd and at even
+    places of the file, and of those at odd places that are the high half of a negative one.
+    """
+
+    odd_large: int = 0
+    even_large: int = 0
+    negative: int = 0
+
+    @classmethod
+    def of(cls, tokens: Tokens, first_token: int) -> _Halves:
+        evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
+        even_large, odd_large = (
+            int(np.count_nonzero(some > _HIGH_HALF_MAX)) for some in (evens, odds)
+        )
+        negative = int(np.count_nonzero(odds == 0xFFFF)) if odd_large else 0
+        return cls(odd_large - negative, even_large, negative)
+
+    def and_those(self, other: _Halves) -> _Halves:
+        return _Halves(*map(int.__add__, self, other))
+
+    @property
+    def look_alike(self) -> bool:
+        enough = self.even_large >= _LOW_HALVES_MIN
+        return enough and self.odd_large <= self.even_large * _ODD_LARGE_SHARE_MAX
 
 
 class _Content:
@@ -183,14 +211,22 @@ class _Content:
         self.size_bytes = int(self._ends[-1])
 
     def scan(self, blocks: Iterator[tuple[int, int]], vocab_size: int | None) -> Iterator[_Block]:
-        """Read blocks, each (first_byte, end_byte), in several threads, or ahead if they are small.
+        """Read blocks, each (first_byte, end_byte), and look at their tokens.
 
         Yields: what was found, in the order of the blocks.  Raises: BadCorpus.
         """
+        return self._each(blocks, partial(self._scan_block, vocab_size))
 
-        def scan_block(block: tuple[int, int]) -> _Block:
-            return self._scan_block(*block, vocab_size)
+    def hashed(self, blocks: Iterator[tuple[int, int]]) -> Iterator[_Block]:
+        """Read blocks, whatever tokens are in them.  Raises: BadCorpus if that cannot be done."""
+        return self._each(blocks, self._hash_block)
 
+    def _each(
+        self,
+        blocks: Iterator[tuple[int, int]],
+        scan_block: Callable[[tuple[int, int]], _Block],
+    ) -> Iterator[_Block]:
+        """Read blocks in several threads, or ahead if they are small."""
         with ThreadPoolExecutor(_READERS, "tokenfeed-scan") as readers:
             while some := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
                 if some[0][1] - some[0][0] < _THREADED_BYTES_MIN:
@@ -207,27 +243,29 @@ class _Content:
         windows = Windows(shard, first_byte // self._corpus.stored.itemsize)
         ReadAhead(self._corpus).advise(windows, page_tokens * self._corpus.dtype.itemsize)
 
-    def _scan_block(self, first_byte: int, end_byte: int, vocab_size: int | None) -> _Block:
+    def _hash_block(self, block: tuple[int, int]) -> _Block:
+        digest = hashlib.sha256()
+        for index, first, end in self._pieces(*block):
+            digest.update(self._corpus.shards[index].read(first, end - first))
+        return _Block(block[1] - block[0], digest.digest())
+
+    def _scan_block(self, vocab_size: int | None, block: tuple[int, int]) -> _Block:
         digest = hashlib.sha256()
         token_max = -1
-        odd_max = even_large_count = 0
+        halves: dict[int, _Halves] = {}
         stored = self._corpus.stored
-        for index, first, end in self._pieces(first_byte, end_byte):
+        for index, first, end in self._pieces(*block):
             shard = self._corpus.shards[index]
             content = shard.read(first, end - first)
             digest.update(content)
             tokens, first_token = _whole_tokens(content, first, stored)
-            try:
-                greatest = self._corpus.narrowing.require_tokens(tokens, vocab_size)
-            except NoToken as found:
-                raise _no_token(shard, first_token, found, vocab_size) from None
-            token_max = max(token_max, greatest)
-            if stored.itemsize == 2:
-                evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
-                odd_max = max(odd_max, int(odds.max(initial=0)))
-                even_large_count += int(np.count_nonzero(evens > _HIGH_HALF_MAX))
-        size_bytes = end_byte - first_byte
-        return _Block(size_bytes, digest.digest(), token_max, odd_max, even_large_count)
+            look = self._corpus.narrowing.look(tokens, vocab_size)
+            if look.wrong_place is not None:
+                raise _no_token(shard, tokens, first_token, look, vocab_size)
+            token_max = max(token_max, look.greatest)
+            if shard.layout.dtype_assumed and stored.itemsize == 2:
+                halves[index] = _Halves.of(tokens, first_token)
+        return _Block(block[1] - block[0], digest.digest(), token_max, halves)
 
     def _pieces(self, first_byte: int, end_byte: int) -> Iterator[tuple[int, int, int]]:
         """Cut a block at the borders of the files: each piece's file, first byte and end byte
@@ -251,27 +289,42 @@ def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Token
     return tokens, (first_byte + skipped) // dtype.itemsize
 
 
-def _no_token(shard: Shard, first_token: int, found: NoToken, vocab_size: int | None) -> BadCorpus:
-    if found.value < 0:
+def _no_token(
+    shard: Shard, tokens: Tokens, first_token: int, look: Look, vocab_size: int | None
+) -> BadCorpus:
+    assert look.wrong_place is not None
+    place, value = first_token + look.wrong_place, int(tokens[look.wrong_place])
+    if value < 0:
         limit = "negative: a label that is masked, or another --dtype?"
     elif vocab_size is None:
         limit = "above what uint32 holds"
     else:
         limit = f"not below --vocab-size {vocab_size}"
-    return BadCorpus(shard.path, f"token {first_token + found.place} is {found.value}, {limit}")
+    return BadCorpus(shard.path, f"token {place} is {value}, {limit}")
 
 
-def _require_no_halves(path: str, blocks: Iterable[_Block]) -> None:
-    """Raise BadCorpus if tokens read as uint16 look like the halves of uint32 tokens."""
-    blocks = list(blocks)
-    odd_max = max(block.odd_max for block in blocks)
-    evidence = sum(block.even_large_count for block in blocks)
-    if odd_max <= _HIGH_HALF_MAX and evidence >= _LOW_HALVES_MIN:
-        raise BadCorpus(
-            path,
-            f"every second token is at most {odd_max}: this looks like uint32. "
-            "Pass --dtype uint32, or --dtype uint16 if it really is uint16",
-        )
+def _require_no_halves(corpus: Corpus, blocks: Iterable[_Block]) -> None:
+    """Raise BadCorpus if tokens that were taken for uint16 look like the halves of wider ones."""
+    found: dict[int, _Halves] = {}
+    for block in blocks:
+        for index, halves in block.halves.items():
+            found[index] = found.get(index, _Halves()).and_those(halves)
+    for index, halves in sorted(found.items()):
+        if halves.look_alike:
+            shard = corpus.shards[index]
+            dtype = "int32" if halves.negative else "uint32"
+            dtype = "int64" if _has_empty_quarters(shard) else dtype
+            raise BadCorpus(
+                shard.path,
+                f"every second token is at most {_HIGH_HALF_MAX}: this looks like {dtype}. "
+                f"Pass --dtype {dtype}, or --dtype uint16 if it really is uint16",
+            )
+
+
+def _has_empty_quarters(shard: Shard) -> bool:
+    """Say whether the halves of wider tokens are themselves halves of those of 8 bytes."""
+    content = shard.read(0, min(1 << 16, shard.layout.content_bytes // 8 * 8))
+    return int(np.frombuffer(content, shard.layout.dtype)[2::4].max(initial=0)) == 0
 
 
 def _first_pass(corpus: Corpus, vocab_size: int | None) -> list[_Block]:

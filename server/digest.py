@@ -33,7 +33,9 @@ def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:
     By its name it is of these files: the same one may be the first of several datasets.
     """
     folder, name = os.path.split(shards[0].path)
-    names = "/".join([dtype.name, *(os.path.basename(shard.path) for shard in shards)])
+    names = "/".join(
+        [dtype.name, *(f"{os.path.basename(s.path)} {s.layout.first_byte}" for s in shards)]
+    )
     own = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     return os.path.join(folder, f".{name}.{own}{_SUFFIX}")
 
@@ -89,7 +91,13 @@ def _facts(shards: Sequence[Shard], dtype: Stored) -> dict[str, object]:
         "version": _VERSION,
         "dtype": dtype.name,
         "files": [
-            [os.path.basename(shard.path), shard.size_bytes, shard.facts.written_ns]
+            [
+                os.path.basename(shard.path),
+                shard.size_bytes,
+                shard.facts.written_ns,
+                shard.layout.first_byte,
+                shard.layout.token_count,
+            ]
             for shard in shards
         ],
     }

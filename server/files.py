@@ -29,6 +29,11 @@ class OpenFile:
     head: bytes
 
     @property
+    def name(self) -> str:
+        """Without its folder."""
+        return os.path.basename(self.path)
+
+    @property
     def size_bytes(self) -> int:
         """When it was opened."""
         return self.status.st_size
@@ -38,7 +43,7 @@ class OpenFile:
         try:
             content = os.pread(self.descriptor, size_bytes, first_byte)
         except OSError as error:
-            raise BadCorpus(self.path, f"cannot be read: {error.strerror}") from error
+            raise _unreadable(self.path, error) from error
         if len(content) != size_bytes:
             raise BadCorpus(
                 self.path, f"ends within the {size_bytes} bytes from {first_byte} on; cut short?"
@@ -63,18 +68,11 @@ def open_file(path: str) -> Iterator[OpenFile]:
         # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise BadCorpus(path, f"cannot be read: {_reason(error)}") from error
+        raise _unreadable(path, error) from error
     try:
-        head = os.pread(descriptor, HEAD_BYTES, 0)
-        yield OpenFile(path, descriptor, os.fstat(descriptor), head)
-    except OSError as error:
-        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+        yield _opened(path, descriptor)
     finally:
         os.close(descriptor)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def size_on_disk(path: str) -> int:
@@ -82,9 +80,26 @@ def size_on_disk(path: str) -> int:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        raise BadCorpus(path, f"cannot be read: {_reason(error)}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise BadCorpus(path, "is no regular file")
+        raise _unreadable(path, error) from error
+    _require_regular(path, status)
     if status.st_size == 0:
         raise BadCorpus(path, "is empty")
     return status.st_size
+
+
+def _opened(path: str, descriptor: int) -> OpenFile:
+    try:
+        status = os.fstat(descriptor)
+        _require_regular(path, status)
+        return OpenFile(path, descriptor, status, os.pread(descriptor, HEAD_BYTES, 0))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _require_regular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise BadCorpus(path, "is no regular file")
+
+
+def _unreadable(path: str, error: OSError | ValueError) -> BadCorpus:
+    return BadCorpus(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.position import require_range
 
 from .corpus import Corpus
 from .dataset import Dataset, TokenChecks, open_dataset
-from .formats import FORMAT_NAMES, STORED, Asked
-from .shards import parse_data
+from .shards import add_dataset_arguments, parse_dataset
 
 _FILES_SHOWN = 20
 
@@ -26,12 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Says what files of tokens are, and what a server would assume of them.",
         epilog="example: python -m server.inspect shards/*.bin --tokenizer tokenizer.json",
     )
+    add_dataset_arguments(parser)
     parser.add_argument(
-        "data", nargs="+", metavar="PATH", help="what --data of the server takes for one dataset"
-    )
-    parser.add_argument("--format", choices=FORMAT_NAMES, help="(default: as they look)")
-    parser.add_argument(
-        "--dtype", choices=tuple(STORED), help="of tokens in files that do not say it"
+        "--vocab-size", type=int, metavar="N", help="what --vocab-size of the server would be"
     )
     parser.add_argument(
         "--tokens", type=int, default=16, metavar="N", help="to show (default: %(default)s)"
@@ -47,12 +44,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Inspect.  Returns: 0, 1 after an error said in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
+    # A path need not be text.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(stream=sys.stderr, level="WARNING", format="%(message)s")
     try:
-        source = parse_data(arguments.data)
-        dtype = STORED[arguments.dtype] if arguments.dtype else None
-        asked = Asked(arguments.format, dtype, source.tensor)
-        dataset = open_dataset(source, asked, TokenChecks(serves=False))
+        if arguments.vocab_size is not None:
+            require_range("--vocab-size", arguments.vocab_size, 1, 1 << 32)
+        checks = TokenChecks(arguments.vocab_size, serves=False)
+        dataset = open_dataset(*parse_dataset(arguments), checks)
         try:
             show(dataset, arguments.tokens, arguments.tokenizer)
         finally:
@@ -70,18 +69,22 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> Non
     corpus, layout = dataset.corpus, dataset.corpus.shards[0].layout
     print(f"dataset {dataset.name}")
     print(f"  format: {layout.format} ({layout.why})")
-    assumed = " is assumed; --dtype says otherwise" if layout.dtype_assumed else ""
-    print(f"  dtype: {corpus.stored.name}{assumed}")
+    assumed = sum(shard.layout.dtype_assumed for shard in corpus.shards)
+    of_files = f" is assumed of {assumed:,} file(s); --dtype says otherwise" if assumed else ""
+    print(f"  dtype: {corpus.stored.name}{of_files}")
     print(f"  served as: {corpus.dtype.name}{_why_served(corpus)}")
     print(f"  tokens: {corpus.token_counts.sum():,} in {len(corpus.shards):,} file(s)")
+    counts = [shard.layout.documents.count for shard in corpus.shards if shard.layout.documents]
+    if counts:
+        print(f"  documents: {sum(counts):,}, known of {len(counts):,} file(s)")
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:
         print(f"  digest: {dataset.digest.hex()}")
     for shard in corpus.shards[:_FILES_SHOWN]:
         documents = shard.layout.documents
-        known = f", {documents.count:,} documents ({documents.path})" if documents else ""
+        ends = f", {documents.count:,} documents ({documents.path})" if documents else ""
         begins = f", from byte {shard.layout.first_byte} on" if shard.layout.first_byte else ""
-        print(f"  {shard.path}: {shard.layout.token_count:,} tokens{begins}{known}")
+        print(f"  {shard.path}: {shard.layout.token_count:,} tokens{begins}{ends}")
     if len(corpus.shards) > _FILES_SHOWN:
         print(f"  ... and {len(corpus.shards) - _FILES_SHOWN:,} more")
     first = corpus.shards[0]

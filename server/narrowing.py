@@ -5,6 +5,8 @@ Every number is looked at: one that is negative or too great is an error, never 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,13 +17,15 @@ from .formats import Stored
 UINT16, UINT32 = TOKEN_DTYPES[2], TOKEN_DTYPES[4]
 
 
-class NoToken(Exception):
-    """A number that cannot be a token.  place: where it is.  value: what it is."""
+class Look(NamedTuple):
+    """What was found in numbers that should be tokens.
 
-    def __init__(self, place: int, value: int) -> None:
-        """Remember both."""
-        super().__init__(f"{value} is no token")
-        self.place, self.value = place, value
+    greatest: of them; -1 where nobody had to look.  wrong_place: of the first that is no token,
+    None if all are.
+    """
+
+    greatest: int = -1
+    wrong_place: int | None = None
 
 
 class Narrowing:
@@ -44,31 +48,25 @@ class Narrowing:
             token_max = stored_end - 1
         self.served = UINT16 if token_max < 1 << 16 else UINT32
         self._stored = stored
-        self._end = min(stored_end, 1 << 8 * self.served.itemsize)
-        self.looks = self._end < 1 << bits
+        self._end = min(stored_end, token_max + 1, 1 << 8 * self.served.itemsize)
+        self.looks = min(stored_end, 1 << 8 * self.served.itemsize) < 1 << bits
 
     def stored_bytes(self, served_bytes: int) -> int:
         """Return how long in a file is what has so many bytes when it is served."""
         return served_bytes // self.served.itemsize * self._stored.itemsize
 
-    def serve(self, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return stored bytes as they are served.  Raises: NoToken."""
-        if self.is_copy:
-            return content
-        tokens = content.view(self._stored)
-        self.require_tokens(tokens)
-        return tokens.astype(self.served).view(np.uint8)
-
-    def require_tokens(self, tokens: npt.NDArray[np.integer], end: int | None = None) -> int:
-        """Return the greatest of stored numbers, -1 for none of them.
+    def look(self, tokens: npt.NDArray[np.integer], end: int | None = None) -> Look:
+        """Look at stored numbers.
 
         end: the first that is no token, where that is less than what can be served.
-        Raises: NoToken.
         """
+        if not self.looks and end is None:
+            return Look()
         unsigned = tokens.view(f"<u{self._stored.itemsize}")
-        greatest = int(unsigned.max(initial=0)) if self.looks or end is not None else -1
+        greatest = int(unsigned.max(initial=0))
         end = min(end or self._end, self._end)
-        if greatest >= end:
-            place = int(np.argmax(unsigned >= end))
-            raise NoToken(place, int(tokens[place]))
-        return greatest
+        return Look(greatest, int(np.argmax(unsigned >= end)) if greatest >= end else None)
+
+    def serve(self, tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
+        """Return stored numbers, all of which are tokens, as they are served."""
+        return tokens.astype(self.served)

@@ -1,10 +1,11 @@
-"""From the words after --data to a dataset's name and the files that are its shards.
+"""From the words of a command line to a dataset's name and the files that are its shards.
 
 Decides by names alone; what is in the files is for `formats`.
 """
 
 from __future__ import annotations
 
+import argparse
 import glob
 import os
 import re
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenfeed.errors import BadCorpus, InvalidRequest
+
+from .formats import FORMAT_NAMES, STORED, Asked
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
@@ -67,6 +70,27 @@ def parse_data(words: Sequence[str]) -> Source:
     return Source(name, tuple(paths), *tensors)
 
 
+def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let a command be asked for one dataset: what `parse_dataset` understands."""
+    parser.add_argument(
+        "data",
+        nargs="+",
+        metavar="PATH",
+        help="what --data of the server takes for one dataset: a file, or several files, a glob or "
+        "a folder",
+    )
+    parser.add_argument("--format", choices=FORMAT_NAMES, help="(default: what they look like)")
+    parser.add_argument(
+        "--dtype", choices=tuple(STORED), help="of tokens in files that do not say it"
+    )
+
+
+def parse_dataset(arguments: argparse.Namespace) -> tuple[Source, Asked]:
+    """Return the dataset that a command was asked for.  Raises: BadCorpus as `parse_data` does."""
+    source = parse_data(arguments.data)
+    return source, Asked.of(arguments.format, arguments.dtype, source.tensor)
+
+
 def parse_per_dataset(
     option: str, words: Sequence[str], names: Sequence[str]
 ) -> dict[str, str | None]:
@@ -103,10 +127,18 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
 
 def _without_tensor(word: str) -> tuple[str, str | None]:
     """Return what names files, and what stands behind a # that is no part of such a name."""
-    path, hash_sign, tensor = word.rpartition("#")
-    if not hash_sign or os.path.lexists(word):
+    parts = word.split("#")
+    if _names_files(word):
         return word, None
-    return path, tensor
+    for count in range(1, len(parts)):
+        path, tensor = "#".join(parts[:count]), "#".join(parts[count:])
+        if os.path.isfile(path) or (not os.path.isdir(path) and _names_files(path)):
+            return path, tensor
+    return word, None
+
+
+def _names_files(word: str) -> bool:
+    return os.path.lexists(word) or (glob.has_magic(word) and bool(glob.glob(word, recursive=True)))
 
 
 def _expand(word: str) -> list[str]:
@@ -116,7 +148,8 @@ def _expand(word: str) -> list[str]:
         problem = f"is a folder without shards (files named *{', *'.join(SHARD_SUFFIXES)})"
         problem += _what_else(word) if not found else ""
     elif not os.path.lexists(word) and glob.has_magic(word):
-        found = [path for path in glob.glob(word, recursive=True) if os.path.isfile(path)]
+        # A link to nothing too, which must not go unnoticed.
+        found = [path for path in glob.glob(word, recursive=True) if not os.path.isdir(path)]
         problem = "matches no file"
     else:
         return [word]
@@ -129,7 +162,7 @@ def _tokens_of(paths: Sequence[str]) -> list[str]:
     """Return the files of tokens: what lies beside one of them is left out, and an index that is
     given alone stands for its own.
     """
-    given = set(paths)
+    given = set(map(os.path.abspath, paths))
     tokens = []
     for path in paths:
         belongs = [
@@ -137,10 +170,10 @@ def _tokens_of(paths: Sequence[str]) -> list[str]:
             for ending, instead in _BESIDE
             if path.endswith(ending)
         ]
-        if not belongs or not os.path.exists(belongs[0]):
+        if not belongs or not os.path.lexists(belongs[0]):
             tokens.append(path)
-        elif belongs[0] not in given:
-            given.add(belongs[0])
+        elif os.path.abspath(belongs[0]) not in given:
+            given.add(os.path.abspath(belongs[0]))
             tokens.append(belongs[0])
     return tokens
 

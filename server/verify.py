@@ -15,8 +15,8 @@ from tokenfeed.errors import BadCorpus, TokenfeedError
 
 from .dataset import TokenChecks, full_digest, open_dataset
 from .digest import read_sidecar, sidecar_path, write_sidecar
-from .formats import FORMAT_NAMES, STORED, Asked
-from .shards import parse_data
+from .formats import Asked
+from .shards import Source, add_dataset_arguments, parse_dataset
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,16 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m server.verify",
         description="Reads every byte of a dataset, and keeps its digest beside its files.",
     )
-    parser.add_argument(
-        "data",
-        nargs="+",
-        metavar="PATH",
-        help="what --data of the server takes: a file, or several files, a glob or a folder",
-    )
-    parser.add_argument("--format", choices=FORMAT_NAMES, help="(default: as they look)")
-    parser.add_argument(
-        "--dtype", choices=tuple(STORED), help="of tokens in files that do not say it"
-    )
+    add_dataset_arguments(parser)
     return parser
 
 
@@ -43,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
-        verify(arguments.data, arguments.format, arguments.dtype)
+        verify(*parse_dataset(arguments))
     except TokenfeedError as error:
         print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
         return 1
@@ -53,15 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def verify(words: Sequence[str], form: str | None, dtype: str | None) -> None:
+def verify(source: Source, asked: Asked) -> None:
     """Read a dataset in full, compare it with what is known of it, and keep its digest.
 
-    form, dtype: of its files; None is what they look like.
     Raises: BadCorpus if its content is another one than when it was last verified, or it cannot be
     read.
     """
-    source = parse_data(words)
-    asked = Asked(form, STORED[dtype] if dtype else None, source.tensor)
     dataset = open_dataset(source, asked, TokenChecks(serves=False))
     try:
         shards, stored = dataset.corpus.shards, dataset.corpus.stored

@@ -87,6 +87,14 @@ def test_relative_imports_stay_within_their_room() -> None:
                     assert node.level <= depth, f"{path}:{node.lineno}"
 
 
+def test_a_format_is_one_small_module() -> None:
+    """What takes more than a page to recognise is better converted."""
+    formats = modules("server/formats")
+
+    assert len(formats) > 8
+    assert [path.name for path in formats if len(path.read_text().splitlines()) >= 100] == []
+
+
 def test_importing_the_client_imports_no_torch() -> None:
     """`python -m client describe` works on a machine without it."""
     code = "import sys, client, client.__main__; raise SystemExit('torch' in sys.modules)"

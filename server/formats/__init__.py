@@ -5,6 +5,7 @@ A format is a module with `NAME`, `recognises` and `layout`, and a line in FORMA
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from tokenfeed.errors import BadCorpus
@@ -40,13 +41,17 @@ class Format(Protocol):
         ...
 
 
-FORMATS: tuple[Format, ...] = (megatron, datatrove, npy, safetensors, llmc, foreign, olmo, raw)
+FORMATS: tuple[Format, ...] = (megatron, npy, safetensors, llmc, foreign, datatrove, olmo, raw)
 """In the order in which they are asked: first what lies beside a file, then what it begins with,
 then its name; raw, which recognises anything, comes last."""
 
 
 FORMAT_NAMES = tuple(sorted(form.NAME for form in FORMATS if form is not foreign))
 """What --format may say."""
+
+
+_CERTAIN = (raw, npy)
+"""Of what cannot be something else by accident, nobody needs to be told how to overrule it."""
 
 
 def read_layout(file: OpenFile, asked: Asked) -> Layout:
@@ -57,7 +62,15 @@ def read_layout(file: OpenFile, asked: Asked) -> Layout:
     """
     candidates = [form for form in FORMATS if asked.format in (None, form.NAME)]
     found = next(form for form in candidates if asked.format or form.recognises(file))
-    layout = found.layout(file, asked)
+    try:
+        layout = found.layout(file, asked)
+        if asked.format:
+            layout = replace(layout, why="as --format says")
+    except BadCorpus as error:
+        if asked.format or found in _CERTAIN or isinstance(error.__cause__, OSError):
+            raise
+        cure = f"pass --format {raw.NAME} if all of it is tokens"
+        raise BadCorpus(error.subject, f"{error.problem} ({cure})") from error
     if asked.dtype is not None and asked.dtype != layout.dtype:
         raise BadCorpus(
             file.path, f"has {layout.dtype.name} tokens, not --dtype {asked.dtype.name}"

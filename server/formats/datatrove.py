@@ -14,8 +14,7 @@ from tokenfeed.errors import BadCorpus
 
 from ..files import OpenFile, open_file
 from .documents import Documents, Ends, require_ascending
-from .layout import STORED, Asked, Layout, Stored
-from .raw import all_tokens
+from .layout import STORED, Asked, Layout, Stored, all_tokens
 
 NAME = "datatrove"
 SUFFIX = ".ds"
@@ -24,18 +23,17 @@ _WIDTHS = {2: STORED["uint16"], 4: STORED["uint32"]}
 
 
 def recognises(file: OpenFile) -> bool:
-    """Say whether it has datatrove's name, or one of its companions beside it."""
-    beside = (f"{file.path}.index", f"{file.path}.metadata")
-    return file.path.endswith(SUFFIX) or any(map(os.path.exists, beside))
+    """Say whether it has datatrove's name, and was asked after all that begin in a known way."""
+    return file.path.endswith(SUFFIX)
 
 
 def layout(file: OpenFile, asked: Asked) -> Layout:
     """Return the layout, its type from .metadata, or from .index.  Raises: BadCorpus."""
     metadata, index = f"{file.path}.metadata", f"{file.path}.index"
-    has_metadata, has_index = os.path.exists(metadata), os.path.exists(index)
-    said, count = _metadata(metadata) if has_metadata else (None, None)
+    has_metadata, has_index = os.path.lexists(metadata), os.path.lexists(index)
+    said, count = _metadata(metadata, file.size_bytes) if has_metadata else (None, None)
     if said is None and has_index:
-        said = _width(index, file.size_bytes)
+        said = _width(_last_end(index), file.size_bytes)
     why = f"named *{SUFFIX}"
     if has_metadata or has_index:
         why = f"{os.path.basename(metadata if has_metadata else index)} beside it"
@@ -48,13 +46,15 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
     return found
 
 
-def _metadata(path: str) -> tuple[Stored | None, int]:
-    """Return the type of the tokens, None where an old file does not say, and their number."""
+def _metadata(path: str, file_bytes: int) -> tuple[Stored | None, int]:
+    """Return the type of the tokens, where it can be known, and their number."""
     with open_file(path) as file:
         lines = file.head.decode("utf-8", "replace").splitlines()
     try:
-        width = lines[0].rpartition("|")[2] if "|" in lines[0] else None
-        return (None if width is None else _WIDTHS[int(width)]), int(lines[1])
+        count = int(lines[1])
+        if "|" not in lines[0]:  # as older versions wrote it
+            return _width(count, file_bytes), count
+        return _WIDTHS[int(lines[0].rpartition("|")[2])], count
     except (IndexError, KeyError, ValueError):
         raise BadCorpus(
             path,
@@ -62,15 +62,15 @@ def _metadata(path: str) -> tuple[Stored | None, int]:
         ) from None
 
 
-def _width(path: str, file_bytes: int) -> Stored | None:
-    """Return the type whose tokens end where the last document does, if there is one."""
+def _width(count: int, file_bytes: int) -> Stored | None:
+    """Return the type of so many tokens in so many bytes, if there is one."""
+    return next((dtype for width, dtype in _WIDTHS.items() if width * count == file_bytes), None)
+
+
+def _last_end(path: str) -> int:
     with open_file(path) as file:
-        last = (
-            int.from_bytes(file.read(file.size_bytes - 8, 8), "little")
-            if file.size_bytes > 7
-            else 0
-        )
-    return next((dtype for width, dtype in _WIDTHS.items() if width * last == file_bytes), None)
+        last = file.read(file.size_bytes - 8, 8) if file.size_bytes > 7 else b""
+    return int.from_bytes(last, "little")
 
 
 def _documents(path: str, token_count: int) -> Documents:

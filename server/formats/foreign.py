@@ -12,26 +12,21 @@ from .layout import Asked
 
 NAME = "foreign"
 
-_TEXT = "tokenize it first: a file of tokens is raw uint16 or uint32, or one of docs/formats.md"
+_TEXT = "tokenize it first: docs/formats.md says what a file of tokens may be"
+_COLUMN = "write its tokens end to end, or tokenize its text: docs/formats.md shows how"
 _UNPACK = "unpack it first: what is compressed cannot be mapped"
+_SAVE = "save the array itself (numpy.save)"
 
 
 def recognises(file: OpenFile) -> bool:
     """Say whether it begins, and where that is known ends, like something else."""
-    return _kind(file) is not None
+    return any(is_it(file) for _, is_it, _ in _KINDS)
 
 
 def layout(file: OpenFile, asked: Asked) -> NoReturn:
     """Raise BadCorpus: say what it is, and what to do."""
-    what, cure = _kind(file) or ("no file of tokens", _TEXT)
-    raise BadCorpus(file.path, f"is {what}; {cure} (--format raw takes it as tokens all the same)")
-
-
-def _kind(file: OpenFile) -> tuple[str, str] | None:
-    for what, is_it, cure in _KINDS:
-        if is_it(file):
-            return what, cure
-    return None
+    what, cure = next((what, cure) for what, is_it, cure in _KINDS if is_it(file))
+    raise BadCorpus(file.path, f"is {what}; {cure}")
 
 
 def _begins(*magics: bytes) -> Callable[[OpenFile], bool]:
@@ -65,34 +60,39 @@ def _is_text(file: OpenFile, signs_min: int = 256) -> bool:
     except UnicodeDecodeError as error:
         # The last sign may be cut off.
         text = file.head[: error.start].decode() if error.start > len(file.head) - 4 else ""
-    return len(text) >= signs_min and all(sign.isprintable() or sign in "\t\r\n" for sign in text)
+    return len(text) >= signs_min and all(sign >= " " or sign in "\t\r\n\f" for sign in text)
 
 
 def _is_jsonl(file: OpenFile) -> bool:
-    return file.head.startswith((b'{"', b'[{"')) and _is_text(file, 16)
+    begins = file.head.removeprefix(b"\xef\xbb\xbf").startswith((b'{"', b'[{"'))
+    return begins and _is_text(file, 16)
+
+
+def _is_companion(file: OpenFile) -> bool:
+    endings = (".ds.index", ".ds.metadata", ".ds.loss")
+    return file.head.startswith(b"MMIDIDX") or file.path.endswith(endings)
 
 
 _KINDS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
-    ("parquet", _begins(b"PAR1"), _TEXT),
-    ("Arrow", _is_arrow, _TEXT),
-    ("a chunk of MosaicML's MDS or of LitData", _is_chunk, "write its token columns end to end"),
+    ("what lies beside tokens", _is_companion, "the file of tokens itself is not there"),
+    ("parquet", _begins(b"PAR1"), _COLUMN),
+    ("Arrow", _is_arrow, _COLUMN),
+    ("a chunk of MosaicML's MDS or of LitData", _is_chunk, _COLUMN),
     ("compressed by gzip", _is_gzip, _UNPACK),
     ("compressed by zstd", _begins(b"\x28\xb5\x2f\xfd"), _UNPACK),
     ("compressed by xz", _begins(b"\xfd7zXZ\0"), _UNPACK),
     ("compressed by lz4", _begins(b"\x04\x22\x4d\x18"), _UNPACK),
+    ("compressed by bzip2", _begins(*(b"BZh%d1AY&SY" % level for level in range(1, 10))), _UNPACK),
+    ("a zip archive, such as .npz or .pt", _begins(b"PK\x03\x04"), _SAVE),
     (
-        "compressed by bzip2",
-        lambda file: file.head[:3] == b"BZh" and file.head[4:10] == b"1AY&SY",
-        _UNPACK,
+        "a pickle",
+        _begins(b"\x80\x02\x8a\nl", b"\x80\x03]q", b"\x80\x04\x95", b"\x80\x05\x95"),
+        _SAVE,
     ),
-    (
-        "a zip archive, such as .npz or .pt",
-        _begins(b"PK\x03\x04"),
-        "save the array itself (numpy.save)",
-    ),
-    ("a pickle", _begins(b"\x80\x04\x95", b"\x80\x05\x95"), "save the array itself (numpy.save)"),
+    ("compressed by 7z", _begins(b"7z\xbc\xaf\x27\x1c"), _UNPACK),
+    ("Feather or ORC", _begins(b"FEA1", b"ORC\x0a", b"ORC\x08"), _COLUMN),
     ("a tar archive", lambda file: file.head[257:262] == b"ustar", _UNPACK),
-    ("HDF5", _begins(b"\x89HDF\r\n\x1a\n"), "save the array itself (numpy.save)"),
+    ("HDF5", _begins(b"\x89HDF\r\n\x1a\n"), _SAVE),
     ("jsonl", _is_jsonl, _TEXT),
     ("text", _is_text, _TEXT),
 )

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenfeed.errors import BadCorpus
+
+from ..files import OpenFile
 from .documents import Documents
 
 Stored = np.dtype[np.integer]
@@ -50,3 +53,27 @@ class Asked:
     format: str | None = None
     dtype: Stored | None = None
     tensor: str | None = None
+
+    @classmethod
+    def of(cls, format: str | None, dtype: str | None, tensor: str | None) -> Asked:
+        """Return what was said in words.  dtype: a key of STORED."""
+        return cls(format, STORED[dtype] if dtype else None, tensor)
+
+
+def all_tokens(name: str, file: OpenFile, asked: Asked, why: str) -> Layout:
+    """Return the layout of a file without header.
+
+    name: of the format.  why: it is taken for one.
+    Raises: BadCorpus if it is empty or ends within a token.
+    """
+    dtype = asked.dtype or STORED["uint16"]
+    if file.size_bytes == 0:
+        raise BadCorpus(file.path, "is empty")
+    if file.size_bytes % dtype.itemsize:
+        raise BadCorpus(
+            file.path,
+            f"{file.size_bytes} bytes are no whole number of {dtype.name} tokens; "
+            "is it of another --dtype, or cut short?",
+        )
+    count = file.size_bytes // dtype.itemsize
+    return Layout(name, dtype, 0, count, why, dtype_assumed=asked.dtype is None)

@@ -48,18 +48,15 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
     if version != known_version:
         raise BadCorpus(
             file.path,
-            f"has llm.c's magic {magic} and version {version}, not {known_version}; "
-            "if it has no header, pass --format raw",
+            f"has llm.c's magic {magic} and version {version}, not {known_version}",
         )
     if header[3:].any():
         raise BadCorpus(
             file.path,
-            f"has llm.c's magic {magic}, but not only zeros after the token count; "
-            "if it has no header, pass --format raw",
+            f"has llm.c's magic {magic}, but not only zeros after the token count",
         )
-    held = (file.size_bytes - _HEADER_BYTES) / dtype.itemsize
-    if count < 1 or count != held:
-        raise BadCorpus(
-            file.path, f"its header says {count} tokens, and it has room for {held:g}; cut short?"
-        )
+    held = file.size_bytes - _HEADER_BYTES
+    if count < 1 or count * dtype.itemsize != held:
+        problem = f"its header says {count} {dtype.name} tokens, and {held} bytes follow it"
+        raise BadCorpus(file.path, f"{problem}; cut short?")
     return Layout(NAME, dtype, _HEADER_BYTES, count, f"header with magic {magic}")

@@ -37,7 +37,7 @@ class _Index(NamedTuple):
 
 def recognises(file: OpenFile) -> bool:
     """Say whether an index lies beside it."""
-    return file.path.endswith(".bin") and os.path.exists(_index_path(file.path))
+    return file.path.endswith(".bin") and os.path.lexists(_index_path(file.path))
 
 
 def layout(file: OpenFile, asked: Asked) -> Layout:
@@ -47,11 +47,10 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
         header = _read_header(index)
         _require_end_to_end(index, header, file.size_bytes)
         places = index.array(header.places_at, header.places, "<i8")
-        require_ascending(path, places, header.sequences, all_of_it=True)
-    ends = partial(_document_ends, path, header, file.size_bytes)
-    documents = Documents(header.places - 1, path, ends)
-    why, count = f"{os.path.basename(path)} beside it", file.size_bytes // header.dtype.itemsize
-    return Layout(NAME, header.dtype, 0, count, why, documents=documents)
+        require_ascending(path, places, header.sequences, first=0, all_of_it=True)
+    documents = Documents(header.places - 1, path, partial(_ends, path, header, file.size_bytes))
+    count = file.size_bytes // header.dtype.itemsize
+    return Layout(NAME, header.dtype, 0, count, f"{index.name} beside it", documents=documents)
 
 
 def _index_path(path: str) -> str:
@@ -61,10 +60,9 @@ def _index_path(path: str) -> str:
 def _read_header(index: OpenFile) -> _Index:
     magic, version, code, sequences, places = _HEADER.unpack(index.read(0, _HEADER.size))
     if magic != _MAGIC or version != 1:
-        begins = f"begins with {magic!r} and version {version}, not as Megatron's version 1"
-        raise BadCorpus(index.path, f"{begins}; if it is something else, pass --format raw")
+        raise BadCorpus(index.path, f"begins with {magic!r}, version {version}; Megatron's has 1")
     if code not in _CODES:
-        raise BadCorpus(index.path, f"says type {code}, none of the integers {_CODES}")
+        raise BadCorpus(index.path, f"says type {code}; tokens are {', '.join(_CODES.values())}")
     pointers_at = _HEADER.size + 4 * sequences
     places_at = pointers_at + 8 * sequences
     size = places_at + 8 * places
@@ -88,12 +86,14 @@ def _require_end_to_end(index: OpenFile, header: _Index, file_bytes: int) -> Non
         raise BadCorpus(index.path, f"its sequences have {end} bytes, and its file {file_bytes}")
 
 
-def _document_ends(path: str, header: _Index, file_bytes: int) -> Iterator[Ends]:
+def _ends(path: str, header: _Index, file_bytes: int) -> Iterator[Ends]:
     """Yield where documents end: where the next one's first sequence begins."""
     with open_file(path) as index:
         for places in index.array(header.places_at + 8, header.places - 1, "<i8"):
-            first = int(places[0])
-            count = min(int(places[-1]) + 1, header.sequences) - first
-            begins = index.array(header.pointers_at + 8 * first, count, "<i8")
-            places_bytes = np.concatenate([*begins, [file_bytes]])
-            yield places_bytes[places - first] // header.dtype.itemsize
+            ends = np.full(places.size, file_bytes)
+            for first in np.unique(places // places.size) * places.size:
+                count = min(places.size, header.sequences - first)
+                low, high = np.searchsorted(places, (first, first + count))
+                for begins in index.array(header.pointers_at + 8 * first, count, "<i8"):
+                    ends[low:high] = begins[places[low:high] - first]
+            yield ends // header.dtype.itemsize

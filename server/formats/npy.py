@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import warnings
 from tokenize import TokenError
 
@@ -16,7 +17,7 @@ from .layout import STORED, Asked, Layout
 NAME = "npy"
 
 _MAGIC = b"\x93NUMPY"
-_FAILURES = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, TokenError)
+_FAILURES = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, TokenError)
 """What numpy lets through of the ways in which a literal can be none."""
 _HEADER_BYTES_MAX = 1 << 14
 """What NumPy writes has 128; it reads more than 10,000 only when told to."""
@@ -63,6 +64,8 @@ def _header(file: OpenFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]
             # Of headers that Python 2 wrote.
             warnings.simplefilter("ignore")
             version = np.lib.format.read_magic(stream)
+            if version not in ((1, 0), (2, 0), (3, 0)):
+                raise ValueError(f"version {version}")
             # Version 3 differs from 2 in the names of fields, which tokens have not.
             if version == (1, 0):
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -71,8 +74,9 @@ def _header(file: OpenFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]
     except _FAILURES as error:
         problem = f"has a header that numpy cannot read: {' '.join(str(error).split())[:100]}"
         raise BadCorpus(file.path, problem) from error
-    if any(length < 0 for length in shape):
-        raise BadCorpus(file.path, f"has shape {shape}")
+    # A number of thousands of digits cannot even be printed.
+    if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
+        raise BadCorpus(file.path, "has a length in its shape that is not in [0, 2^63)")
     return shape, fortran, dtype, stream.tell()
 
 
@@ -80,4 +84,4 @@ def _conversion(path: str, dtype: str) -> str:
     code = (
         f"import numpy as np; np.save('converted.npy', np.load({path!r}).ravel().astype('{dtype}'))"
     )
-    return f'python -c "{code}"'
+    return f"python -c {shlex.quote(code)}"

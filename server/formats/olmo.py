@@ -18,10 +18,10 @@ import numpy as np
 
 from tokenfeed.errors import BadCorpus
 
-from ..files import OpenFile
+from ..files import OpenFile, open_file
+from . import npy
 from .documents import Documents, Ends, require_ascending
-from .layout import Asked, Layout
-from .raw import all_tokens
+from .layout import Asked, Layout, all_tokens
 
 NAME = "olmo"
 SUFFIX = ".npy"
@@ -37,10 +37,12 @@ def recognises(file: OpenFile) -> bool:
 
 def layout(file: OpenFile, asked: Asked) -> Layout:
     """Return the layout of a file that is all tokens.  Raises: BadCorpus."""
+    if npy.recognises(file):
+        raise BadCorpus(file.path, "has NumPy's header, which OLMo's files have not")
     why = f"named *{SUFFIX}, without NumPy's header"
     path = file.path.removesuffix(SUFFIX) + ".csv.gz"
     found = all_tokens(NAME, file, asked, why)
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         return found
     count = require_ascending(path, _ends(path), found.token_count, all_of_it=False)
     return replace(found, documents=Documents(count, path, partial(_ends, path)))
@@ -49,9 +51,12 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
 def _ends(path: str) -> Iterator[Ends]:
     """Yield where documents end.  Raises: BadCorpus."""
     try:
-        with gzip.open(path, "rb") as file:
+        with open_file(path) as packed, open(packed.descriptor, "rb", closefd=False) as stream:
+            file = gzip.GzipFile(fileobj=stream)
             lines = iter(partial(file.readline, _LINE_BYTES_MAX), b"")
             while some := list(islice(lines, _LINES_AT_ONCE)):
+                if max(map(len, some)) == _LINE_BYTES_MAX:
+                    raise ValueError("a line without an end")
                 yield np.array([int(line.split(b",", 2)[1]) for line in some], dtype=np.int64)
     except (OSError, EOFError, zlib.error, ValueError, IndexError, OverflowError) as error:
         raise BadCorpus(path, "cannot be read as lines of START,END") from error

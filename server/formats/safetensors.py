@@ -7,6 +7,7 @@ github.com/huggingface/safetensors.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from tokenfeed.errors import BadCorpus
@@ -15,6 +16,7 @@ from ..files import OpenFile
 from .layout import STORED, Asked, Layout
 
 NAME = "safetensors"
+SUFFIX = ".safetensors"
 
 _FORMAT_HEADER_BYTES_MAX = 100_000_000
 _HEADER_BYTES_MAX = 1 << 20
@@ -26,9 +28,10 @@ _TYPES = {
 
 
 def recognises(file: OpenFile) -> bool:
-    """Say whether the length of a header that may be, and the header's first bytes, stand first."""
+    """Say whether a plausible length and an object stand first, or it is named so."""
     length = int.from_bytes(file.head[:8], "little")
-    return 2 <= length <= _FORMAT_HEADER_BYTES_MAX and file.head[8:10] in (b'{"', b"{}", b"{ ")
+    begins = file.head[8:9] == b"{" and file.head[9:10] in b' \t\r\n"}'
+    return (begins and 2 <= length <= _FORMAT_HEADER_BYTES_MAX) or file.path.endswith(SUFFIX)
 
 
 def layout(file: OpenFile, asked: Asked) -> Layout:
@@ -49,18 +52,16 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
     name = asked.tensor
     if name is None:
         if len(integers) != 1:
-            known = ", ".join(sorted(integers)[:8]) or "none"
-            raise BadCorpus(
-                file.path,
-                f"has {len(integers)} integer tensors ({known}); name one: {file.path}#NAME",
-            )
+            problem = f"has {len(integers)} integer tensors ({_some(integers)}); name one"
+            raise BadCorpus(file.path, f"{problem}: {file.path}#NAME")
         (name,) = integers
     if name not in integers:
-        raise BadCorpus(
-            file.path,
-            f"has no integer tensor {name!r}, but {', '.join(sorted(integers)[:8]) or 'none'}",
-        )
+        raise BadCorpus(file.path, f"has no integer tensor {name!r}, but {_some(integers)}")
     return _placed(file, name, integers[name], 8 + length)
+
+
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(repr(name[:80]) for name in sorted(names)[:8]) or "none"
 
 
 def _placed(file: OpenFile, name: str, entry: dict[str, Any], data_first_byte: int) -> Layout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from client import RemoteBatches
 from tests.conftest import Serve
 from tests.offline import received_rows
 from tests.reference import place
+from tests.server.formats.writing import llmc_header, megatron_index
 
 T = 16
 Write = Callable[[Path, np.ndarray], str]
@@ -25,9 +25,8 @@ def raw(folder: Path, tokens: np.ndarray) -> str:
 
 
 def llmc(folder: Path, tokens: np.ndarray, magic: int = 20240520, dtype: str = "<u2") -> str:
-    header = np.zeros(256, "<i4")
-    header[:3] = magic, {"<u2": 1, "<u4": 7}[dtype], tokens.size
-    (folder / "a.bin").write_bytes(header.tobytes() + tokens.astype(dtype).tobytes())
+    header = llmc_header(tokens.size, magic=magic, version={"<u2": 1, "<u4": 7}[dtype])
+    (folder / "a.bin").write_bytes(header + tokens.astype(dtype).tobytes())
     return "a.bin"
 
 
@@ -37,12 +36,9 @@ def llama3(folder: Path, tokens: np.ndarray) -> str:
 
 def megatron(folder: Path, tokens: np.ndarray, code: int = 8, dtype: str = "<u2") -> str:
     stored = tokens.astype(dtype)
-    parts = np.array_split(stored, 7)
-    lengths = np.array([part.size for part in parts], "<i4")
-    pointers = (np.cumsum(lengths) - lengths).astype("<i8") * stored.itemsize
-    places = np.array([0, 3, 7], "<i8")
-    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, lengths.size, places.size)
-    index = header + lengths.tobytes() + pointers.tobytes() + places.tobytes()
+    lengths = np.array([part.size for part in np.array_split(stored, 7)])
+    pointers = (np.cumsum(lengths) - lengths) * stored.itemsize
+    index = megatron_index(lengths, pointers, [0, 3, 7], code)
     (folder / "text_document.idx").write_bytes(index)
     stored.tofile(folder / "text_document.bin")
     return "text_document.idx"

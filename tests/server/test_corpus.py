@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from server import corpus as corpus_module
 from server.corpus import Corpus
 from tests.conftest import WriteTokens
 from tests.server.conftest import asked
@@ -47,23 +46,39 @@ def gathered(corpus: Corpus, row_tokens: int, *places: tuple[int, int]) -> list[
     return rows
 
 
+class Changing(list[str]):
+    """Paths, of which something changes once all of them have been looked at."""
+
+    def __init__(self, paths: Iterable[Path], change: Callable[[], object]) -> None:
+        super().__init__(map(str, paths))
+        self._change = change
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        self._change()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("grow", "changed while it was being opened"),
+        ("remove", "cannot be read: No such file"),
+        ("replace", "has a header that numpy cannot read"),
+    ],
+)
 def test_a_shard_that_changes_between_listing_and_opening_is_named(
-    open_corpus: OpenCorpus, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+    write_tokens: WriteTokens, change: str, problem: str
 ) -> None:
     """Somebody is still writing: half a corpus is another corpus."""
-    paths = [write_tokens(range(1, 10), name) for name in ("one.bin", "two.bin")]
-    look = corpus_module.size_on_disk
+    one, two = (write_tokens(range(1, 10), name) for name in ("one.bin", "two.bin"))
+    changes = {
+        "grow": lambda: write_tokens(range(9000), "two.bin"),
+        "remove": two.unlink,
+        "replace": lambda: two.write_bytes(b"\x93NUMPY" + bytes(9)),
+    }
 
-    def look_and_let_it_grow(path: str) -> int:
-        size = look(path)
-        if path == str(paths[1]):
-            write_tokens(range(9000), "two.bin")
-        return size
-
-    monkeypatch.setattr(corpus_module, "size_on_disk", look_and_let_it_grow)
-
-    with pytest.raises(BadCorpus, match=r"two\.bin: changed while it was being opened"):
-        open_corpus(*paths)
+    with pytest.raises(BadCorpus, match=rf"two\.bin: {problem}"):
+        Corpus("train", Changing([one, two], changes[change]), asked("<u2"))
 
 
 def test_rows_come_from_every_file_of_the_corpus(

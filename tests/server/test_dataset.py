@@ -159,7 +159,7 @@ def test_tokens_are_served_as_narrow_as_they_fit(
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
-    open_: OpenDataset, tmp_path: Path
+    open_: OpenDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unless the vocabulary is known: then a sample is, and what is served."""
     path = tmp_path / "sparse.npy"
@@ -173,9 +173,33 @@ def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
         open_(path, dtype="<i4")
     corpus = open_(path, dtype="<i4", checks=TokenChecks(vocab_size=50_257)).corpus
     windows = Windows(np.array([0], dtype=np.int64), np.array([123_456_780], dtype=np.int64))
-    with pytest.raises(CorpusChanged), corpus.gather(windows, 2 * 20):
+    told = "'train' has a token that cannot be served; the log of its server says where"
+    with pytest.raises(CorpusChanged, match=told), corpus.gather(windows, 2 * 20):
         pass
     assert corpus.lost
+    assert "sparse.npy: token 123456789 is 70000, which cannot be served; " in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_long_look_at_all_tokens_says_how_far_it_is(
+    open_: OpenDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A terabyte of int32 takes many minutes: a silent server would be taken for a dead one."""
+    monkeypatch.setattr("server.dataset._PROGRESS_SECONDS", 0.05)
+    path = tmp_path / "sparse.npy"
+    path.touch()
+    os.truncate(path, 2**30 + 2**22)
+
+    with caplog.at_level("INFO"):
+        assert open_(path, dtype="<i4").corpus.dtype == np.dtype("<u2")
+
+    done = [float(line.partition("done=")[2][:-1]) for line in caplog.messages]
+    assert done == sorted(done)
+    assert len(done) > 2
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -193,6 +217,31 @@ def test_uint32_tokens_read_as_uint16_are_noticed(
         open_(*paths)
     assert open_(*paths, dtype="<u4").corpus.token_counts.tolist() == [1001] * shards
     assert open_(*paths, dtype="<u2")
+
+
+def test_int64_tokens_read_as_uint16_are_noticed_for_what_they_are(
+    open_: OpenDataset, write_tokens: WriteTokens
+) -> None:
+    """Told that they are uint32, a server would hand out a 0 after each token."""
+    path = write_tokens(np.random.default_rng(0).integers(0, 128_256, 1001), dtype="<i8")
+
+    with pytest.raises(BadCorpus, match=r"looks like int64. Pass --dtype int64"):
+        open_(path)
+    assert open_(path, dtype="<i8").corpus.token_counts.tolist() == [1001]
+
+
+def test_each_file_whose_type_is_assumed_is_doubted_by_itself(
+    open_: OpenDataset, tmp_path: Path
+) -> None:
+    """One whose metadata got lost, among others that have theirs."""
+    tokens = np.random.default_rng(0).integers(0, 60_000, 1000)
+    known, lost = tmp_path / "a.ds", tmp_path / "b.ds"
+    tokens.astype("<u2").tofile(known)
+    Path(f"{known}.metadata").write_text("gpt2|2\n1000\n1 KT")
+    tokens.astype("<u4").tofile(lost)
+
+    with pytest.raises(BadCorpus, match=r"b\.ds: every second token .* looks like uint32"):
+        open_(known, lost)
 
 
 @pytest.mark.parametrize("tokens", [[5, 0] * 20, [0, 1, 2, 3] * 1000, [0] * 5000, range(5000)])
@@ -250,6 +299,23 @@ def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
     dataset.look()
 
     assert dataset.corpus.lost
+
+
+def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(tmp_path: Path) -> None:
+    """It can be read, and is another."""
+    path = tmp_path / "train.npy"
+    np.save(path, np.arange(1, 5000, dtype="<i4"))
+    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks())
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(4000)
+        file.write(b"\xff" * 4)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    dataset.look()
+
+    assert dataset.corpus.lost
+    dataset.close()
 
 
 @pytest.mark.parametrize("looks_between", [0, 1])

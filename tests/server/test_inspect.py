@@ -26,7 +26,7 @@ def test_it_says_what_a_file_is_taken_for_and_why(
     text = said(capsys, write_tokens(range(100, 2100)), "--tokens", "3")
 
     assert "dataset train\n  format: raw (no header is known that begins like it)" in text
-    assert "dtype: uint16 is assumed; --dtype says otherwise" in text
+    assert "dtype: uint16 is assumed of 1 file(s); --dtype says otherwise" in text
     assert "served as: uint16, as they are stored" in text
     assert "tokens: 2,000 in 1 file(s)" in text
     assert "first tokens: 100 101 102\n" in text
@@ -46,6 +46,16 @@ def test_it_says_where_the_tokens_begin_and_how_they_would_be_served(
     assert f"{path}: 70,000 tokens, from byte 128 on" in text
 
 
+def test_it_says_what_a_server_that_knows_the_vocabulary_would_serve(
+    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tokens(range(2000), dtype="<i8")
+
+    asked = ("--dtype", "int64", "--vocab-size")
+    assert "served as: uint16" in said(capsys, path, *asked, "50257")
+    assert "served as: uint32" in said(capsys, path, *asked, "128256")
+
+
 def test_it_counts_documents_and_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for index in range(30):
         path = tmp_path / f"{index:02}.ds"
@@ -56,6 +66,7 @@ def test_it_counts_documents_and_shards(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert "format: datatrove (00.ds.index beside it)" in text
     assert "tokens: 1,500 in 30 file(s)" in text
+    assert "documents: 60, known of 30 file(s)" in text
     assert f"00.ds: 50 tokens, 2 documents ({tmp_path}/00.ds.index)" in text
     assert "... and 10 more" in text
 

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from server.formats import STORED
-from server.narrowing import Narrowing, NoToken
+from server.narrowing import Look, Narrowing
 
 
 def served(name: str, values: list[int], token_max: int | None = None) -> list[int]:
     narrowing = Narrowing(STORED[name], token_max)
-    content = np.array(values, STORED[name]).view(np.uint8)
-    tokens: list[int] = narrowing.serve(content).view(narrowing.served).tolist()
-    return tokens
+    tokens = np.array(values, STORED[name])
+    assert narrowing.look(tokens).wrong_place is None
+    found: list[int] = narrowing.serve(tokens).tolist()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -46,17 +47,25 @@ def test_tokens_keep_their_value(name: str) -> None:
     [
         ("int8", -1, None), ("int16", -1, None), ("int16", -32_768, 5), ("int32", -100, None),
         ("int32", 65_536, 65_535), ("int64", -1, None), ("int64", 2**32, None),
-        ("int64", 2**63 - 1, 65_535), ("uint64", 2**64 - 1, None), ("uint64", 65_536, 1),
+        ("int64", 2**63 - 1, 65_535), ("uint64", 2**64 - 1, None), ("uint64", 65_536, 6),
     ],
 )  # fmt: skip
 def test_a_number_that_is_no_token_is_named_with_its_place(
     name: str, value: int, token_max: int | None
 ) -> None:
     """-100 masks a label; cut to 16 bits it would be a token."""
-    with pytest.raises(NoToken) as caught:
-        served(name, [0, 7, value, 9], token_max)
+    tokens = np.array([0, 5, value, 1], STORED[name])
+    assert Narrowing(STORED[name], token_max or 65_535).look(tokens[:2]).greatest in (-1, 5)
 
-    assert (caught.value.place, caught.value.value) == (2, value)
+    assert Narrowing(STORED[name], token_max).look(tokens).wrong_place == 2
+
+
+def test_what_is_beyond_the_vocabulary_is_no_token_though_it_could_be_served() -> None:
+    """Every number is looked at anyway."""
+    tokens = np.array([0, 50_256, 50_257], "<i4")
+
+    assert Narrowing(STORED["int32"], 50_256).look(tokens[:2]) == Look(50_256)
+    assert Narrowing(STORED["int32"], 50_256).look(tokens).wrong_place == 2
 
 
 def test_rows_are_as_long_in_the_file_as_their_tokens_are_wide() -> None:

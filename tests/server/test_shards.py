@@ -159,6 +159,10 @@ def test_a_tensor_is_named_behind_a_hash(beside: Path) -> None:
     (beside / "x#y.bin").write_bytes(b"12")
     source = parse_data([str(beside / "x#y.bin")])
     assert (names(source.paths), source.tensor) == (["x#y.bin"], None)
+    (beside / "run#3").mkdir()
+    (beside / "run#3" / "x.bin").write_bytes(b"12")
+    source = parse_data([str(beside / "run#3" / "*.bin")])
+    assert (names(source.paths), source.tensor) == (["x.bin"], None)
     with pytest.raises(BadCorpus, match="another tensor than other files"):
         parse_data([f"{path}#a", f"{path}#b"])
 

@@ -46,7 +46,7 @@ def large(tmp_path: Path) -> list[Path]:
 
 
 def sidecar(path: Path) -> Path:
-    own = hashlib.sha256(f"uint16/{path.name}".encode()).hexdigest()[:8]
+    own = hashlib.sha256(f"uint16/{path.name} 0".encode()).hexdigest()[:8]
     return path.with_name(f".{path.name}.{own}.tokenfeed-digest.json")
 
 
@@ -72,6 +72,38 @@ def test_it_keeps_the_digest_of_the_protocol(
 def test_a_small_corpus_has_its_digest_without_being_verified(serve: Serve, corpus: Path) -> None:
     """All of it is read at every start anyway."""
     assert digest_of(serve, corpus) == expected_digest(corpus)
+
+
+def test_each_tensor_of_a_file_has_a_digest_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same file, time, size and type."""
+    pytest.importorskip("safetensors")
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "both.safetensors"
+    save_file({name: np.arange(n, n + 9, dtype="<u2") for n, name in enumerate("ab")}, path)
+
+    assert [main([f"{path}#{name}"]) for name in ("a", "b", "a", "b")] == [0] * 4
+
+    assert len({line for line in capsys.readouterr().out.splitlines() if "digest:" in line}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_tokens_that_only_a_server_of_them_would_narrow_are_hashed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above 1 GiB a sample says nothing of the greatest one."""
+    path = tmp_path / "sparse.npy"
+    path.touch()
+    os.truncate(path, LARGE_BYTES)
+    with path.open("r+b") as file:
+        file.seek(4 * 123_456_789)
+        file.write(np.array([70_000], "<i4").tobytes())
+
+    assert main([str(path), "--dtype", "int32"]) == 0
+    assert "digest:" in capsys.readouterr().out
 
 
 @pytest.mark.slow

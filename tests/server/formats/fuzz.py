@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,13 @@ from hypothesis import strategies as st
 
 from server.files import OpenFile, open_file
 from server.formats import Asked, Layout, llmc, read_layout
+from tests.server.formats.writing import llmc_header, megatron_index
 from tokenfeed.errors import BadCorpus
 
 MEMORY_BYTES = 512 << 20
 """Above what the process has when it begins."""
-SECONDS = 5
+SECONDS = 5.0
+"""For one file."""
 
 TOKENS = np.arange(1, 40, dtype="<u2")
 
@@ -44,11 +47,7 @@ class Seeds:
 
 def valid_files() -> list[Seeds]:
     """One of each format."""
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, TOKENS.size
-    index = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 3, 3)
-    index += np.array([10, 9, 20], "<i4").tobytes() + np.array([0, 20, 38], "<i8").tobytes()
-    index += np.array([0, 2, 3], "<i8").tobytes()
+    index = megatron_index([10, 9, 20], [0, 20, 38], [0, 2, 3])
     array = struct.pack("<8sH", b"\x93NUMPY\x01\x00", 118)
     array += b"{'descr': '<u2', 'fortran_order': False, 'shape': (39,), }".ljust(117) + b"\n"
     ids = {"dtype": "U16", "shape": [3, 13], "data_offsets": [0, 78]}
@@ -56,7 +55,7 @@ def valid_files() -> list[Seeds]:
     plain = TOKENS.tobytes()
     return [
         Seeds("raw.bin", {"": plain}),
-        Seeds("llmc.bin", {"": header.tobytes() + plain}),
+        Seeds("llmc.bin", {"": llmc_header(TOKENS.size) + plain}),
         Seeds("megatron.bin", {"": plain, ".idx": index}),
         Seeds("numpy.npy", {"": array + plain}),
         Seeds(
@@ -118,14 +117,14 @@ def damaged(draw: st.DrawFn, valid: list[Seeds]) -> Seeds:
     return replace(found, files=found.files | {which: bytes(content)})
 
 
-def check(folder: Path, files: Seeds) -> str:
+def check(folder: Path, files: Seeds, seconds: float) -> str:
     """Read a file as a server does.  Returns: its format, or "refused".  Raises: AssertionError."""
     stem = folder / files.name
     for path in folder.iterdir():
         path.unlink()
     for suffix, content in files.files.items():
         (stem.with_suffix(suffix) if suffix else stem).write_bytes(content)
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     refusal = None
     try:
         with open_file(str(stem)) as file:
@@ -133,11 +132,14 @@ def check(folder: Path, files: Seeds) -> str:
         documents = _ends(layout)
     except BadCorpus as error:
         refusal = error
+    except Hung:
+        raise Hung(f"still reading {files} after {seconds} s") from None
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     if refusal is not None:
         assert str(folder) in refusal.subject, refusal
         assert refusal.problem
+        assert not isinstance(refusal.__cause__, MemoryError), refusal
         return "refused"
     assert layout.token_count >= 1
     assert layout.first_byte >= 0
@@ -155,9 +157,20 @@ def _ends(layout: Layout) -> list[int]:
     return ends
 
 
-def plant() -> None:
-    """Plant a bug: llm.c's header is believed."""
+def plant_hang() -> None:
+    """Plant a bug: a header of the wrong length is read for ever."""
+    right = llmc.layout
 
+    def waiting(file: OpenFile, asked: Asked) -> Layout:
+        while 4 <= len(file.head) < 1024:
+            pass
+        return right(file, asked)
+
+    llmc.layout = waiting  # type: ignore[assignment]
+
+
+def plant_belief() -> None:
+    """Plant a bug: llm.c's header is believed."""
     right = llmc.layout
 
     def believing(file: OpenFile, asked: Asked) -> Layout:
@@ -169,23 +182,37 @@ def plant() -> None:
     llmc.layout = believing  # type: ignore[assignment]
 
 
+PLANTS = {"belief": plant_belief, "hang": plant_hang}
+
+
+class Hung(KeyboardInterrupt):
+    """A file takes too long; no input is made smaller at such a price."""
+
+
+def _hung(number: int, frame: object) -> None:
+    raise Hung
+
+
 def main() -> int:
     """Run.  Returns: 0, or 1 after printing an input that was handled badly."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plant", action="store_true", help="a bug that has to be found")
+    parser.add_argument("--plant", choices=PLANTS, help="a bug that has to be found")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for one file")
     arguments = parser.parse_args()
     if arguments.plant:
-        plant()
+        PLANTS[arguments.plant]()
+    signal.signal(signal.SIGALRM, _hung)
     outcomes: dict[str, int] = {}
     valid = valid_files()
     with tempfile.TemporaryDirectory() as folder:
         _limit_memory()
-        test = _test(arguments.examples, arguments.seed, Path(folder), valid, outcomes)
+        folder_check = partial(check, Path(folder), seconds=arguments.seconds)
+        test = _test(arguments.examples, arguments.seed, folder_check, valid, outcomes)
         try:
             test()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+        except (Exception, Hung) as error:  # noqa: BLE001 - it is what was looked for
             print(f"FOUND with --seed {arguments.seed}: {type(error).__name__}: {error}")
             print(*getattr(error, "__notes__", ()), sep="\n")
             return 1
@@ -200,7 +227,11 @@ def _limit_memory() -> None:
 
 
 def _test(
-    examples: int, number: int, folder: Path, valid: list[Seeds], outcomes: dict[str, int]
+    examples: int,
+    number: int,
+    check: Callable[[Seeds], str],
+    valid: list[Seeds],
+    outcomes: dict[str, int],
 ) -> Callable[[], None]:
     @seed(number)
     @settings(
@@ -214,7 +245,7 @@ def _test(
     )
     @given(damaged(valid))
     def run(files: Seeds) -> None:
-        outcome = check(folder, files)
+        outcome = check(files)
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
 
     for files in valid:

@@ -68,6 +68,25 @@ def test_with_nothing_beside_it_the_type_is_assumed_or_what_the_user_says(write)
     assert tokens(path, read(path, "<u4")) == FLAT
 
 
+@pytest.mark.parametrize("token_size", [2, 4])
+def test_metadata_that_says_only_how_many_gives_the_type_too(write, token_size: int) -> None:
+    """As older versions wrote it."""
+    path = write(token_size, index=False)
+    Path(f"{path}.metadata").write_text("gpt2\n11\n11 T")
+
+    assert not read(path).dtype_assumed
+    assert tokens(path, read(path)) == FLAT
+
+
+def test_a_name_is_believed_only_where_the_content_says_nothing(write) -> None:
+    """An array in a file named *.ds is an array."""
+    path = write(metadata=False, index=False)
+    with path.open("wb") as file:
+        np.save(file, np.arange(50, dtype="<u2"))
+
+    assert read(path).format == "npy"
+
+
 def test_without_an_index_nothing_is_known_of_documents(write) -> None:
     path = write(index=False)
 

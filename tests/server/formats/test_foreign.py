@@ -55,6 +55,13 @@ FOREIGN = {
     "compressed by lz4": lambda path: path.write_bytes(b"\x04\x22\x4d\x18" + bytes(20)),
     "jsonl": lambda path: path.write_text(TEXT * 10),
     "text": lambda path: path.write_text("Första raden\n" * 400),
+    "text, with spaces of another language": lambda path: path.write_text(
+        "\u3000\u7b2c\u4e00\xa0\u884c" * 400
+    ),
+    "jsonl, with a mark of its encoding": lambda path: path.write_text("\ufeff" + TEXT * 10),
+    "what lies beside tokens": lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(200)),
+    "Feather or ORC": lambda path: path.write_bytes(b"FEA1" + bytes(50)),
+    "compressed by 7z": lambda path: path.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(50)),
 }
 
 
@@ -68,7 +75,7 @@ def test_it_is_named_and_comes_with_a_cure(tmp_path: Path, what: str) -> None:
         read(path)
 
     assert caught.value.problem.startswith(f"is {what.partition(',')[0]}")
-    assert "--format raw" in caught.value.problem
+    assert "pass --format raw if all of it is tokens" in caught.value.problem
     assert read(path, "|u1", form="raw").token_count == path.stat().st_size
 
 
@@ -83,3 +90,13 @@ def test_tokens_are_not_taken_for_anything_else(tmp_path: Path, seed: int) -> No
             assert read(path).format == "raw"
     np.frombuffer(TEXT.encode() * 50, np.uint8).astype("<u2").tofile(path)
     assert read(path).format == "raw"
+
+
+@pytest.mark.parametrize("name", ["x.ds.index", "x.ds.metadata", "x.ds.loss"])
+def test_what_lies_beside_tokens_is_not_served_without_them(tmp_path: Path, name: str) -> None:
+    """As after a copy that was not finished."""
+    path = tmp_path / name
+    path.write_bytes(bytes(80))
+
+    with pytest.raises(BadCorpus, match="the file of tokens itself is not there"):
+        read(path)

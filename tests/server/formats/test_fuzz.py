@@ -29,9 +29,18 @@ def test_whatever_is_in_a_file_is_a_layout_within_it_or_a_clear_error() -> None:
     assert outcomes["refused"] > 500
 
 
-def test_a_bug_that_is_planted_is_found() -> None:
-    answer = fuzz("--examples", "3000", "--plant")
+def test_a_header_that_is_believed_is_found() -> None:
+    """A planted bug: or the test above could not fail."""
+    answer = fuzz("--examples", "3000", "--plant", "belief")
 
     assert answer.returncode == 1
     assert "FOUND with --seed 1: AssertionError" in answer.stdout
     assert "llmc.bin" in answer.stdout
+
+
+def test_a_header_that_is_read_for_ever_is_found() -> None:
+    """With what was read, or nobody could find out why."""
+    answer = fuzz("--examples", "3000", "--plant", "hang", "--seconds", "0.5")
+
+    assert answer.returncode == 1
+    assert "FOUND with --seed 1: Hung: still reading Seeds(name='llmc.bin'" in answer.stdout

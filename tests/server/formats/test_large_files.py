@@ -11,10 +11,10 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.server.formats.reading import ends, read
+from tests.server.formats.writing import llmc_header, megatron_index
 
 COUNT = 2**32 + 100
 
@@ -31,17 +31,12 @@ def raw(folder: Path) -> tuple[Path, int]:
 
 def llmc(folder: Path) -> tuple[Path, int]:
     """Its count is an int32."""
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, 2**31 - 1
-    return sparse(folder / "x.bin", header.tobytes(), 2 * (2**31 - 1)), 1024
+    return sparse(folder / "x.bin", llmc_header(2**31 - 1), 2 * (2**31 - 1)), 1024
 
 
 def megatron(folder: Path) -> tuple[Path, int]:
-    lengths = np.array([2**31 - 1, 2**31 - 1, 102], "<i4")
-    pointers = np.array([0, 2**32 - 2, 2**33 - 4], "<i8")
-    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 3, 3)
-    places = np.array([0, 2, 3], "<i8")
-    (folder / "x.idx").write_bytes(header + b"".join(map(bytes, (lengths, pointers, places))))
+    lengths, pointers = [2**31 - 1, 2**31 - 1, 102], [0, 2**32 - 2, 2**33 - 4]
+    (folder / "x.idx").write_bytes(megatron_index(lengths, pointers, [0, 2, 3]))
     return sparse(folder / "x.bin", b"", 2 * COUNT), 0
 
 

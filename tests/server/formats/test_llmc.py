@@ -8,24 +8,17 @@ import numpy as np
 import pytest
 
 from tests.server.formats.reading import read, tokens
+from tests.server.formats.writing import llmc_header
 from tokenfeed.errors import BadCorpus
 
 GPT2, LLAMA3 = (20240520, 1, "<u2"), (20240801, 7, "<u4")
 
 
-def write(
-    path: Path, kind: tuple[int, int, str], content: list[int], **wrong: int | list[int]
-) -> Path:
-    """As dev/data/data_common.py of llm.c writes it, but for what is wrong."""
+def write(path: Path, kind: tuple[int, int, str], content: list[int], **wrong: int) -> Path:
+    """As llm.c writes it, but for what is wrong."""
     magic, version, dtype = kind
-    header = np.zeros(256, "<i4")
-    header[:3] = (
-        wrong.get("magic", magic),
-        wrong.get("version", version),
-        wrong.get("count", len(content)),
-    )
-    header[3] = wrong.get("beyond", 0)
-    path.write_bytes(header.tobytes() + np.array(content, dtype).tobytes())
+    facts = {"count": len(content), "magic": magic, "version": version} | wrong
+    path.write_bytes(llmc_header(**facts) + np.array(content, dtype).tobytes())
     return path
 
 
@@ -45,12 +38,12 @@ def test_the_header_is_not_served_as_tokens(tmp_path: Path, kind: tuple[int, int
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"version": 2}, r"version 2, not 1; if it has no header, pass --format raw"),
+        ({"version": 2}, r"version 2, not 1 \(pass --format raw if all of it is tokens\)"),
         ({"beyond": 5}, "not only zeros after the token count"),
-        ({"count": 5}, "says 5 tokens, and it has room for 4"),
-        ({"count": 3}, "says 3 tokens, and it has room for 4"),
-        ({"count": 0}, "says 0 tokens"),
-        ({"count": -1}, "says -1 tokens"),
+        ({"count": 5}, "says 5 uint16 tokens, and 8 bytes follow it"),
+        ({"count": 3}, "says 3 uint16 tokens, and 8 bytes follow it"),
+        ({"count": 0}, "says 0 uint16 tokens"),
+        ({"count": -1}, "says -1 uint16 tokens"),
         ({"magic": 20240522}, "evaluation examples"),
         ({"magic": 20240527}, "a training state"),
     ],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.server.formats.reading import ends, read, tokens
+from tests.server.formats.writing import megatron_index
 from tokenfeed.errors import BadCorpus
 
 CODES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -21,11 +22,9 @@ def write(folder: Path, code: int = 8, documents: Sequence = DOCUMENTS, name: st
     sequences = [
         np.array(one, CODES.get(code, "<f4")) for document in documents for one in document
     ]
-    lengths = np.array([one.size for one in sequences], "<i4")
-    pointers = np.cumsum([0, *[one.nbytes for one in sequences]])[:-1].astype("<i8")
-    places = np.cumsum([0, *map(len, documents)]).astype("<i8")
-    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, lengths.size, places.size)
-    index = header + lengths.tobytes() + pointers.tobytes() + places.tobytes()
+    lengths = [one.size for one in sequences]
+    pointers = np.cumsum([0, *[one.nbytes for one in sequences]])[:-1]
+    index = megatron_index(lengths, pointers, np.cumsum([0, *map(len, documents)]), code)
     (folder / f"{name}.idx").write_bytes(index)
     path = folder / f"{name}.bin"
     path.write_bytes(b"".join(one.tobytes() for one in sequences))
@@ -80,7 +79,7 @@ def changed(path: Path, at: int, new: bytes) -> None:
     [
         (0, b"MMIDIDY", r"begins with b'MMIDIDY.*pass --format raw"),
         (9, struct.pack("<Q", 2), "version 2"),
-        (17, b"\x07", "type 7"),
+        (17, b"\x07", "type 7; tokens are uint8, int8, int16, int32, int64, uint16"),
         (17, b"\x09", "type 9"),
         (18, struct.pack("<Q", 5), "5 sequences and 4 places"),
         (18, struct.pack("<Q", 2**63), "sequences and 4 places"),
@@ -89,7 +88,8 @@ def changed(path: Path, at: int, new: bytes) -> None:
         (34, struct.pack("<i", -3), "do not lie end to end"),
         (34 + 24, struct.pack("<q", 2), "do not lie end to end"),
         (34 + 24 + 8, struct.pack("<q", 2**62), "do not lie end to end"),
-        (34 + 72, struct.pack("<q", -1), "documents do not end one after the other"),
+        (34 + 72, struct.pack("<q", 1), "documents begin at 1, not at 0"),
+        (34 + 72, struct.pack("<q", -1), "documents begin at -1"),
         (34 + 72 + 8, struct.pack("<q", 7), "documents do not end one after the other"),
         (34 + 72 + 24, struct.pack("<q", 5), "the last document ends at 5, and there are 6"),
     ],

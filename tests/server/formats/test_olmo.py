@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,16 +61,42 @@ def test_more_documents_than_are_read_at_once_are_all_there(tmp_path: Path) -> N
         f"0,{10**30}\n",
         "0," + "9" * 9000,
         "\n",
-        "",
+        "0,0\n" * 20_000,
+        "0," + " " * 5000 + "4\n",
     ],
 )
 def test_lines_that_do_not_fit_are_refused(path: Path, lines: str) -> None:
+    """An index of another file would cut documents in two."""
     describe(path, lines)
 
-    if lines == "":
-        assert read(path, "<u4").documents.count == 0
-        return
     with pytest.raises(BadCorpus, match=r"part-0-00000\.csv\.gz: "):
+        read(path, "<u4")
+
+
+def test_no_lines_are_no_documents(path: Path) -> None:
+    """A writer with nothing to say of a file leaves an empty index."""
+    describe(path, "")
+
+    documents = read(path, "<u4").documents
+    assert documents is not None
+    assert documents.count == 0
+
+
+def test_an_array_is_none_of_its_files_whatever_the_user_says(tmp_path: Path) -> None:
+    """Its header would be served as tokens."""
+    path = tmp_path / "array.npy"
+    np.save(path, np.arange(9, dtype="<u2"))
+
+    with pytest.raises(BadCorpus, match="has NumPy's header, which OLMo's files have not"):
+        read(path, form="olmo")
+
+
+@pytest.mark.timeout(5)
+def test_a_pipe_for_an_index_is_refused(path: Path) -> None:
+    """Nobody writes to it: the server would wait for ever."""
+    os.mkfifo(path.with_suffix(".csv.gz"))
+
+    with pytest.raises(BadCorpus, match=r"part-0-00000\.csv\.gz: is no regular file"):
         read(path, "<u4")
 
 

@@ -41,11 +41,11 @@ def test_one_of_several_has_to_be_named(tmp_path: Path) -> None:
     two = {"a/ids": np.arange(3, dtype="<u2"), "b": np.arange(9, dtype="<i4")}
     path = save(tmp_path / "x.safetensors", **two)
 
-    with pytest.raises(BadCorpus, match=r"2 integer tensors \(a/ids, b\); name one: .*#NAME"):
+    with pytest.raises(BadCorpus, match=r"2 integer tensors \('a/ids', 'b'\); name one: .*#NAME"):
         read(path)
     assert tokens(path, read(path, tensor="a/ids")) == [0, 1, 2]
     assert tokens(path, read(path, tensor="b")) == list(range(9))
-    with pytest.raises(BadCorpus, match="no integer tensor 'c', but a/ids, b"):
+    with pytest.raises(BadCorpus, match="no integer tensor 'c', but 'a/ids', 'b'"):
         read(path, tensor="c")
 
 
@@ -63,6 +63,27 @@ def test_one_cut_within_its_header_is_not_taken_for_raw_tokens(tmp_path: Path) -
 
     with pytest.raises(BadCorpus, match="is cut short"):
         read(path)
+
+
+@pytest.mark.parametrize("length", [200_000_000, 2**63, 2**64 - 1])
+def test_a_length_beyond_all_bounds_is_no_reason_to_take_it_for_raw_tokens(
+    tmp_path: Path, length: int
+) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(raw(GOOD, length=length))
+
+    with pytest.raises(BadCorpus, match=f"its header has {length} bytes, and is cut short"):
+        read(path)
+
+
+@pytest.mark.parametrize("spaces", [" ", "\n  ", "\t"])
+def test_a_header_may_have_spaces(tmp_path: Path, spaces: str) -> None:
+    """The library reads such a one, whoever wrote it."""
+    header = json.dumps({"tokens": GOOD}).replace("{", "{" + spaces, 1).encode()
+    path = tmp_path / "train.bin"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(6))
+
+    assert read(path).format == "safetensors"
 
 
 def raw(entry: Any, data: bytes = bytes(6), length: int | None = None) -> bytes:
