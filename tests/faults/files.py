@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from server.formats import Asked
+from server.shards import parse_data
 from server.verify import verify
 from tokenfeed.errors import CorpusError
 
@@ -136,7 +138,7 @@ def one_token(folder: Path, times: int, seed: int) -> Report:
     _damage(large[1], chance.randrange(_LARGE_BYTES // 2))
     with redirect_stdout(io.StringIO()):
         for path in large:
-            verify([str(path)], np.dtype("<u2"))
+            verify(parse_data([str(path)]), Asked.of(None, "uint16", None))
     with replicas(folder, 1, "--data", large[0]) as (right,):
         with _refused(folder, large[1], report) as wrong:
             with witness.feed([right.address, wrong]) as feed:
