@@ -38,7 +38,15 @@ from .kernel import keep_freed_memory
 from .reflection import Reflection
 from .security import TlsFiles, TokenInterceptor, Tokens, server_credentials
 from .service import TokenFeed
-from .shards import parse_data, parse_per_dataset, require_distinct_names
+from .shards import (
+    Source,
+    is_text,
+    parse_datasets,
+    parse_per_dataset,
+    parse_text,
+    require_distinct_names,
+)
+from .texts import Tokenizing
 from .warmup import WarmUp
 from .watch import Rereads, Watch
 
@@ -96,6 +104,29 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="[NAME=]TYPE",
         help=f"type of the tokens in files that do not say it: {', '.join(STORED)} (default: "
         "uint16); one that says another is refused",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help='for --data that is text (parquet, jsonl, .txt): tokenizer.json, or "bytes"; it is '
+        "ingested into a cache before it is served",
+    )
+    parser.add_argument(
+        "--text-column",
+        default="text",
+        metavar="NAME",
+        help="of such parquet and jsonl (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--append-token", metavar="TEXT", help="after each document of such text: <|endoftext|>"
+    )
+    parser.add_argument(
+        "--cache-dir",
+        default=os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tokenfeed"
+        ),
+        metavar="DIR",
+        help="where such text is ingested to (default: %(default)s)",
     )
     parser.add_argument(
         "--vocab-size",
@@ -317,7 +348,9 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     require_range("--max-batch-bytes", arguments.max_batch_bytes, 1, 1 << 63)
     if arguments.warm_up_bytes is not None:
         require_range("--warm-up-bytes", arguments.warm_up_bytes, 0, 1 << 63)
-    sources = [parse_data(words) for words in arguments.data]
+    if arguments.tokenizer is not None and not any(map(is_text, arguments.data)):
+        raise InvalidRequest("--tokenizer", "is for --data that is text, and none is")
+    sources = [source for words in arguments.data for source in _sources(words, arguments)]
     require_distinct_names(sources)
     names = [source.name for source in sources]
     formats = parse_per_dataset("--format", arguments.format, names)
@@ -330,6 +363,20 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets
+
+
+def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Source]:
+    """Return the datasets of one --data; text is ingested first.  Raises: TokenfeedError."""
+    if not is_text(words):
+        return parse_datasets(words)
+    if arguments.tokenizer is None:
+        cure = "pass --tokenizer, or ingest it first: python -m server.ingest"
+        raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
+    how = Tokenizing(
+        arguments.tokenizer, arguments.text_column, arguments.append_token, arguments.cache_dir
+    )
+    text = parse_text(words)
+    return [how.source(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]
 
 
 def log_opened(dataset: Dataset) -> None:

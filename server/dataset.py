@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -138,8 +139,13 @@ def open_dataset(source: Source, asked: Asked, checks: TokenChecks) -> Dataset:
                 token_max = max(token_max, block.token_max)
         corpus.narrow(token_max)
         fingerprint = _fingerprint(corpus, first_pass)
+        if source.made is not None and source.made.fingerprint != fingerprint:
+            problem = "has other shards than its manifest says: one was written to, or replaced"
+            raise BadCorpus(os.path.dirname(source.paths[0]), problem)
         if whole:
             digest = _digest(corpus, first_pass)
+        elif source.made is not None:
+            digest = source.made.digest
         else:
             digest = read_sidecar(corpus.shards, corpus.stored)
         return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint, digest)

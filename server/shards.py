@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from tokenfeed.errors import BadCorpus, InvalidRequest
 
 from .formats import FORMAT_NAMES, STORED, Asked
+from .manifest import NAME as MANIFEST
+from .manifest import MadeSplit, read_splits
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
+TEXT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".txt")
+"""And what is text, to be ingested."""
 
 _BESIDE = (
     (".idx", ".bin"),
@@ -37,12 +41,58 @@ class Source:
     """A dataset as it was asked for on the command line.
 
     name: on the wire.  paths: its shards in order, at least one.  tensor: the one to take of each,
-    where they have several.
+    where they have several.  made: what is known of them, if they were ingested.
     """
 
     name: str
     paths: tuple[str, ...]
     tensor: str | None = None
+    made: MadeSplit | None = None
+
+
+def parse_datasets(words: Sequence[str]) -> list[Source]:
+    """Return the datasets that the words after one --data stand for.
+
+    A folder that text was ingested into stands for its splits: train and val, or NAME-train and
+    NAME-val; the only one there is has the name alone. All else is one dataset, as `parse_data` has
+    it.
+    Raises: BadCorpus.
+    """
+    named = _NAMED.fullmatch(words[0])
+    name, folder = (named[1], named[2]) if named else ("", words[0])
+    splits = read_splits(folder) if len(words) == 1 and os.path.isdir(folder) else None
+    if splits is None:
+        return [parse_data(words)]
+    if len(splits) == 1:
+        return [Source(name or splits[0].name, splits[0].paths, made=splits[0])]
+    return [
+        Source(f"{name}-{split.name}" if name else split.name, split.paths, made=split)
+        for split in splits
+    ]
+
+
+def is_text(words: Sequence[str]) -> bool:
+    """Say whether the words after one --data stand for text, by the names of its files."""
+    named = _NAMED.fullmatch(words[0])
+    first = named[2] if named else words[0]
+    if os.path.isdir(first):
+        made = os.path.exists(os.path.join(first, MANIFEST))
+        return not (made or _files_in(first, SHARD_SUFFIXES)) and bool(
+            _files_in(first, TEXT_SUFFIXES)
+        )
+    if not os.path.lexists(first) and glob.has_magic(first):
+        first = min(glob.glob(first, recursive=True), default=first)
+    return first.endswith(TEXT_SUFFIXES)
+
+
+def parse_text(words: Sequence[str]) -> Source:
+    """Return the name and the files of text that the words after one --data stand for.  Raises:
+    BadCorpus.
+    """
+    named = _NAMED.fullmatch(words[0])
+    first = named[2] if named else words[0]
+    paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
+    return Source(_name_of(named, first, paths[0]), tuple(paths))
 
 
 def parse_data(words: Sequence[str]) -> Source:
@@ -61,13 +111,8 @@ def parse_data(words: Sequence[str]) -> Source:
     if len(tensors) > 1:
         raise BadCorpus(first, "is given with another tensor than other files of the dataset")
     first = parts[0][0]
-    paths = _tokens_of([path for word, _ in parts for path in _expand(word)])
-    name = named[1] if named else _own_name(first, paths[0])
-    if not name or not name.isprintable() or " " in name:
-        raise BadCorpus(
-            first, f"{name!r} is no name for a dataset; give it one: --data NAME={first}"
-        )
-    return Source(name, tuple(paths), *tensors)
+    paths = _tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
+    return Source(_name_of(named, first, paths[0]), tuple(paths), tensors.pop())
 
 
 def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +131,11 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_dataset(arguments: argparse.Namespace) -> tuple[Source, Asked]:
-    """Return the dataset that a command was asked for.  Raises: BadCorpus as `parse_data` does."""
-    source = parse_data(arguments.data)
+    """Return the dataset that a command was asked for.  Raises: BadCorpus."""
+    source, *others = parse_datasets(arguments.data)
+    if others:
+        folder = arguments.data[0]
+        raise BadCorpus(folder, f"holds several datasets; name one: {folder}/{source.name}")
     return source, Asked.of(arguments.format, arguments.dtype, source.tensor)
 
 
@@ -141,11 +189,13 @@ def _names_files(word: str) -> bool:
     return os.path.lexists(word) or (glob.has_magic(word) and bool(glob.glob(word, recursive=True)))
 
 
-def _expand(word: str) -> list[str]:
-    """Return the files that one word stands for, in order."""
+def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the files that one word stands for, in order; of a folder those with such a suffix.
+    Raises: BadCorpus.
+    """
     if os.path.isdir(word):
-        found = _shards_in(word)
-        problem = f"is a folder without shards (files named *{', *'.join(SHARD_SUFFIXES)})"
+        found = _files_in(word, suffixes)
+        problem = f"is a folder without files named *{', *'.join(suffixes)}"
         problem += _what_else(word) if not found else ""
     elif not os.path.lexists(word) and glob.has_magic(word):
         # A link to nothing too, which must not go unnoticed.
@@ -178,13 +228,13 @@ def _tokens_of(paths: Sequence[str]) -> list[str]:
     return tokens
 
 
-def _shards_in(folder: str) -> list[str]:
-    """Return what is named like a shard; a link to nothing too, which must not go unnoticed."""
+def _files_in(folder: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Return what is named so; a link to nothing too, which must not go unnoticed."""
     try:
         names = os.listdir(folder)
     except OSError as error:
         raise BadCorpus(folder, f"cannot be read: {error.strerror}") from error
-    named = [name for name in names if name.endswith(SHARD_SUFFIXES) and not name.startswith(".")]
+    named = [name for name in names if name.endswith(suffixes) and not name.startswith(".")]
     return [path for name in named if not os.path.isdir(path := os.path.join(folder, name))]
 
 
@@ -196,8 +246,15 @@ def _what_else(folder: str) -> str:
     return f", but {', '.join(named)}; docs/formats.md says what can be served" if named else ""
 
 
-def _own_name(word: str, first_path: str) -> str:
-    """Return the name of a folder, or the stem of the first file."""
+def _name_of(named: re.Match[str] | None, word: str, first_path: str) -> str:
+    """Return the name that was given, that of a folder, or the stem of the first file.  Raises:
+    BadCorpus if it is none.
+    """
+    if named:
+        return named[1]
+    name = os.path.splitext(os.path.basename(first_path))[0]
     if os.path.isdir(word):
-        return os.path.basename(os.path.abspath(word))
-    return os.path.splitext(os.path.basename(first_path))[0]
+        name = os.path.basename(os.path.abspath(word))
+    if not name or not name.isprintable() or " " in name:
+        raise BadCorpus(word, f"{name!r} is no name for a dataset; give it one: --data NAME={word}")
+    return name

@@ -12,6 +12,8 @@ TokenfeedError
   CorpusError         the operator changes something
     BadCorpus           a token file cannot be served as it is
     CorpusChanged       a token file changed while it was served
+    BadSource           a file of text cannot be ingested as it is
+    NotWritten          tokens could not be written
   ServerAway          nobody: try again, or the next server
     Unreachable         no answer
     Busy                an answer: come back later
@@ -106,6 +108,14 @@ class CorpusChanged(CorpusError):
     """A file of the dataset was cut short or rewritten while it was served."""
 
     status = "DATA_LOSS"
+
+
+class BadSource(CorpusError):
+    """A file of text cannot be ingested as it is."""
+
+
+class NotWritten(CorpusError):
+    """What was ingested could not be written; what was written before is kept."""
 
 
 class ServerAway(TokenfeedError):

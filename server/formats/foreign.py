@@ -12,8 +12,8 @@ from .layout import Asked
 
 NAME = "foreign"
 
-_TEXT = "tokenize it first: docs/formats.md says what a file of tokens may be"
-_COLUMN = "write its tokens end to end, or tokenize its text: docs/formats.md shows how"
+_TEXT = "tokenize it first: python -m server.ingest, or --tokenizer of the server"
+_COLUMN = "ingest its text (python -m server.ingest), or write its tokens: docs/formats.md"
 _UNPACK = "unpack it first: what is compressed cannot be mapped"
 _SAVE = "save the array itself (numpy.save)"
 

@@ -7,7 +7,9 @@ from tokenfeed import errors
 
 
 def test_every_error_that_a_trainer_can_meet_is_shown() -> None:
-    """So that it can be caught by name. Token files that cannot be served are the operator's."""
+    """So that it can be caught by name. Files that cannot be served, or ingested, are the
+    operator's.
+    """
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
 
-    assert kinds - {"BadCorpus"} <= set(client.__all__)
+    assert kinds - {"BadCorpus", "BadSource", "NotWritten"} <= set(client.__all__)

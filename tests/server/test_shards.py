@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from server.shards import parse_data, parse_per_dataset, require_distinct_names
+from server.shards import (
+    is_text,
+    parse_data,
+    parse_per_dataset,
+    parse_text,
+    require_distinct_names,
+)
 from tokenfeed.errors import BadCorpus, InvalidRequest
 
 
@@ -76,7 +82,7 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "problem"),
-    [("{}/none*.bin", "matches no file"), ("{}/empty", "folder without shards")],
+    [("{}/none*.bin", "matches no file"), ("{}/empty", "folder without files named")],
 )
 def test_a_word_that_stands_for_nothing_is_named(tmp_path: Path, word: str, problem: str) -> None:
     """A typing error must not become an empty dataset."""
@@ -141,7 +147,9 @@ def test_a_folder_of_something_else_says_what_it_has(tmp_path: Path) -> None:
     for name in ("a.parquet", "b.parquet", "index.json"):
         (tmp_path / name).write_bytes(b"12")
 
-    with pytest.raises(BadCorpus, match=r"without shards .*, but 2 \*\.parquet, 1 \*\.json; docs"):
+    with pytest.raises(
+        BadCorpus, match=r"without files named .*, but 2 \*\.parquet, 1 \*\.json; docs"
+    ):
         parse_data([str(tmp_path)])
 
 
@@ -173,3 +181,29 @@ def test_what_is_said_of_one_dataset_goes_before_what_is_said_of_all() -> None:
     assert parse_per_dataset("--dtype", [], ["a"]) == {"a": None}
     with pytest.raises(InvalidRequest, match="--dtype: no dataset is named 'c', but a, b"):
         parse_per_dataset("--dtype", ["c=uint8"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["pages.parquet"], True),
+        (["web=pages/*.jsonl.zst"], True),
+        (["a.txt", "b.txt"], True),
+        (["train.bin"], False),
+        (["web=shards/*.npy"], False),
+    ],
+)
+def test_text_is_known_by_its_name(words: list[str], answer: bool) -> None:
+    """Before anything is opened: a glob may stand for a thousand files."""
+    assert is_text(words) is answer
+
+
+def test_a_folder_of_text_is_text_unless_it_has_tokens(tmp_path: Path) -> None:
+    """A README beside shards does not make them text."""
+    assert not is_text([str(tmp_path)])
+    for name, answer in (("b.jsonl", True), ("a.txt", True), ("a.bin", False)):
+        (tmp_path / name).write_bytes(b"12")
+        assert is_text([f"web={tmp_path}"]) is answer
+    source = parse_text([f"web={tmp_path}"])
+    assert (source.name, names(source.paths)) == ("web", ["a.txt", "b.jsonl"])
+    assert parse_text([str(tmp_path / "*.jsonl")]).name == "b"

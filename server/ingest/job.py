@@ -1,0 +1,100 @@
+"""What an ingest is asked for, and how far it is: what has to be known to go on after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .encoding import Recipe
+from .store import Counts, write_whole
+from .units import Place, Problem, Source
+
+Tally = dict[str, tuple[int, str]]
+"""Kind of problem -> how often, and where first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be made of what: the same job gives the same bytes.
+
+    prepend_token, append_token: their texts.  shuffle_buffer: documents; 1 leaves them as they are.
+    shard_tokens: in a shard, at most.
+    """
+
+    sources: tuple[Source, ...]
+    recipe: Recipe
+    prepend_token: str | None = None
+    append_token: str | None = None
+    shuffle_buffer: int = 1
+    seed: int = 0
+    shard_tokens: int = 100_000_000
+
+    def facts(self) -> dict[str, Any]:
+        """Return what has to be the same for an ingest to go on."""
+        recipe = self.recipe
+        return {
+            "tokenizer_sha256": recipe.vocabulary.sha256,
+            "columns": list(recipe.columns),
+            "prepend_token": self.prepend_token,
+            "append_token": self.append_token,
+            "special_tokens_in_text": recipe.vocabulary.parses_special,
+            "val_fraction": recipe.val_fraction,
+            "shuffle_buffer": self.shuffle_buffer,
+            "seed": self.seed,
+            "shard_tokens": self.shard_tokens,
+            "sources": [
+                {"path": s.path, "size_bytes": s.size_bytes, "written_ns": s.written_ns}
+                for s in self.sources
+            ],
+        }
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """How far an ingest is: all that is to be known to go on.
+
+    place: where to go on.  splits: what is written.  problems: by number of the source, of all
+    before that place.
+    """
+
+    place: Place = field(default_factory=lambda: Place(0, 0))
+    splits: dict[str, Counts] = field(default_factory=dict)
+    problems: dict[int, Tally] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str) -> Checkpoint:
+        """Return the last one that was written.  Raises: OSError, ValueError."""
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+        splits = {
+            name: Counts(**counts | {"shards": [tuple(shard) for shard in counts["shards"]]})
+            for name, counts in kept["splits"].items()
+        }
+        problems = {
+            int(number): {what: (count, where) for what, (count, where) in tally.items()}
+            for number, tally in kept["problems"].items()
+        }
+        return cls(Place(*kept["place"]), splits, problems)
+
+    def write(self, path: str) -> None:
+        """Keep it, whole or not at all.  Raises: NotWritten."""
+        write_whole(path, json.dumps(asdict(self)))
+
+    @property
+    def documents(self) -> int:
+        """Of all splits."""
+        return sum(counts.documents for counts in self.splits.values())
+
+    @property
+    def tokens(self) -> int:
+        """Of all splits."""
+        return sum(counts.all_tokens for counts in self.splits.values())
+
+    def count(self, source: int, problems: Sequence[Problem]) -> None:
+        """Count what could not be ingested of a source."""
+        tally = self.problems.setdefault(source, {})
+        for problem in problems:
+            count, where = tally.get(problem.what, (0, problem.where))
+            tally[problem.what] = count + 1, where

@@ -1,0 +1,65 @@
+"""How far an ingest is: a live line on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+_TERMINAL_SECONDS = 0.5
+_LOG_SECONDS = 10.0
+
+
+class Progress:
+    """Says how much is done, how fast, and how long the rest will take."""
+
+    def __init__(self, total_bytes: int, stream: TextIO = sys.stderr) -> None:
+        """total_bytes: of all sources."""
+        self._total_bytes = total_bytes
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._begun = self._said = time.monotonic()
+        self._first: tuple[int, int] | None = None
+        self._last = (0, 0)
+
+    def show(self, done_bytes: int, tokens: int) -> None:
+        """Say it, if it is time to.  done_bytes: of the sources.  tokens: of them."""
+        now = time.monotonic()
+        self._last = done_bytes, tokens
+        if self._first is None:
+            # What was done before a kill says nothing of this run's speed.
+            self._first = done_bytes, tokens
+        if now - self._said < (_TERMINAL_SECONDS if self._is_terminal else _LOG_SECONDS):
+            return
+        self._said = now
+        line = self._line(done_bytes, tokens, now - self._begun)
+        self._stream.write(f"\r{line}\x1b[K" if self._is_terminal else f"{line}\n")
+        self._stream.flush()
+
+    @property
+    def tokens(self) -> int:
+        """Made by this run."""
+        return self._last[1] - self._first[1] if self._first else 0
+
+    def end(self) -> None:
+        """Clear the live line."""
+        if self._is_terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _line(self, done_bytes: int, tokens: int, seconds: float) -> str:
+        assert self._first is not None
+        first_bytes, first_tokens = self._first
+        share = done_bytes / self._total_bytes if self._total_bytes else 1.0
+        line = f"{share:.1%}  {tokens:,} tokens  {(tokens - first_tokens) / seconds:,.0f} tokens/s"
+        if done_bytes > first_bytes:
+            left = (self._total_bytes - done_bytes) * seconds / (done_bytes - first_bytes)
+            line += f"  {duration(left)} left"
+        return line
+
+
+def duration(seconds: float) -> str:
+    """Return it in hours, minutes and seconds: "1:02:03", "2:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,64 @@
+"""Files of text -> units to encode: one module per kind of file.
+
+A reader is a module with `KIND` and `units`, and a line in READERS. It cuts by what is in the file
+alone, so the same units come out whoever asks and wherever reading begins again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenfeed.errors import BadSource
+
+from ..units import Source, Unit
+from . import jsonl, parquet, text
+
+
+class Reader(Protocol):
+    """What a module of this folder offers."""
+
+    KIND: str
+
+    def units(self, source: Source, index: int, offset: int, how: How, /) -> Iterator[Unit]:
+        """Yield the units of a source.
+
+        index: of the source.  offset: where to begin, 0 or where a unit ended.
+        What cannot be read comes as a unit with a problem.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What readers are told.
+
+    columns: names of the one or two that are text.  pieces: cuts text where its tokens do not
+    change.  is_val: by the SHA-256 of a document.
+    """
+
+    columns: tuple[str, ...]
+    pieces: Callable[[Iterator[str]], Iterator[str]]
+    is_val: Callable[[bytes], bool]
+
+
+READERS: dict[str, Reader] = {module.KIND: module for module in (parquet, jsonl, text)}
+
+
+def kind_of(path: str, head: bytes) -> str:
+    """Return the name of the reader of a file: by its first bytes, and by its name where they do
+    not say.  Raises: BadSource.
+    """
+    name = path.lower()
+    if head.startswith(b"PAR1") or name.endswith(".parquet"):
+        return parquet.KIND
+    packed = jsonl.codec_of(head) is not None or name.endswith((".gz", ".zst"))
+    if packed and name.endswith((".txt.gz", ".txt.zst")):
+        raise BadSource(path, "is compressed text, which is one document; unpack it first")
+    if packed or name.endswith((".jsonl", ".ndjson", ".json")):
+        return jsonl.KIND
+    if re.match(rb'\s*\{\s*"', head) and not name.endswith(".txt"):
+        return jsonl.KIND
+    return text.KIND

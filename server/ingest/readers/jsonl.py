@@ -1,0 +1,103 @@
+"""Lines of JSON, plain or compressed by gzip or zstd: a document a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow
+
+from ..units import Lines, Place, Problem, Source, Unit, require_of_content
+
+if TYPE_CHECKING:
+    from . import How
+
+KIND = "jsonl"
+
+_UNIT_BYTES = 1 << 20
+"""A quarter of a second's work for one core."""
+_BLOCK_BYTES = 1 << 16
+"""Read at once: so much may be lost before a place that is damaged."""
+_LINE_BYTES_MAX = 64 << 20
+
+
+def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
+    """Yield whole lines, so many that they have a unit's size.  offset: in bytes, unpacked."""
+    if not source.size_bytes:
+        yield _broken(source, index, offset, "empty file", "0 bytes")
+        return
+    waiting, end, dropped_bytes = bytearray(), 0, 0  # end: of the last whole line in waiting
+    begun = offset
+    try:
+        # A file of Python's: its name need not be UTF-8.
+        with open(source.path, "rb") as opened, pyarrow.PythonFile(opened) as file:
+            for block in _blocks(file, offset):
+                if found := block.rfind(b"\n") + 1:
+                    end = len(waiting) + found
+                waiting += block
+                if dropped_bytes and end:
+                    first_end = waiting.index(b"\n") + 1
+                    yield _too_long(index, offset, dropped_bytes + first_end, file.tell())
+                    offset += dropped_bytes + first_end
+                    del waiting[:first_end]
+                    end, dropped_bytes = end - first_end, 0
+                if end and len(waiting) >= _UNIT_BYTES:
+                    yield _unit(index, offset, bytes(waiting[:end]), file.tell())
+                    del waiting[:end]
+                    offset, end = offset + end, 0
+                elif dropped_bytes or len(waiting) > _LINE_BYTES_MAX:
+                    dropped_bytes += len(waiting)
+                    waiting.clear()
+    except OSError as error:
+        require_of_content(error, source.path)
+        if end and not dropped_bytes:
+            yield _unit(index, offset, bytes(waiting[:end]), source.size_bytes)
+            offset += end
+        where = f"all from byte {offset:,} on"
+        yield _broken(source, index, offset, f"unreadable: {error}", where)
+        return
+    if dropped_bytes:
+        yield _too_long(index, offset, dropped_bytes + len(waiting), source.size_bytes)
+    elif waiting:
+        yield _unit(index, offset, bytes(waiting), source.size_bytes)
+    elif not begun and not offset:
+        yield _broken(source, index, offset, "empty file", "0 bytes")
+
+
+def codec_of(head: bytes) -> str | None:
+    """Return how a file is compressed, by its first bytes; None if it is not."""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    # A frame of zstd's, or one that its readers skip.
+    return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18" else None
+
+
+def _blocks(file: pyarrow.NativeFile, offset: int) -> Iterator[bytes]:
+    """Yield a file from an offset on, unpacked: in the same blocks wherever it begins, so that what
+    can be read of a damaged one does not depend on that.
+    """
+    codec = codec_of(file.read(4))
+    first = 0 if codec else offset // _BLOCK_BYTES * _BLOCK_BYTES
+    file.seek(first)
+    # Says so when a file is cut short, which not every reader of zstd does.
+    stream = pyarrow.CompressedInputStream(file, codec) if codec else file
+    while block := stream.read(_BLOCK_BYTES):
+        if first + len(block) > offset:
+            yield block[max(0, offset - first) :]
+        first += len(block)
+
+
+def _too_long(index: int, offset: int, size_bytes: int, done_bytes: int) -> Unit:
+    problem = Problem(f"line above {_LINE_BYTES_MAX >> 20} MiB", f"byte {offset:,}")
+    end = Place(index, offset + size_bytes)
+    return Unit(Place(index, offset), end, None, done_bytes, (problem,))
+
+
+def _unit(index: int, offset: int, content: bytes, done_bytes: int) -> Unit:
+    end = Place(index, offset + len(content))
+    return Unit(Place(index, offset), end, Lines(content, offset), done_bytes)
+
+
+def _broken(source: Source, index: int, offset: int, what: str, where: str) -> Unit:
+    problems = (Problem(what, where),)
+    return Unit(Place(index, offset), Place(index + 1, 0), None, source.size_bytes, problems)

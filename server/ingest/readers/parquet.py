@@ -1,0 +1,163 @@
+"""Parquet: a document a row, read row group by row group, and of a large one in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, BinaryIO
+
+import pyarrow
+import pyarrow.parquet
+
+from tokenfeed.errors import BadSource
+
+from ..units import Place, Problem, Rows, Source, Unit, require_of_content
+
+if TYPE_CHECKING:
+    from . import How
+
+KIND = "parquet"
+
+_UNIT_BYTES = 1 << 20
+"""A quarter of a second's work for one core."""
+_UNIT_ROWS_MAX = 1 << 16
+_BATCH_ROWS = 256
+"""Decoded at once."""
+Row = tuple[bytes | None, ...]
+
+_ROWS_BITS = 32
+"""An offset is a row group, shifted so far, and a row in it."""
+
+
+def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
+    """Yield rows.  offset: (row group << 32) + row."""
+    try:
+        # A file of Python's: its name need not be UTF-8.
+        with open(source.path, "rb") as opened:
+            yield from _opened_units(source, index, offset, how.columns, opened)
+    except OSError as error:
+        raise BadSource(source.path, f"cannot be read: {error.strerror}") from error
+
+
+def _opened_units(
+    source: Source, index: int, offset: int, columns: tuple[str, ...], opened: BinaryIO
+) -> Iterator[Unit]:
+    first_group, first_row = offset >> _ROWS_BITS, offset & ((1 << _ROWS_BITS) - 1)
+    try:
+        # Pages as they are needed: a row group may be larger than memory.
+        file = pyarrow.parquet.ParquetFile(
+            opened, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+        )
+    except (OSError, pyarrow.ArrowException) as error:
+        require_of_content(error, source.path)
+        yield _broken(source, index, offset, Problem(_said(error), "its footer"))
+        return
+    with file:
+        problem = _column_problem(file, columns)
+        if problem is None and not file.metadata.num_rows:
+            problem = Problem("empty file", "0 rows")
+        if problem is not None:
+            yield _broken(source, index, offset, problem)
+            return
+        rows_before = sum(file.metadata.row_group(group).num_rows for group in range(first_group))
+        for group in range(first_group, file.num_row_groups):
+            yield from _group_units(source, index, file, columns, group, first_row, rows_before)
+            rows_before += file.metadata.row_group(group).num_rows
+            first_row = 0
+
+
+def _group_units(
+    source: Source,
+    index: int,
+    file: pyarrow.parquet.ParquetFile,
+    columns: tuple[str, ...],
+    group: int,
+    first_row: int,
+    rows_before: int,
+) -> Iterator[Unit]:
+    row_count = file.metadata.row_group(group).num_rows
+
+    def place(row: int) -> Place:
+        whole = row == row_count
+        return Place(index, (group + whole << _ROWS_BITS) + (0 if whole else row))
+
+    def done_bytes(row: int) -> int:
+        return int(source.size_bytes * (group + row / max(1, row_count)) / file.num_row_groups)
+
+    row = first_row
+    try:
+        for values in _runs(_rows(file, columns, group), first_row):
+            end = row + len(values)
+            rows = Rows(values, rows_before + row)
+            yield Unit(place(row), place(end), rows, done_bytes(end))
+            row = end
+    except (OSError, pyarrow.ArrowException) as error:
+        require_of_content(error, source.path)
+        lost = f"row group {group}: {row_count - row:,} rows from row {rows_before + row:,} on"
+        problem = Problem(_said(error), lost)
+        yield Unit(place(row), place(row_count), None, done_bytes(row_count), (problem,))
+
+
+def _rows(file: pyarrow.parquet.ParquetFile, columns: tuple[str, ...], group: int) -> Iterator[Row]:
+    for batch in file.iter_batches(_BATCH_ROWS, [group], list(columns), use_threads=False):
+        yield from zip(*(_values(batch.column(name)) for name in columns), strict=True)
+
+
+def _runs(rows: Iterator[Row], first_row: int) -> Iterator[list[Row]]:
+    """Yield rows from one on, by so many that they have a unit's size. Their bytes are counted as
+    they are: a dictionary makes much text of few bytes.
+    """
+    run: list[Row] = []
+    run_bytes = 0
+    for row in islice(rows, first_row, None):
+        run.append(row)
+        run_bytes += sum(len(value) for value in row if value is not None)
+        if run_bytes >= _UNIT_BYTES or len(run) >= _UNIT_ROWS_MAX:
+            yield run
+            run, run_bytes = [], 0
+    if run:
+        yield run
+
+
+def _values(column: pyarrow.Array) -> list[bytes | None]:
+    """Return text as it is stored: what is no UTF-8 is for whoever decodes it to find."""
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    values: list[bytes | None] = column.cast(pyarrow.large_binary()).to_pylist()
+    return values
+
+
+def _column_problem(file: pyarrow.parquet.ParquetFile, columns: tuple[str, ...]) -> Problem | None:
+    schema = file.schema_arrow
+    for name in columns:
+        if schema.names.count(name) > 1:
+            return Problem(f"several columns {name!r}", "its schema")
+        if name not in schema.names:
+            known = ", ".join(schema.names[:8])
+            return Problem(f"no column {name!r}", f"it has {known}")
+        kind = schema.field(name).type
+        if pyarrow.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not _is_text(kind):
+            return Problem(f"column {name!r} is no text", f"but {kind}")
+    return None
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    types = pyarrow.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or (hasattr(types, "is_string_view") and types.is_string_view(kind))
+    )
+
+
+def _broken(source: Source, index: int, offset: int, problem: Problem) -> Unit:
+    end = Place(index + 1, 0)
+    return Unit(Place(index, offset), end, None, source.size_bytes, (problem,))
+
+
+def _said(error: Exception) -> str:
+    return "unreadable: " + " ".join(str(error).split())[:120]

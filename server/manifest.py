@@ -1,0 +1,79 @@
+"""manifest.json: what an ingest made, of what, and how; written by `server.ingest`, read here.
+
+docs/ingest.md has its fields. Its fingerprint of each split is compared with the files at every
+start; its digest is believed, as a sidecar's is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tokenfeed.errors import BadCorpus
+
+NAME = "manifest.json"
+VERSION = 1
+WORK_FOLDER = ".ingest"
+"""Where an ingest keeps what is not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSplit:
+    """One dataset of a manifest.
+
+    name: "train" or "val".  paths: of its shards.  fingerprint, digest: 32 bytes each.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    fingerprint: bytes
+    digest: bytes
+
+
+def read_splits(folder: str) -> list[MadeSplit] | None:
+    """Return the datasets that were ingested into a folder, None if none were.
+
+    Raises: BadCorpus if that is not finished, or the manifest is damaged.
+    """
+    content = read_manifest(folder)
+    if content is None:
+        if os.path.isdir(os.path.join(folder, WORK_FOLDER)):
+            raise BadCorpus(folder, "holds an ingest that is not finished; run its command again")
+        return None
+    path = os.path.join(folder, NAME)
+    try:
+        splits = [
+            MadeSplit(
+                name,
+                tuple(os.path.join(folder, name, shard["name"]) for shard in split["shards"]),
+                bytes.fromhex(split["fingerprint"]),
+                bytes.fromhex(split["digest"]),
+            )
+            for name, split in content["splits"].items()
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
+    if not splits or not all(split.paths for split in splits):
+        raise BadCorpus(path, "names no shards")
+    return splits
+
+
+def read_manifest(folder: str) -> dict[str, Any] | None:
+    """Return the content of a folder's manifest, None if it has none.  Raises: BadCorpus."""
+    path = os.path.join(folder, NAME)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
+    if not isinstance(content, dict) or "job" not in content:
+        return None  # somebody else's
+    if content.get("version") != VERSION:
+        raise BadCorpus(path, f"is no manifest of version {VERSION}")
+    return content

@@ -1,0 +1,79 @@
+"""Text given to --data: ingested once, into a cache, and served from there.
+
+What is kept is found again by what it was made of; other text, or another tokenizer, is another
+folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenfeed.errors import BadCorpus, InvalidRequest
+
+from .manifest import VERSION, read_manifest
+from .shards import Source, parse_datasets
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizing:
+    """How text becomes tokens.
+
+    tokenizer: path of a tokenizer.json, or "bytes".  text_column: of parquet and jsonl.
+    append_token: after each document.  cache: folder.
+    """
+
+    tokenizer: str
+    text_column: str
+    append_token: str | None
+    cache: str
+
+    def source(self, text: Source, words: Sequence[str]) -> Source:
+        """Return the tokens of text, made now if they are not in the cache.
+
+        words: what its files were given as.  Raises: BadCorpus.
+        """
+        folder = os.path.join(os.path.abspath(self.cache), self._key(text))
+        if read_manifest(folder) is None:
+            self._ingest(text, words, folder)
+        (found,) = parse_datasets([folder])
+        return Source(text.name, found.paths, made=found.made)
+
+    def _ingest(self, text: Source, words: Sequence[str], folder: str) -> None:
+        command = [sys.executable, "-m", "server.ingest", *map(os.path.abspath, words)]
+        command += ["--out", folder, "--tokenizer", self.tokenizer, "--wait"]
+        command += ["--text-column", self.text_column, "--end-with", str(os.getpid())]
+        if self.append_token is not None:
+            command += ["--append-token", self.append_token]
+        _LOG.info("ingesting dataset=%s files=%d into=%s", text.name, len(text.paths), folder)
+        # A process of its own: what a tokenizer takes of memory goes when it is done.
+        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+            cure = f"see above; where it is not the text, remove {folder}"
+            raise BadCorpus(text.paths[0], f"could not be ingested: {cure}")
+
+    def _key(self, text: Source) -> str:
+        facts = [VERSION, self._tokenizer_sha256(), self.text_column, self.append_token]
+        for path in text.paths:
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+            facts.append([os.path.abspath(path), status.st_size, status.st_mtime_ns])
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    def _tokenizer_sha256(self) -> str:
+        if not os.path.exists(self.tokenizer):
+            return self.tokenizer
+        try:
+            with open(self.tokenizer, "rb") as file:
+                return hashlib.sha256(file.read()).hexdigest()
+        except OSError as error:
+            raise InvalidRequest("--tokenizer", f"{self.tokenizer}: {error.strerror}") from error

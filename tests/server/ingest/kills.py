@@ -1,0 +1,142 @@
+"""python -m tests.server.ingest.kills: kill -9 at seeded moments, and the result is the same.
+
+An ingest is run by a process that counts what it asks of the file system, and kills itself at the
+N-th of such calls: in the middle of a write, before a sync, before and after a rename. Then it is
+run again until it is done, and compared byte by byte with one that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.server.ingest.corpus import (
+    END,
+    documents,
+    make_tokenizer,
+    tree,
+    write_jsonl,
+    write_parquet,
+)
+from tests.server.ingest.running import ingest
+
+CALLS = ("write", "fsync", "replace", "rename")
+
+
+def run_and_die(call: str, number: int, words: list[str]) -> int:
+    """Ingest in this process, which dies at the number-th such call.  Returns: if it does not."""
+    from server.ingest import ingest as run
+    from server.ingest.__main__ import main
+
+    run._CHECKPOINT_SECONDS = 0.0
+    counts = dict.fromkeys(CALLS, 0)
+
+    def counted(name: str) -> Callable[..., Any]:
+        right = getattr(os, name)
+
+        def wrapped(*arguments: Any) -> Any:
+            counts[name] += 1
+            if name == call and counts[name] == number:
+                if name == "write":
+                    right(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return right(*arguments)
+
+        return wrapped
+
+    for name in CALLS:
+        setattr(os, name, counted(name))
+    code = main(words)
+    print("counts", *counts.values(), file=sys.stderr)
+    return code
+
+
+def moments(counts: dict[str, int], number: int, seed: int) -> list[tuple[str, int]]:
+    """So many moments: of each call by turns, the last one of each before all is done first."""
+    choose = random.Random(seed)
+    chosen: list[tuple[str, int]] = []
+    for index in range(number):
+        call = CALLS[index % len(CALLS)]
+        # The last two syncs come after the last rename: nothing is in flight any more.
+        last = counts[call] - 2 * (call == "fsync")
+        chosen.append((call, last if index < len(CALLS) else choose.randint(1, last)))
+    return chosen
+
+
+def jobs(folder: Path) -> list[list[str]]:
+    """Permuted documents of parquet and zstd in two splits; files of text in passages, as they
+    come; pairs with their mask.
+    """
+    tokenizer = make_tokenizer(folder / "tokenizer.json")
+    texts = documents(4000)
+    pages = [
+        write_parquet(folder / "a.parquet", {"text": texts[:2000]}),
+        write_jsonl(folder / "b.jsonl.zst", ({"text": text} for text in texts[2000:])),
+    ]
+    books = []
+    for number in range(2):
+        books.append(folder / f"{number}.txt")
+        books[-1].write_text("\n".join(documents(30_000, seed=number)))
+    pairs = write_parquet(folder / "pairs.parquet", {"q": texts[:2000], "a": texts[2000:]})
+    given = ["--tokenizer", str(tokenizer), "--append-token", END, "--workers", "1"]
+    shuffled = ["--shuffle-buffer", "300", "--val-fraction", "0.2", "--shard-tokens", "9000"]
+    columns = ["--prompt-column", "q", "--response-column", "a", "--shard-tokens", "9000"]
+    return [
+        [*map(str, pages), *given, *shuffled],
+        [*map(str, books), *given, "--shard-tokens", "400000"],
+        [str(pairs), *given, *columns],
+    ]
+
+
+def check(folder: Path, number: int, seed: int) -> None:
+    """Kill so many times, by turns of the jobs.  Raises: AssertionError."""
+    module = "tests.server.ingest.kills"
+    out = folder / "out"
+    for job, words in enumerate(jobs(folder)):
+        kills = len(range(job, number, 3))
+        calm = ingest(
+            "--die-at", "write", "0", *words, "--out", folder / f"calm-{job}", module=module
+        )
+        assert calm.returncode == 0, calm.stderr
+        numbers = map(int, calm.stderr.split("counts ")[1].split())
+        counts = dict(zip(CALLS, numbers, strict=True))
+        expected = tree(folder / f"calm-{job}")
+        for call, place in moments(counts, kills, seed + job):
+            shutil.rmtree(out, ignore_errors=True)
+            died = ingest("--die-at", call, str(place), *words, "--out", out, module=module)
+            assert died.returncode == -signal.SIGKILL, f"{call} {place}: {died.stderr}"
+            visible = sorted(os.listdir(out))
+            assert ".ingest" in visible, "it was done: nothing was in flight"
+            assert "manifest.json" not in visible
+            for name in set(visible) & {"train", "val"}:
+                whole = {path: c for path, c in expected.items() if path.startswith(name)}
+                assert {f"{name}/{path}": c for path, c in tree(out / name).items()} == whole
+            again = ingest(*words, "--out", out)
+            assert again.returncode == 0, again.stderr
+            assert tree(out) == expected, f"{call} {place}: another result"
+            print(f"job {job}: killed at {call} {place} of {counts[call]}: the same bytes")
+
+
+def main(argv: list[str]) -> int:
+    """Run.  Returns: 0, or what the ingest returned that was to die."""
+    if argv[:1] == ["--die-at"]:
+        return run_and_die(argv[1], int(argv[2]), argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        check(Path(folder), arguments.moments, arguments.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,416 @@
+"""python -m server.ingest: the same bytes, whoever makes them and however often that is stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.server.ingest.corpus import (
+    END,
+    documents,
+    naive,
+    stored,
+    tree,
+    write_jsonl,
+    write_parquet,
+)
+from tests.server.ingest.running import ingest, ingested
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return documents(3000)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    """A folder of all kinds: parquet, jsonl in three ways, and two files of plain text."""
+    folder = tmp_path_factory.mktemp("pages")
+    write_parquet(folder / "a.parquet", {"text": texts[:1000]})
+    write_jsonl(folder / "b.jsonl", ({"text": text} for text in texts[1000:1500]))
+    write_jsonl(folder / "c.jsonl.gz", ({"text": text} for text in texts[1500:2000]))
+    write_jsonl(folder / "d.jsonl.zst", ({"text": text} for text in texts[2000:2998]))
+    (folder / "e.txt").write_text(texts[2998])
+    (folder / "f.txt").write_text(texts[2999])
+    return folder
+
+
+def test_every_kind_of_file_becomes_the_tokens_of_its_documents(
+    pages: Path, tokenizer: Path, texts: list[str], tmp_path: Path
+) -> None:
+    """In the order of the files, each document with its end, and datatrove's index beside it."""
+    out = tmp_path / "out"
+
+    said = ingested(pages, "--out", out, "--tokenizer", tokenizer, "--append-token", END)
+
+    expected = naive(tokenizer, texts, end=END)
+    assert stored(out / "train") == expected
+    ends = np.cumsum([len(naive(tokenizer, [text])) + 1 for text in texts])
+    assert stored(out / "train", ".ds.index", "<u8") == ends.tolist()
+    assert f"{len(expected):,} tokens, 3,000 documents, 1 shard(s) of uint16" in said
+    assert "not ingested" not in said
+    assert sorted(os.listdir(out)) == ["manifest.json", "train"]
+
+
+def test_the_bytes_depend_neither_on_workers_nor_on_how_files_are_packed(
+    pages: Path, tokenizer: Path, texts: list[str], tmp_path: Path
+) -> None:
+    """Only so can two machines make the same corpus, and a killed run go on."""
+    options = ("--tokenizer", tokenizer, "--append-token", END, "--val-fraction", "0.1")
+    options += ("--shuffle-buffer", "500", "--seed", "3", "--shard-tokens", "20000")
+    one = write_parquet(tmp_path / "one.parquet", {"text": texts}, row_group_size=77)
+    ingested(pages, "--out", tmp_path / "1", *options, "--workers", "1")
+    ingested(pages, "--out", tmp_path / "3", *options, "--workers", "3")
+    ingested(one, "--out", tmp_path / "one", *options)
+
+    made = tree(tmp_path / "1")
+    assert len(made) > 8
+    assert tree(tmp_path / "3") == made
+    manifests = [
+        json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("1", "one")
+    ]
+    assert manifests[0]["splits"] == manifests[1]["splits"]
+
+
+def test_shuffled_documents_are_whole_and_all_there(
+    pages: Path, tokenizer: Path, texts: list[str], tmp_path: Path
+) -> None:
+    options = ("--tokenizer", tokenizer, "--append-token", END)
+    ingested(pages, "--out", tmp_path, *options, "--shuffle-buffer", "500", "--seed", "3")
+
+    tokens = np.array(stored(tmp_path / "train"))
+    found = np.split(tokens, stored(tmp_path / "train", ".ds.index", "<u8")[:-1])
+    expected = [naive(tokenizer, [text], end=END) for text in texts]
+    assert [one.tolist() for one in found] != expected
+    assert sorted(one.tolist() for one in found) == sorted(expected)
+
+
+def test_a_document_moves_to_the_next_shard_whole_unless_it_is_longer_than_one(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    """So that few windows are lost, and documents can be served one day."""
+    sizes = [400, 400, 300, 2500, 10]
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "x" * size} for size in sizes])
+
+    ingested(path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--shard-tokens", "1000")
+
+    made = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]["train"]
+    assert [shard["tokens"] for shard in made["shards"]] == [800, 1000, 1000, 810]
+    assert made["documents"] == 5
+    train = tmp_path / "out" / "train"
+    assert np.fromfile(train / "000000.ds.index", "<u8").tolist() == [400, 800]
+    assert np.fromfile(train / "000001.ds.index", "<u8").tolist() == [300, 1000]
+    assert np.fromfile(train / "000003.ds.index", "<u8").tolist() == [800, 810]
+
+
+def test_adding_files_moves_no_document_to_the_other_split(
+    pages: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Else what was trained on would be evaluated on."""
+    options = ("--tokenizer", tokenizer, "--append-token", END, "--val-fraction", "0.2")
+    more = write_jsonl(tmp_path / "0.jsonl", [{"text": text} for text in documents(300, seed=7)])
+    ingested(pages, "--out", tmp_path / "before", *options)
+    ingested(more, pages, "--out", tmp_path / "after", *options)
+
+    def split(folder: Path) -> set[bytes]:
+        ends = stored(folder, ".ds.index", "<u8")
+        return {part.tobytes() for part in np.split(np.array(stored(folder)), ends[:-1])}
+
+    for name in ("train", "val"):
+        assert split(tmp_path / "before" / name) < split(tmp_path / "after" / name)
+    assert not split(tmp_path / "after" / "train") & split(tmp_path / "after" / "val")
+
+
+def test_pairs_have_a_mask_beside_their_tokens(tokenizer: Path, tmp_path: Path) -> None:
+    """Prompts are read, responses and their end are learned."""
+    pairs = [(f"question {n}? ", f"answer {n} {'x' * (n % 9)}") for n in range(500)]
+    path = write_parquet(
+        tmp_path / "x.parquet", {"q": [q for q, _ in pairs], "a": [a for _, a in pairs]}
+    )
+
+    ingested(
+        path, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--append-token", END,
+        "--prompt-column", "q", "--response-column", "a", "--shard-tokens", "1000",
+    )  # fmt: skip
+
+    train = tmp_path / "out" / "train"
+    tokens, mask = stored(train), stored(train, ".ds.loss", "|u1")
+    assert len(tokens) == len(mask)
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_file(str(tokenizer))
+    end = made.token_to_id(END)
+    learned = [token for token, is_learned in zip(tokens, mask, strict=True) if is_learned]
+    read = [token for token, is_learned in zip(tokens, mask, strict=True) if not is_learned]
+    assert made.decode(read) == "".join(q for q, _ in pairs)
+    assert end not in read
+    assert learned.count(end) == 500
+    assert made.decode(learned) == "".join(a for _, a in pairs)
+    assert made.decode(learned, skip_special_tokens=False) == "".join(a + END for _, a in pairs)
+
+
+def test_what_cannot_be_ingested_is_counted_by_file_and_fatal_if_asked(tmp_path: Path) -> None:
+    """Never silent: a hole in a corpus is found by nobody."""
+    good = [{"text": f"page {n}"} for n in range(50)]
+    one = write_jsonl(
+        tmp_path / "one.jsonl", [*good, {"text": None}, {"body": "x"}, {"text": None}]
+    )
+    with one.open("ab") as file:
+        file.write(b'{"text": "torn')
+    two = write_parquet(tmp_path / "two.parquet", {"body": ["x"]})
+    three = tmp_path / "three.txt"
+    three.touch()
+    words = (one, two, three, "--tokenizer", "bytes")
+
+    said = ingested(*words, "--out", tmp_path / "out")
+
+    lines = [line for line in said.splitlines() if line.startswith("not ingested")]
+    first = 50 * len('{"text": "page 10"}\n') - 10
+    assert lines == [
+        f"not ingested: {one}: null, 2 time(s), first at byte {first:,}",
+        f"not ingested: {one}: no column 'text', 1 time(s), first at byte {first + 15:,}",
+        f"not ingested: {one}: torn line, or no JSON, 1 time(s), first at byte {first + 44:,}",
+        f"not ingested: {two}: no column 'text', 1 time(s), first at it has body",
+        f"not ingested: {three}: empty file, 1 time(s), first at 0 bytes",
+    ]
+    strict = ingest(*words, "--out", tmp_path / "strict", "--strict")
+    assert strict.returncode == 1
+    assert strict.stderr == f"error: {one}: null, byte {first:,}\n"
+    assert not (tmp_path / "strict" / "train").exists()
+
+
+def test_nothing_to_ingest_is_an_error(tmp_path: Path) -> None:
+    two = write_parquet(tmp_path / "two.parquet", {"body": ["x"]})
+
+    done = ingest(two, "--out", tmp_path / "out", "--tokenizer", "bytes")
+
+    assert done.returncode == 1
+    assert f"error: {two}: no column 'text', it has body" in done.stderr
+
+
+def test_a_finished_folder_is_left_as_it_is_and_another_job_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+    words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    ingested(*words)
+    made = tree(tmp_path / "out")
+
+    ingested(*words)
+    other = ingest(*words, "--append-token", END, "--seed", "4")
+    path.write_text(path.read_text() * 2)
+    changed = ingest(*words)
+
+    assert tree(tmp_path / "out") == made
+    assert "holds an ingest with other append_token, seed; choose another" in other.stderr
+    assert "holds an ingest with other sources; choose another" in changed.stderr
+    assert (other.returncode, changed.returncode) == (1, 1)
+
+
+def test_a_folder_with_somebody_elses_data_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+    (tmp_path / "out" / "train").mkdir(parents=True)
+
+    done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes")
+
+    assert "holds train, which this ingest has not made" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--val-fraction", "1"), "--val-fraction: 1.0 is not in"),
+        (("--shuffle-buffer", "0"), "--shuffle-buffer: "),
+        (("--shard-tokens", "0"), "--shard-tokens: "),
+        (("--workers", "0"), "--workers: "),
+        (("--seed", "-1"), "--seed: "),
+        (("--append-token", "<|nope|>"), "--append-token: '<|nope|>' is no token of bytes"),
+        (("--prompt-column", "q"), "--response-column: is missing"),
+        (("--prompt-column", "q", "--response-column", "a"), "--append-token: is missing"),
+        (
+            ("--prompt-column", "q", "--response-column", "a", "--text-column", "t"),
+            "--text-column: cannot stand beside",
+        ),
+        (("--engine", "ray"), "--engine: "),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(
+    tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+
+    done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes", *options)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {problem}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@contextmanager
+def at_work(path: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """An ingest that has written something, and has more to do for a second or two."""
+    command = [sys.executable, "-m", "server.ingest", str(path), *more, "--out", str(out)]
+    command += ["--tokenizer", "bytes", "--workers", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            deadline = time.monotonic() + 30
+            while not (out / ".ingest" / "train" / "000000.ds").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield running
+        finally:
+            running.kill()
+
+
+def children_of(running: subprocess.Popen[str]) -> list[str]:
+    found = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert found
+    return found
+
+
+def require_gone(pids: list[str]) -> None:
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """So much text that an ingest takes a few seconds."""
+    return write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 100_000} for _ in range(100)))
+
+
+def test_the_second_ingest_into_a_folder_is_refused_or_waits(tmp_path: Path) -> None:
+    """Two of them would write each other's shards."""
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+    words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    (tmp_path / "out" / ".ingest").mkdir(parents=True)
+    with (tmp_path / "out" / ".ingest" / "lock").open("w") as lock, ThreadPoolExecutor() as threads:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = ingest(*words)
+        waiting = threads.submit(ingest, *words, "--wait")
+        time.sleep(1)
+        assert not waiting.done()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert waiting.result().returncode == 0
+
+    assert refused.returncode == 1
+    assert refused.stderr == f"error: {tmp_path / 'out'}: another ingest is writing to it\n"
+    assert stored(tmp_path / "out" / "train") == [97, 98, 99]
+
+
+def test_a_disk_that_does_not_answer_is_no_reason_to_leave_anything_out(tmp_path: Path) -> None:
+    """A source that is away for a minute, as a network's, is there the next time."""
+    large = write_jsonl(tmp_path / "a.jsonl", ({"text": "word " * 100_000} for _ in range(60)))
+    small = write_parquet(tmp_path / "b.parquet", {"text": ["abc"]})
+    out = tmp_path / "out"
+    words = [str(large), str(small), "--tokenizer", "bytes", "--out", str(out)]
+    with at_work(large, out, str(small)) as running:
+        small.rename(tmp_path / "away")
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert f"error: {small}: cannot be read any more: No such file" in said
+    (tmp_path / "away").rename(small)
+
+    assert "not ingested" not in ingested(*words)
+    assert json.loads((out / "manifest.json").read_text())["splits"]["train"]["documents"] == 61
+
+
+def test_a_finished_folder_that_is_damaged_is_said_to_be(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}, {"text": None}])
+    words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    ingested(*words)
+    assert f"error: {path}: null, byte 16" in ingest(*words, "--strict").stderr
+
+    shard = tmp_path / "out" / "train" / "000000.ds"
+    os.truncate(shard, 4)
+
+    done = ingest(*words)
+    assert done.returncode == 1
+    assert f"error: {shard}: is damaged; remove {tmp_path / 'out'} to make it anew" in done.stderr
+
+
+def test_interrupted_it_says_how_to_go_on_and_its_workers_end(large: Path, tmp_path: Path) -> None:
+    with at_work(large, tmp_path / "out") as running:
+        children = children_of(running)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=20)
+
+    assert running.returncode == 130
+    assert said == "interrupted: run the same command again to go on\n"
+    require_gone(children)
+
+
+def test_killed_it_leaves_no_process(large: Path, tmp_path: Path) -> None:
+    """Or the next one would compete with orphans."""
+    with at_work(large, tmp_path / "out") as running:
+        children = children_of(running)
+        running.kill()
+        running.wait()
+
+    require_gone(children)
+
+
+def test_a_source_that_changes_meanwhile_is_named(large: Path, tmp_path: Path) -> None:
+    """Its first half would be of one file, its second of another."""
+    out = tmp_path / "out"
+    with at_work(large, out) as running:
+        os.utime(large)
+        _, said = running.communicate(timeout=60)
+
+    assert running.returncode == 1
+    assert f"error: {large}: was written to while it was ingested; start anew" in said
+    assert not (out / "train").exists()
+
+
+FULL_THEN_ROOM = """
+mount -t tmpfs -o size=600k none "$SMALL"
+"$@" 2> "$LOG"
+echo $? >> "$LOG"
+find "$SMALL" -name '*.ds.metadata' >> "$LOG"
+set -e
+mount -o remount,size=50m "$SMALL"
+"$@"
+cp -r "$SMALL/out" "$KEPT"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_is_said_and_with_room_it_goes_on(tokenizer: Path, tmp_path: Path) -> None:
+    """Nothing that is finished is lost, and the result is the same."""
+    path = write_jsonl(tmp_path / "x.jsonl", ({"text": text} for text in documents(9000)))
+    words = [str(path), "--tokenizer", str(tokenizer), "--shard-tokens", "30000", "--workers", "1"]
+    ingested(*words, "--out", tmp_path / "calm")
+    small, log, kept = (tmp_path / name for name in ("small", "log", "kept"))
+    small.mkdir()
+
+    command = [sys.executable, "-m", "server.ingest", *words, "--out", str(small / "out")]
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", FULL_THEN_ROOM, "bash", *command],
+        cwd=ROOT,
+        env=os.environ | {"SMALL": str(small), "LOG": str(log), "KEPT": str(kept)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+    said, code, *finished = log.read_text().splitlines()
+    assert "No space left on device; what is done is kept: make room and run the same" in said
+    assert code == "1"
+    assert len(finished) > 2
+    assert tree(kept) == tree(tmp_path / "calm")
