@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         dataset = open_dataset(*parse_dataset(arguments), checks)
         try:
             show(dataset, arguments.tokens, arguments.tokenizer)
+            sys.stdout.flush()
         finally:
             dataset.close()
     except TokenfeedError as error:
@@ -61,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        # Whoever read it has had enough, or a disk is full; what is left is not tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: stdout: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from server.inspect import main
-from tests.conftest import WriteTokens
+from tests.conftest import ROOT, WriteTokens
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
@@ -98,3 +100,15 @@ def test_what_is_wrong_is_said_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def test_a_reader_that_has_had_enough_is_no_traceback(write_tokens: WriteTokens) -> None:
+    """`| head`, say."""
+    command = [sys.executable, "-m", "server.inspect", str(write_tokens(range(100)))]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=20
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == "error: stdout: cannot be written: No space left on device\n"
