@@ -208,6 +208,7 @@ def _watched(
     sizes = [0]
     for source in job.sources:
         sizes.append(sizes[-1] + source.size_bytes)
+    progress.show(sizes[checkpoint.place.source], checkpoint.tokens)
     for unit, part in parts:
         if part.problems:
             if strict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,7 @@ def test_every_kind_of_file_becomes_the_tokens_of_its_documents(
     ends = np.cumsum([len(naive(tokenizer, [text])) + 1 for text in texts])
     assert stored(out / "train", ".ds.index", "<u8") == ends.tolist()
     assert f"{len(expected):,} tokens, 3,000 documents, 1 shard(s) of uint16" in said
+    assert re.search(r"\n[\d,]+ tokens/s in [\d.]+ s, memory at most [\d,]+ MiB and ", said)
     assert "not ingested" not in said
     assert sorted(os.listdir(out)) == ["manifest.json", "train"]
 
