@@ -27,7 +27,7 @@ from .units import Unit
 
 _UNITS_AHEAD = 2
 """For each worker, beside the one that it works on."""
-_BYTES_AHEAD_MAX = 256 << 20
+_BYTES_AHEAD_MAX = 128 << 20
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 """One worker is one core."""
 _PR_SET_PDEATHSIG = 1
