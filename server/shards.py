@@ -58,8 +58,7 @@ def parse_datasets(words: Sequence[str]) -> list[Source]:
     it.
     Raises: BadCorpus.
     """
-    named = _NAMED.fullmatch(words[0])
-    name, folder = (named[1], named[2]) if named else ("", words[0])
+    name, folder = _without_name(words[0])
     splits = read_splits(folder) if len(words) == 1 and os.path.isdir(folder) else None
     if splits is None:
         return [parse_data(words)]
@@ -73,8 +72,7 @@ def parse_datasets(words: Sequence[str]) -> list[Source]:
 
 def is_text(words: Sequence[str]) -> bool:
     """Say whether the words after one --data stand for text, by the names of its files."""
-    named = _NAMED.fullmatch(words[0])
-    first = named[2] if named else words[0]
+    _, first = _without_name(words[0])
     if os.path.isdir(first):
         made = os.path.exists(os.path.join(first, MANIFEST))
         return not (made or _files_in(first, SHARD_SUFFIXES)) and bool(
@@ -89,10 +87,9 @@ def parse_text(words: Sequence[str]) -> Source:
     """Return the name and the files of text that the words after one --data stand for.  Raises:
     BadCorpus.
     """
-    named = _NAMED.fullmatch(words[0])
-    first = named[2] if named else words[0]
+    name, first = _without_name(words[0])
     paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
-    return Source(_name_of(named, first, paths[0]), tuple(paths))
+    return Source(name or _own_name(first, paths[0]), tuple(paths))
 
 
 def parse_data(words: Sequence[str]) -> Source:
@@ -104,15 +101,14 @@ def parse_data(words: Sequence[str]) -> Source:
     first file's stem, or the folder's name.
     Raises: BadCorpus if there is no such file, or no name can be made.
     """
-    named = _NAMED.fullmatch(words[0])
-    first = named[2] if named else words[0]
+    name, first = _without_name(words[0])
     parts = [_without_tensor(word) for word in (first, *words[1:])]
     tensors = {tensor for _, tensor in parts}
     if len(tensors) > 1:
         raise BadCorpus(first, "is given with another tensor than other files of the dataset")
     first = parts[0][0]
     paths = _tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
-    return Source(_name_of(named, first, paths[0]), tuple(paths), tensors.pop())
+    return Source(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
 
 
 def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +167,12 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
                 "name one: --data NAME=PATH",
             )
         seen[source.name] = source
+
+
+def _without_name(word: str) -> tuple[str, str]:
+    """Return the name before the first "=", "" if there is none, and what stands behind it."""
+    named = _NAMED.fullmatch(word)
+    return (named[1], named[2]) if named else ("", word)
 
 
 def _without_tensor(word: str) -> tuple[str, str | None]:
@@ -246,12 +248,10 @@ def _what_else(folder: str) -> str:
     return f", but {', '.join(named)}; docs/formats.md says what can be served" if named else ""
 
 
-def _name_of(named: re.Match[str] | None, word: str, first_path: str) -> str:
-    """Return the name that was given, that of a folder, or the stem of the first file.  Raises:
-    BadCorpus if it is none.
+def _own_name(word: str, first_path: str) -> str:
+    """Return the name of a folder, or the stem of the first file.  Raises: BadCorpus if it is
+    none.
     """
-    if named:
-        return named[1]
     name = os.path.splitext(os.path.basename(first_path))[0]
     if os.path.isdir(word):
         name = os.path.basename(os.path.abspath(word))

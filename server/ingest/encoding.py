@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -85,13 +85,26 @@ def encode_unit(unit: Unit, recipe: Recipe) -> Part:
         for batch in _batches(documents, _chars)
         for part in _encoded(batch, recipe, tokenizer, problems)
     ]
-    masks = [part.mask for part in parts if part.mask is not None]
-    return Part(
-        np.concatenate([np.empty(0, token_dtype(tokenizer)), *(part.tokens for part in parts)]),
-        np.concatenate([np.empty(0, np.int64), *(part.lengths for part in parts)]),
-        np.concatenate([np.empty(0, np.bool_), *(part.is_val for part in parts)]),
-        np.concatenate([np.empty(0, np.bool_), *masks]) if recipe.has_mask else None,
+    no_bools = np.empty(0, np.bool_)
+    nothing = Part(
+        np.empty(0, token_dtype(tokenizer)),
+        np.empty(0, np.int64),
+        no_bools,
+        no_bools if recipe.has_mask else None,
         tuple(problems),
+    )
+    return joined([nothing, *parts])
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Return the documents of parts, all of them whole, as one, with the problems of the first."""
+    masks = [part.mask for part in parts if part.mask is not None]
+    return replace(
+        parts[0],
+        tokens=np.concatenate([part.tokens for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        is_val=np.concatenate([part.is_val for part in parts]),
+        mask=np.concatenate(masks) if masks else None,
     )
 
 

@@ -33,7 +33,7 @@ from .progress import Progress
 from .readers import READERS, How
 from .shuffle import Batch, in_order, shuffled, without_first
 from .sources import require_same
-from .store import Counts, Split, sync_folder, told, write_whole
+from .store import Counts, Split, shard_name, sync_folder, told, write_whole
 from .units import Place, Problem, Source, Unit
 from .vocabulary import load, token_dtype
 
@@ -292,7 +292,7 @@ def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
 
 
 def _split_facts(folder: str, name: str, counts: Counts, dtype: str) -> dict[str, Any]:
-    names = [f"{number:06}.ds" for number in range(len(counts.shards))]
+    names = list(map(shard_name, range(len(counts.shards))))
     source = TokenSource(name, tuple(os.path.join(folder, shard) for shard in names))
     dataset = open_dataset(source, Asked.of("datatrove", dtype, None), TokenChecks(serves=False))
     try:

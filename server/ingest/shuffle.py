@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from .encoding import Part
+from .encoding import Part, joined
 from .units import Place, Unit
 
 BUFFER_TOKENS_MAX = 1 << 24
@@ -64,7 +64,7 @@ def shuffled(
 
     def full(then: Place) -> Batch:
         nonlocal documents, count, tokens
-        everything = _joined(waiting)
+        everything = joined(waiting)
         waiting.clear()
         order = np.argsort(_keys(seed, documents, count), kind="stable")
         documents, count, tokens = documents + count, 0, 0
@@ -128,17 +128,6 @@ def _permuted(part: Part, order: npt.NDArray[np.int64]) -> Part:
             mask[here] = part.mask[old]
         first = end
     return replace(part, tokens=tokens, lengths=lengths, is_val=part.is_val[order], mask=mask)
-
-
-def _joined(parts: list[Part]) -> Part:
-    masks = [part.mask for part in parts if part.mask is not None]
-    return Part(
-        np.concatenate([part.tokens for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate([part.is_val for part in parts]),
-        np.concatenate(masks) if masks else None,
-        (),
-    )
 
 
 def _keys(seed: int, documents: int, count: int) -> npt.NDArray[np.uint64]:

@@ -179,7 +179,7 @@ class Split:
             self._files[suffix] = _File(path, size_bytes)
 
     def _path(self, number: int, suffix: str) -> str:
-        return os.path.join(self._folder, f"{number:06}{suffix}")
+        return os.path.join(self._folder, shard_name(number, suffix))
 
     def finish(self) -> None:
         """Complete the open shard, if there is one.  Raises: NotWritten."""
@@ -207,6 +207,11 @@ class Split:
         for file in self._files.values():
             file.close()
         self._files = {}
+
+
+def shard_name(number: int, suffix: str = ".ds") -> str:
+    """Return the name of a shard's file."""
+    return f"{number:06}{suffix}"
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

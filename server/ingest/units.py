@@ -107,3 +107,9 @@ class Unit:
     content: Rows | Lines | Passage | None
     done_bytes: int
     problems: tuple[Problem, ...] = ()
+
+    @classmethod
+    def broken(cls, source: Source, index: int, offset: int, problem: Problem) -> Unit:
+        """Return what stands for all that is left of a source, none of which can be read."""
+        end = Place(index + 1, 0)
+        return cls(Place(index, offset), end, None, source.size_bytes, (problem,))

@@ -103,16 +103,26 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(
     assert open_(path, checks=TokenChecks(vocab_size=50_258))
 
 
+def above_1_gib(
+    path: Path, first_byte: int = 0, content: bytes = b"", *, size_bytes: int = 2**30 + 2**22
+) -> Path:
+    """A file of zeros, so large that only a sample of it is looked at, with something in it. Its
+    size decides where the sample lies.
+    """
+    path.touch()
+    os.truncate(path, size_bytes)
+    with path.open("r+b") as file:
+        file.seek(first_byte)
+        file.write(content)
+    return path
+
+
 def test_every_token_is_looked_at_where_that_is_asked_for(
     open_: OpenDataset, tmp_path: Path
 ) -> None:
     """Above 1 GiB only a sample is looked at otherwise."""
     path = tmp_path / "sparse.bin"
-    path.touch()
-    os.truncate(path, 2**30 + 2**21)
-    with path.open("r+b") as file:
-        file.seek(2 * 123_456_789)
-        file.write(b"\xff\xff")
+    above_1_gib(path, 2 * 123_456_789, b"\xff\xff", size_bytes=2**30 + 2**21)
 
     open_(path, checks=TokenChecks(vocab_size=50_257))
     with pytest.raises(BadCorpus, match="token 123456789 is 65535"):
@@ -162,12 +172,8 @@ def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
     open_: OpenDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unless the vocabulary is known: then a sample is, and what is served."""
-    path = tmp_path / "sparse.npy"
-    path.touch()
-    os.truncate(path, 2**30 + 2**22)
-    with path.open("r+b") as file:
-        file.seek(4 * 123_456_789)
-        file.write(np.array([70_000, -1], "<i4").tobytes())
+    content = np.array([70_000, -1], "<i4").tobytes()
+    path = above_1_gib(tmp_path / "sparse.npy", 4 * 123_456_789, content)
 
     with pytest.raises(BadCorpus, match="token 123456790 is -1, negative"):
         open_(path, dtype="<i4")
@@ -190,9 +196,7 @@ def test_a_long_look_at_all_tokens_says_how_far_it_is(
 ) -> None:
     """A terabyte of int32 takes many minutes: a silent server would be taken for a dead one."""
     monkeypatch.setattr("server.dataset._PROGRESS_SECONDS", 0.05)
-    path = tmp_path / "sparse.npy"
-    path.touch()
-    os.truncate(path, 2**30 + 2**22)
+    path = above_1_gib(tmp_path / "sparse.npy")
 
     with caplog.at_level("INFO"):
         assert open_(path, dtype="<i4").corpus.dtype == np.dtype("<u2")

@@ -24,7 +24,7 @@ _LINE_BYTES_MAX = 64 << 20
 def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
     """Yield whole lines, so many that they have a unit's size.  offset: in bytes, unpacked."""
     if not source.size_bytes:
-        yield _broken(source, index, offset, "empty file", "0 bytes")
+        yield Unit.broken(source, index, offset, Problem("empty file", "0 bytes"))
         return
     waiting, end, dropped_bytes = bytearray(), 0, 0  # end: of the last whole line in waiting
     begun = offset
@@ -53,15 +53,15 @@ def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
         if end and not dropped_bytes:
             yield _unit(index, offset, bytes(waiting[:end]), source.size_bytes)
             offset += end
-        where = f"all from byte {offset:,} on"
-        yield _broken(source, index, offset, f"unreadable: {error}", where)
+        problem = Problem(f"unreadable: {error}", f"all from byte {offset:,} on")
+        yield Unit.broken(source, index, offset, problem)
         return
     if dropped_bytes:
         yield _too_long(index, offset, dropped_bytes + len(waiting), source.size_bytes)
     elif waiting:
         yield _unit(index, offset, bytes(waiting), source.size_bytes)
     elif not begun and not offset:
-        yield _broken(source, index, offset, "empty file", "0 bytes")
+        yield Unit.broken(source, index, offset, Problem("empty file", "0 bytes"))
 
 
 def codec_of(head: bytes) -> str | None:
@@ -96,8 +96,3 @@ def _too_long(index: int, offset: int, size_bytes: int, done_bytes: int) -> Unit
 def _unit(index: int, offset: int, content: bytes, done_bytes: int) -> Unit:
     end = Place(index, offset + len(content))
     return Unit(Place(index, offset), end, Lines(content, offset), done_bytes)
-
-
-def _broken(source: Source, index: int, offset: int, what: str, where: str) -> Unit:
-    problems = (Problem(what, where),)
-    return Unit(Place(index, offset), Place(index + 1, 0), None, source.size_bytes, problems)

@@ -50,14 +50,14 @@ def _opened_units(
         )
     except (OSError, pyarrow.ArrowException) as error:
         require_of_content(error, source.path)
-        yield _broken(source, index, offset, Problem(_said(error), "its footer"))
+        yield Unit.broken(source, index, offset, Problem(_said(error), "its footer"))
         return
     with file:
         problem = _column_problem(file, columns)
         if problem is None and not file.metadata.num_rows:
             problem = Problem("empty file", "0 rows")
         if problem is not None:
-            yield _broken(source, index, offset, problem)
+            yield Unit.broken(source, index, offset, problem)
             return
         rows_before = sum(file.metadata.row_group(group).num_rows for group in range(first_group))
         for group in range(first_group, file.num_row_groups):
@@ -152,11 +152,6 @@ def _is_text(kind: pyarrow.DataType) -> bool:
         or types.is_large_binary(kind)
         or (hasattr(types, "is_string_view") and types.is_string_view(kind))
     )
-
-
-def _broken(source: Source, index: int, offset: int, problem: Problem) -> Unit:
-    end = Place(index + 1, 0)
-    return Unit(Place(index, offset), end, None, source.size_bytes, (problem,))
 
 
 def _said(error: Exception) -> str:

@@ -22,7 +22,6 @@ _BLOCK_BYTES = 1 << 20
 
 def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
     """Yield the file, cut into passages.  offset: in bytes."""
-    after = Place(index + 1, 0)
     if offset == source.size_bytes and offset:
         return
     try:
@@ -33,7 +32,7 @@ def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
     except OSError as error:
         raise BadSource(source.path, f"cannot be read: {error.strerror}") from error
     if problem is not None:
-        yield Unit(Place(index, 0), after, None, source.size_bytes, (problem,))
+        yield Unit.broken(source, index, 0, problem)
         return
     is_val = how.is_val(digest)
     for passage in _passages(source, offset, how):
