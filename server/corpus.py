@@ -247,9 +247,9 @@ def _one_kind(shards: Sequence[Shard]) -> Stored:
     """Return the type of their tokens.  Raises: BadCorpus if not all are of one kind."""
     first = shards[0]
     for shard in shards:
-        kinds = [(one.layout.format, one.layout.dtype.name) for one in (first, shard)]
-        if kinds[0] != kinds[1]:
-            what = [f"{name} ({dtype})" for name, dtype in kinds]
+        one, other = first.layout, shard.layout
+        if (one.format, one.dtype) != (other.format, other.dtype):
+            what = [f"{layout.format} ({layout.dtype.name})" for layout in (one, other)]
             raise BadCorpus(
                 shard.path,
                 f"is {what[1]}, and {first.path} is {what[0]}: a dataset's files are of one kind",

@@ -6,6 +6,7 @@ that blocks spread over the whole. The same pass looks for tokens that cannot be
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import logging
@@ -211,10 +212,9 @@ class _Content:
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
-        sizes = corpus.token_counts * corpus.stored.itemsize
-        self._ends = np.cumsum(sizes)
-        self._firsts = self._ends - sizes
-        self.size_bytes = int(self._ends[-1])
+        ends = np.cumsum(corpus.token_counts * corpus.stored.itemsize).tolist()
+        self._firsts, self._ends = [0, *ends[:-1]], ends
+        self.size_bytes: int = ends[-1]
 
     def scan(self, blocks: Iterator[tuple[int, int]], vocab_size: int | None) -> Iterator[_Block]:
         """Read blocks, each (first_byte, end_byte), and look at their tokens.
@@ -277,9 +277,9 @@ class _Content:
         """Cut a block at the borders of the files: each piece's file, first byte and end byte
         within that file's tokens.
         """
-        index = int(np.searchsorted(self._ends, first_byte, side="right"))
+        index = bisect.bisect_right(self._ends, first_byte)
         while first_byte < end_byte:
-            file_first, file_end = int(self._firsts[index]), min(int(self._ends[index]), end_byte)
+            file_first, file_end = self._firsts[index], min(self._ends[index], end_byte)
             yield index, first_byte - file_first, file_end - file_first
             first_byte = file_end
             index += 1

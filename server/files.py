@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +20,22 @@ _BLOCK_ITEMS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file that is open for reading.  head: its first HEAD_BYTES bytes."""
+    """A file that is open for reading until its with block ends.  head: its first HEAD_BYTES
+    bytes.
+    """
 
     path: str
     descriptor: int
     status: os.stat_result
     head: bytes
+
+    def __enter__(self) -> OpenFile:
+        """Return it, for the with block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        os.close(self.descriptor)
 
     @property
     def name(self) -> str:
@@ -61,18 +70,18 @@ class OpenFile:
             yield np.frombuffer(block, stored).astype(np.int64)
 
 
-@contextmanager
-def open_file(path: str) -> Iterator[OpenFile]:
-    """Lend an opened file.  Raises: BadCorpus, naming it, if it cannot be read."""
+def open_file(path: str) -> OpenFile:
+    """Open a file, for a with block.  Raises: BadCorpus, naming it, if it cannot be read."""
     try:
         # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     try:
-        yield _opened(path, descriptor)
-    finally:
+        return _opened(path, descriptor)
+    except BaseException:
         os.close(descriptor)
+        raise
 
 
 def size_on_disk(path: str) -> int:

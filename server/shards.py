@@ -233,11 +233,14 @@ def _tokens_of(paths: Sequence[str]) -> list[str]:
 def _files_in(folder: str, suffixes: tuple[str, ...]) -> list[str]:
     """Return what is named so; a link to nothing too, which must not go unnoticed."""
     try:
-        names = os.listdir(folder)
+        entries = list(os.scandir(folder))
     except OSError as error:
         raise BadCorpus(folder, f"cannot be read: {error.strerror}") from error
-    named = [name for name in names if name.endswith(suffixes) and not name.startswith(".")]
-    return [path for name in named if not os.path.isdir(path := os.path.join(folder, name))]
+    return [
+        entry.path
+        for entry in entries
+        if entry.name.endswith(suffixes) and entry.name[0] != "." and not entry.is_dir()
+    ]
 
 
 def _what_else(folder: str) -> str:

@@ -60,8 +60,10 @@ def read_layout(file: OpenFile, asked: Asked) -> Layout:
     Raises: BadCorpus, naming the file and what is wrong with it; InvalidRequest if asked is not to
     be had of it.
     """
-    candidates = [form for form in FORMATS if asked.format in (None, form.NAME)]
-    found = next(form for form in candidates if asked.format or form.recognises(file))
+    if asked.format:
+        found = next(form for form in FORMATS if form.NAME == asked.format)
+    else:
+        found = next(form for form in FORMATS if form.recognises(file))
     try:
         layout = found.layout(file, asked)
         if asked.format:

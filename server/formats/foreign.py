@@ -20,17 +20,15 @@ _SAVE = "save the array itself (numpy.save)"
 
 def recognises(file: OpenFile) -> bool:
     """Say whether it begins, and where that is known ends, like something else."""
-    return any(is_it(file) for _, is_it, _ in _KINDS)
+    return file.head.startswith(_MAGICS) or any(is_it(file) for _, is_it, _ in _OTHERS)
 
 
 def layout(file: OpenFile, asked: Asked) -> NoReturn:
     """Raise BadCorpus: say what it is, and what to do."""
-    what, cure = next((what, cure) for what, is_it, cure in _KINDS if is_it(file))
+    known = [(what, cure) for what, magics, cure in _BEGINNINGS if file.head.startswith(magics)]
+    known += [(what, cure) for what, is_it, cure in _OTHERS if is_it(file)]
+    what, cure = known[0]
     raise BadCorpus(file.path, f"is {what}; {cure}")
-
-
-def _begins(*magics: bytes) -> Callable[[OpenFile], bool]:
-    return lambda file: file.head.startswith(magics)
 
 
 def _is_gzip(file: OpenFile) -> bool:
@@ -46,9 +44,10 @@ def _is_arrow(file: OpenFile) -> bool:
 
 def _is_chunk(file: OpenFile) -> bool:
     """Samples behind a count and their offsets, as MosaicML's and LitData's chunks have them."""
-    count, first = (int.from_bytes(file.head[at : at + 4], "little") for at in (0, 4))
+    head = file.head
+    count, first = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:8], "little")
     offsets_end = 8 + 4 * count
-    if len(file.head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
+    if len(head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
         return False
     return file.read(offsets_end - 4, 4) == file.size_bytes.to_bytes(8, "little")[:4]
 
@@ -73,27 +72,28 @@ def _is_companion(file: OpenFile) -> bool:
     return file.head.startswith(b"MMIDIDX") or file.path.endswith(endings)
 
 
-_KINDS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
+_BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
+    ("parquet", (b"PAR1",), _COLUMN),
+    ("compressed by zstd", (b"\x28\xb5\x2f\xfd",), _UNPACK),
+    ("compressed by xz", (b"\xfd7zXZ\0",), _UNPACK),
+    ("compressed by lz4", (b"\x04\x22\x4d\x18",), _UNPACK),
+    ("compressed by bzip2", tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), _UNPACK),
+    ("a zip archive, such as .npz or .pt", (b"PK\x03\x04",), _SAVE),
+    ("a pickle", (b"\x80\x02\x8a\nl", b"\x80\x03]q", b"\x80\x04\x95", b"\x80\x05\x95"), _SAVE),
+    ("compressed by 7z", (b"7z\xbc\xaf\x27\x1c",), _UNPACK),
+    ("Feather or ORC", (b"FEA1", b"ORC\x0a", b"ORC\x08"), _COLUMN),
+    ("HDF5", (b"\x89HDF\r\n\x1a\n",), _SAVE),
+)
+"""What it is, what it begins with, and what would make tokens of it."""
+_MAGICS = tuple(magic for _, magics, _ in _BEGINNINGS for magic in magics)
+
+_OTHERS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
     ("what lies beside tokens", _is_companion, "the file of tokens itself is not there"),
-    ("parquet", _begins(b"PAR1"), _COLUMN),
     ("Arrow", _is_arrow, _COLUMN),
     ("a chunk of MosaicML's MDS or of LitData", _is_chunk, _COLUMN),
     ("compressed by gzip", _is_gzip, _UNPACK),
-    ("compressed by zstd", _begins(b"\x28\xb5\x2f\xfd"), _UNPACK),
-    ("compressed by xz", _begins(b"\xfd7zXZ\0"), _UNPACK),
-    ("compressed by lz4", _begins(b"\x04\x22\x4d\x18"), _UNPACK),
-    ("compressed by bzip2", _begins(*(b"BZh%d1AY&SY" % level for level in range(1, 10))), _UNPACK),
-    ("a zip archive, such as .npz or .pt", _begins(b"PK\x03\x04"), _SAVE),
-    (
-        "a pickle",
-        _begins(b"\x80\x02\x8a\nl", b"\x80\x03]q", b"\x80\x04\x95", b"\x80\x05\x95"),
-        _SAVE,
-    ),
-    ("compressed by 7z", _begins(b"7z\xbc\xaf\x27\x1c"), _UNPACK),
-    ("Feather or ORC", _begins(b"FEA1", b"ORC\x0a", b"ORC\x08"), _COLUMN),
     ("a tar archive", lambda file: file.head[257:262] == b"ustar", _UNPACK),
-    ("HDF5", _begins(b"\x89HDF\r\n\x1a\n"), _SAVE),
     ("jsonl", _is_jsonl, _TEXT),
     ("text", _is_text, _TEXT),
 )
-"""What it is, how that is known, and what would make tokens of it."""
+"""What takes more than a look at its first bytes."""
