@@ -1,4 +1,6 @@
-"""The server's image: what it carries, who it runs as, how it starts and ends, and its health."""
+"""The server's image: what it carries, who it runs as, how it starts and ends, and its health; and
+that of ingest, which makes what it serves.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from tests.conftest import ROOT
 from tests.integration.conftest import Note, RunServer
 from tests.integration.engine import BUILD_SECONDS, Container, docker, wait_until
 from tests.integration.stack import SERVER_IMAGE, TRAINER_IMAGE
+from tests.server.ingest import corpus
+from tests.server.ingest.running import ingested
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
 
@@ -71,6 +75,34 @@ def _base() -> str:
     found = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     assert found is not None
     return found[1]
+
+
+def test_text_becomes_in_its_image_what_it_becomes_outside(
+    run_server: RunServer, folder: Path
+) -> None:
+    """As whoever owns the folder, and writing nowhere else."""
+    corpus.make_tokenizer(folder / "tokenizer.json")
+    texts = corpus.documents(300)
+    corpus.write_parquet(folder / "0.parquet", {"text": texts[:200]})
+    corpus.write_jsonl(folder / "1.jsonl.zst", [{"text": text} for text in texts[200:]])
+    options = ["--append-token", corpus.END, "--val-fraction", "0.1"]
+    words = ["--out", "/data/inside", "--tokenizer", "/data/tokenizer.json", *options]
+    limits = ["--read-only", "--cap-drop=ALL", f"--user={os.getuid()}:{os.getgid()}"]
+    building = ["build", "--quiet", f"--file={DOCKERFILE}", "--target=ingest", str(ROOT)]
+    image = docker(*building, seconds=BUILD_SECONDS)
+
+    sources = ["/data/*.parquet", "/data/1.jsonl.zst"]
+    docker("run", "--rm", *limits, f"--volume={folder}:/data", image, *sources, *words)
+    outside = ["--out", folder / "outside", "--tokenizer", folder / "tokenizer.json", *options]
+    ingested(folder / "0.parquet", folder / "1.jsonl.zst", *outside)
+
+    for split in ("train", "val"):
+        made = corpus.tree(folder / "inside" / split)
+        assert made == corpus.tree(folder / "outside" / split)
+        assert sum(map(len, made.values())) > 1000
+    server = run_server(folder, "--data", "/data/inside")
+    wait_until_listening(server)
+    assert "dataset=val" in server.log()
 
 
 def test_one_process_runs_as_nobody_and_can_write_nowhere(
