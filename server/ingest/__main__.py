@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import resource
 import sys
@@ -80,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         # A path need not be text.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    logging.getLogger("tokenfeed").setLevel("INFO")
     begun = time.monotonic()
     try:
         made, tokens = run(arguments)

@@ -113,7 +113,7 @@ def _passage(unit: Unit, passage: Passage, recipe: Recipe, tokenizer: Tokenizer)
     try:
         arrays = [*_encode([passage.text], tokenizer)]
     except ValueError as error:
-        raise BadSource("a file of text", str(error)) from error
+        raise BadSource(passage.path, str(error)) from error
     if passage.is_first:
         arrays.insert(0, before)
     if passage.is_last:

@@ -7,15 +7,13 @@ Each step may be the last before a kill, and the next run does it again or goes 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from tokenfeed.errors import BadCorpus, BadSource, NotWritten
@@ -28,13 +26,14 @@ from ..shards import Source as TokenSource
 from . import cuts
 from .encoding import Part
 from .engines import Engine
+from .hashes import Hashes
 from .job import Checkpoint, Job
 from .progress import Progress
 from .readers import READERS, How
 from .shuffle import Batch, in_order, shuffled, without_first
 from .sources import require_same
 from .store import Counts, Split, shard_name, sync_folder, told, write_whole
-from .units import Place, Problem, Source, Unit
+from .units import Place, Problem, Unit
 from .vocabulary import load, token_dtype
 
 SPLITS = ("train", "val")
@@ -154,33 +153,37 @@ def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: 
         for name in names
     }
     pending: deque[tuple[Place, tuple[Problem, ...]]] = deque()
-    parts = engine(_units(job, checkpoint.place), job.recipe)
-    watched = _watched(job, parts, checkpoint, pending, strict=strict, progress=progress)
-    kept = time.monotonic()
-    try:
-        for batch in _in_order_of_writing(job, watched, checkpoint):
-            for name, split in splits.items():
-                split.add(batch.part, batch.part.is_val == (name == "val"))
-            _move_on(checkpoint, batch.then, pending)
-            if time.monotonic() - kept >= _CHECKPOINT_SECONDS:
-                for split in splits.values():
-                    split.sync()
-                checkpoint.write(path)
-                kept = time.monotonic()
-    finally:
-        progress.end()
-    for split in splits.values():
-        split.finish()
-    _move_on(checkpoint, Place(len(job.sources), 0), pending)
+    with closing(Hashes(job.sources, checkpoint.hashes)) as hashes:
+        parts = engine(_units(job, checkpoint.place, hashes), job.recipe)
+        watched = _watched(job, parts, checkpoint, pending, strict=strict, progress=progress)
+        kept = time.monotonic()
+        try:
+            for batch in _in_order_of_writing(job, watched, checkpoint):
+                for name, split in splits.items():
+                    split.add(batch.part, batch.part.is_val == (name == "val"))
+                _move_on(checkpoint, batch.then, pending)
+                if time.monotonic() - kept >= _CHECKPOINT_SECONDS:
+                    for split in splits.values():
+                        split.sync()
+                    hashes.collect()
+                    checkpoint.write(path)
+                    kept = time.monotonic()
+        finally:
+            progress.end()
+        for split in splits.values():
+            split.finish()
+        _move_on(checkpoint, Place(len(job.sources), 0), pending)
+        checkpoint.write(path)
+        if not any(counts.shards for counts in checkpoint.splits.values()):
+            _require_no_problems(_by_path(job, checkpoint))
+            raise BadSource(job.sources[0].path, "holds no document, nor does any other source")
+        hashes.finish()
     checkpoint.write(path)
-    if not any(counts.shards for counts in checkpoint.splits.values()):
-        _require_no_problems(_by_path(job, checkpoint))
-        raise BadSource(job.sources[0].path, "holds no document, nor does any other source")
     manifest = _manifest(job, checkpoint, work)
     write_whole(os.path.join(work, MANIFEST), json.dumps(manifest, indent=1) + "\n")
 
 
-def _units(job: Job, place: Place) -> Iterator[Unit]:
+def _units(job: Job, place: Place, hashes: Hashes) -> Iterator[Unit]:
     """Yield the units of all sources from a place on."""
     how = How(
         job.recipe.columns,
@@ -193,6 +196,7 @@ def _units(job: Job, place: Place) -> Iterator[Unit]:
         require_same(source)
         yield from READERS[source.kind].units(source, index, offset, how)
         require_same(source)
+        hashes.begin(index)
 
 
 def _watched(
@@ -261,8 +265,6 @@ def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
     """Return what is to be known of what was made: its shards are read once more."""
     tokenizer = load(job.recipe.vocabulary)
     problems = _by_path(job, checkpoint)
-    with ThreadPoolExecutor(2) as readers:
-        hashes = list(readers.map(_sha256, job.sources))
     return {
         "version": VERSION,
         "job": job.facts(),
@@ -277,10 +279,10 @@ def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
             {
                 "path": source.path,
                 "size_bytes": source.size_bytes,
-                "sha256": sha256,
+                "sha256": checkpoint.hashes[number],
                 "problems": problems[source.path],
             }
-            for source, sha256 in zip(job.sources, hashes, strict=True)
+            for number, source in enumerate(job.sources)
         ],
         "dtype": token_dtype(tokenizer).name,
         "splits": {
@@ -311,27 +313,13 @@ def _split_facts(folder: str, name: str, counts: Counts, dtype: str) -> dict[str
         dataset.close()
 
 
-def _sha256(source: Source) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(source.path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise BadSource(source.path, f"cannot be read any more: {error.strerror}") from error
-    require_same(source)
-    return digest.hexdigest()
-
-
 def _publish(out: str, work: str) -> None:
     """Give what is complete its final names, the manifest last."""
     for name in (*SPLITS, MANIFEST):
         made = os.path.join(work, name)
         if not os.path.exists(made) or (os.path.isdir(made) and not os.listdir(made)):
             continue
-        try:
+        with told(os.path.join(out, name)):
             os.rename(made, os.path.join(out, name))
-        except OSError as error:
-            raise NotWritten(os.path.join(out, name), f"{error.strerror}") from error
         sync_folder(out)
         sync_folder(work)

@@ -56,12 +56,13 @@ class Checkpoint:
     """How far an ingest is: all that is to be known to go on.
 
     place: where to go on.  splits: what is written.  problems: by number of the source, of all
-    before that place.
+    before that place.  hashes: SHA-256 of sources in hexadecimal digits, by number.
     """
 
     place: Place = field(default_factory=lambda: Place(0, 0))
     splits: dict[str, Counts] = field(default_factory=dict)
     problems: dict[int, Tally] = field(default_factory=dict)
+    hashes: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str) -> Checkpoint:
@@ -76,7 +77,8 @@ class Checkpoint:
             int(number): {what: (count, where) for what, (count, where) in tally.items()}
             for number, tally in kept["problems"].items()
         }
-        return cls(Place(*kept["place"]), splits, problems)
+        hashes = {int(number): sha256 for number, sha256 in kept["hashes"].items()}
+        return cls(Place(*kept["place"]), splits, problems, hashes)
 
     def write(self, path: str) -> None:
         """Keep it, whole or not at all.  Raises: NotWritten."""

@@ -80,9 +80,10 @@ class Lines:
 class Passage:
     """A part of a document that is a whole file.
 
-    is_val: what the hash of all of it says.
+    path: of the file.  is_val: what the hash of all of it says.
     """
 
+    path: str
     text: str
     is_first: bool
     is_last: bool

@@ -38,7 +38,7 @@ def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
     for passage in _passages(source, offset, how):
         end = offset + len(passage.encode())
         is_last = end >= source.size_bytes
-        content = Passage(passage, offset == 0, is_last, is_val)
+        content = Passage(source.path, passage, offset == 0, is_last, is_val)
         yield Unit(Place(index, offset), Place(index, end), content, end)
         offset = end
 

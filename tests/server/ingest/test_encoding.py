@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from server.ingest.encoding import Part, Recipe, encode_unit
 from server.ingest.units import Lines, Passage, Place, Rows, Unit
 from server.ingest.vocabulary import Vocabulary
 from tests.server.ingest.corpus import END, documents, naive
+from tokenfeed.errors import BadSource
 
 
 def recipe(
@@ -146,19 +148,32 @@ def test_a_document_that_has_no_tokens_is_counted_and_left_out(tmp_path: Path) -
 
 def test_a_document_that_cannot_be_encoded_is_left_out_alone(tmp_path: Path) -> None:
     """And not the thousands beside it."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    made = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    path = tmp_path / "words.json"
-    made.save(str(path))
-
-    part = encoded(rows("a a", "a c", "b"), recipe(path))
+    part = encoded(rows("a a", "a c", "b"), recipe(two_words(tmp_path)))
 
     assert part.tokens.tolist() == [0, 0, 1]
     ((what, where),) = [(problem.what, problem.where) for problem in part.problems]
     assert what.startswith("cannot be encoded: ")
     assert where == "row 11"
+
+
+def test_a_file_of_text_that_cannot_be_encoded_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """Half of a document would be another one."""
+    passage = Passage("book.txt", "a c", True, True, False)
+
+    with pytest.raises(BadSource) as caught:
+        encoded(passage, recipe(two_words(tmp_path)))
+
+    assert caught.value.subject == "book.txt"
+    assert caught.value.problem.startswith("cannot be encoded: ")
+
+
+def two_words(folder: Path) -> Path:
+    """A tokenizer of "a" and "b", which knows nothing for what is neither."""
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = folder / "words.json"
+    made.save(str(path))
+    return path
 
 
 def test_a_tokenizer_that_leaves_out_merges_by_chance_is_made_not_to(
@@ -211,7 +226,7 @@ def test_a_mark_of_the_encoding_before_the_first_line_does_not_matter() -> None:
 def test_a_passage_has_the_tokens_around_a_document_only_where_that_begins_and_ends() -> None:
     how = recipe(prepend=7, append=256)
     tokens = [
-        encoded(Passage(text, first, last, False), how).tokens.tolist()
+        encoded(Passage("book.txt", text, first, last, False), how).tokens.tolist()
         for text, first, last in (("a", True, False), ("b", False, False), ("c", False, True))
     ]
 

@@ -1,0 +1,81 @@
+"""The SHA-256 of every source, taken beside the run as soon as all of a source is read: most of it
+is in memory then, and the end has little left to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+
+from tokenfeed.errors import BadSource
+
+from .sources import require_same
+from .units import Source
+
+_LOG = logging.getLogger("tokenfeed.server")
+_BLOCK_BYTES = 1 << 20
+_PROGRESS_SECONDS = 5.0
+
+
+class Hashes:
+    """The hashes of sources, by number.
+
+    known: those that are taken, in hexadecimal digits.
+    """
+
+    def __init__(self, sources: Sequence[Source], known: dict[int, str]) -> None:
+        """known: what runs before this one have taken; filled by `collect` and `finish`."""
+        self.known = known
+        self._sources = sources
+        self._begun: dict[int, Future[str]] = {}
+        self._reader = ThreadPoolExecutor(1, "tokenfeed-hash")
+        self._closed = threading.Event()
+        self._begun_bytes = self._read_bytes = 0
+
+    def begin(self, number: int) -> None:
+        """Have a source read, once; does not wait."""
+        if number not in self.known and number not in self._begun:
+            self._begun[number] = self._reader.submit(self._sha256, self._sources[number])
+            self._begun_bytes += self._sources[number].size_bytes
+
+    def collect(self) -> None:
+        """Take over what is done.  Raises: BadSource if a source cannot be read, or changed."""
+        for number, future in list(self._begun.items()):
+            if future.done():
+                self.known[number] = self._begun.pop(number).result()
+
+    def finish(self) -> None:
+        """Wait for the hashes of all sources, and say in the log how far they are.  Raises:
+        BadSource.
+        """
+        for number in range(len(self._sources)):
+            self.begin(number)
+        while self._begun:
+            try:
+                next(iter(self._begun.values())).result(_PROGRESS_SECONDS)
+            except TimeoutError:
+                _LOG.info(
+                    "reading sources once more, for their hashes: %.1f%%",
+                    100 * self._read_bytes / self._begun_bytes,
+                )
+            self.collect()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed.set()
+        self._reader.shutdown(cancel_futures=True)
+
+    def _sha256(self, source: Source) -> str:
+        digest = hashlib.sha256()
+        try:
+            with open(source.path, "rb") as file:
+                while not self._closed.is_set() and (block := file.read(_BLOCK_BYTES)):
+                    digest.update(block)
+                    self._read_bytes += len(block)
+        except OSError as error:
+            raise BadSource(source.path, f"cannot be read any more: {error.strerror}") from error
+        require_same(source)
+        return digest.hexdigest()
