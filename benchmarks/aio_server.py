@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 
-from server.__main__ import build_parser, open_datasets
+from server.__main__ import open_datasets
+from server.arguments import build_parser
 from server.calls import Calls, StreamLimits
 from server.service import TokenFeed, _parse
 from server.warmup import WarmUp
