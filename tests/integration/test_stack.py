@@ -73,6 +73,13 @@ def test_the_stack_serves_a_folder_of_its_user(images: None, folder: Path) -> No
     assert [path.name for path in folder.iterdir()] == ["train.bin"]
 
 
+def require_nothing_lost(reading: Reading, offline: Offline, reconnects: int) -> None:
+    """The trainer went on, had to reconnect since then, and got every batch as it should be."""
+    reading.wait_for(50)
+    reading.require_exact(offline)
+    assert reading.reconnects() > reconnects
+
+
 def test_a_replica_that_is_killed_costs_no_batch(
     replicas: Stack, offline: Offline, reading: Reading, note: Note
 ) -> None:
@@ -87,9 +94,7 @@ def test_a_replica_that_is_killed_costs_no_batch(
         during = reading.batches_since(began)
     finally:
         docker("start", serving.name)
-    reading.wait_for(50)
-    reading.require_exact(offline)
-    assert reading.reconnects() > before
+    require_nothing_lost(reading, offline, before)
     note(f"killed: exited, 137; {during} batches without it, {gap(reading)}")
 
 
@@ -108,9 +113,7 @@ def test_a_replica_that_is_paused_costs_no_batch(
         assert serving.state()["Status"] == "paused"
     finally:
         docker("unpause", serving.name)
-    reading.wait_for(50)
-    reading.require_exact(offline)
-    assert reading.reconnects() > before
+    require_nothing_lost(reading, offline, before)
     note(f"paused: {during} batches without it, {gap(reading)}")
 
 
@@ -167,9 +170,7 @@ def test_a_replica_that_loses_its_network_costs_no_batch(
     finally:
         aliases = [word for alias in attached["Aliases"] for word in ("--alias", alias)]
         docker("network", "connect", *aliases, replicas.network, serving.name)
-    reading.wait_for(50)
-    reading.require_exact(offline)
-    assert reading.reconnects() > before
+    require_nothing_lost(reading, offline, before)
     note(
         f"disconnected: {sent_in_vain} packets to it, {answered} from it, "
         f"{during} batches without it, {gap(reading)}"
@@ -188,8 +189,6 @@ def test_replicas_that_are_restarted_in_turn_cost_no_batch(
         assert replica.state()["StartedAt"] > before
         during.append(reading.batches_since(began))
 
-    reading.wait_for(50)
-    reading.require_exact(offline)
+    require_nothing_lost(reading, offline, reconnects)
     assert all(during)
-    assert reading.reconnects() > reconnects
     note(f"restarted in turn: {during} batches meanwhile, {gap(reading)}")
