@@ -59,6 +59,14 @@ class OpenFile:
             )
         return content
 
+    def has_data(self, first_byte: int) -> bool:
+        """Say whether something was ever written from first_byte on; a hole reads as zeros."""
+        try:
+            os.lseek(self.descriptor, first_byte, os.SEEK_DATA)
+        except OSError:
+            return False
+        return True
+
     def array(
         self, first_byte: int, count: int, dtype: npt.DTypeLike
     ) -> Iterator[npt.NDArray[np.int64]]:

@@ -129,8 +129,9 @@ def _read_tail(file: OpenFile) -> Tail:
     last_page = max(0, file.size_bytes - 1) // kernel.PAGE_BYTES * kernel.PAGE_BYTES
     first_byte = last_page
     content = file.read(first_byte, file.size_bytes - first_byte)
-    if _all_zeros(content):
-        first_byte = max(0, last_page + kernel.PAGE_BYTES - _TAIL_BYTES_MAX)
+    longer = max(0, last_page + kernel.PAGE_BYTES - _TAIL_BYTES_MAX)
+    if _all_zeros(content) and file.has_data(longer):
+        first_byte = longer
         content = file.read(first_byte, file.size_bytes - first_byte)
     if _all_zeros(content):
         return Tail(first_byte, sha256=b"", witness_byte=first_byte, witness_value=0)

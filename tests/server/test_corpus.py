@@ -164,22 +164,28 @@ def test_a_cut_within_the_last_page_is_noticed_although_it_reads_as_zeros(
         gathered(corpus, PAGE_TOKENS, (0, 3 * PAGE_TOKENS))
 
 
-@pytest.mark.parametrize("zeros", [50, PAGE_TOKENS, PAGE_TOKENS + 50])
+@pytest.mark.parametrize("zeros", [50, PAGE_TOKENS, PAGE_TOKENS + 50, 17 * PAGE_TOKENS])
+@pytest.mark.parametrize("are_written", [True, False])
 def test_a_cut_is_noticed_where_the_file_ended_in_zeros(
-    open_corpus: OpenCorpus, write_tokens: WriteTokens, zeros: int
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, zeros: int, are_written: bool
 ) -> None:
-    """Then its last bytes look the same as before, and its size has to tell."""
-    tokens = np.full(4 * PAGE_TOKENS, 257)
+    """Then its last bytes look the same as before, and its size has to tell. What was never written
+    is a hole, and is not even read.
+    """
+    tokens = np.full(20 * PAGE_TOKENS, 257)
     tokens[-zeros:] = 0
     path = write_tokens(tokens)
+    if not are_written:
+        os.truncate(path, 2 * (tokens.size - zeros))
+        os.truncate(path, 2 * tokens.size)
     corpus = open_corpus(path)
     for _ in range(2):
-        last = gathered(corpus, 60, (0, 4 * PAGE_TOKENS - zeros - 10))[0]
+        last = gathered(corpus, 60, (0, tokens.size - zeros - 10))[0]
         assert last == ([257] * 10 + [0] * zeros)[:60]
     os.truncate(path, path.stat().st_size - 2 * zeros - 200)
 
     with pytest.raises(CorpusChanged):
-        gathered(corpus, 60, (0, 4 * PAGE_TOKENS - zeros - 120))
+        gathered(corpus, 60, (0, tokens.size - zeros - 120))
 
 
 def test_a_file_cut_and_grown_again_is_noticed(

@@ -379,6 +379,31 @@ def test_a_source_that_changes_meanwhile_is_named(large: Path, tmp_path: Path) -
     assert not (out / "train").exists()
 
 
+def test_memory_does_not_grow_with_the_text_in_a_row_group(tmp_path: Path) -> None:
+    """A dictionary makes 400 MB of text of a file of one; a whole row group of it is too much."""
+    values = [f"{number} " * 40_000 for number in range(1000, 1004)]
+    rows = 2000
+    path = write_parquet(
+        tmp_path / "x.parquet", {"text": values * (rows // 4)}, row_group_size=rows
+    )
+    assert path.stat().st_size < 2 << 20
+    words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--workers", "2"]
+
+    # A process begins with the peak of whoever started it, and a shell has none to speak of.
+    done = subprocess.run(
+        ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "server.ingest", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "400,000,000 tokens, 2,000 documents" in done.stdout
+    found = re.search(r"memory at most ([\d,]+) MiB and ([\d,]+) MiB a worker", done.stdout)
+    assert found is not None
+    own, worker = (int(figure.replace(",", "")) for figure in found.groups())
+    print(f"\n{own} MiB, and {worker} MiB a worker")
+    assert own + 2 * worker < 600
+
+
 FULL_THEN_ROOM = """
 mount -t tmpfs -o size=600k none "$SMALL"
 "$@" 2> "$LOG"
