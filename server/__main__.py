@@ -204,8 +204,12 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Source
     if arguments.tokenizer is None:
         cure = "pass --tokenizer, or ingest it first: python -m server.ingest"
         raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     how = Tokenizing(
-        arguments.tokenizer, arguments.text_column, arguments.append_token, arguments.cache_dir
+        arguments.tokenizer,
+        arguments.text_column,
+        arguments.append_token,
+        arguments.cache_dir or os.path.join(cache, "tokenfeed"),
     )
     text = parse_text(words)
     return [how.source(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]

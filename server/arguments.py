@@ -1,9 +1,8 @@
-"""The options of python -m server."""
+"""The options of python -m server, by what they are about."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -20,145 +19,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: python -m server --data train.bin --data val=val_*.bin --port 50051",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        action="append",
-        required=True,
-        metavar=("[NAME=]PATH", "PATH"),
-        help="a dataset: a file of tokens, or several files, a glob or a folder of *.bin as its "
-        "shards; may be given several times",
-    )
-    parser.add_argument(
-        "--host", help="address to listen on (default: all interfaces, IPv6 and IPv4)"
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=50051,
-        help="port to listen on, 0 for any free one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--unix",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="also listen on a Unix socket, for trainers on this machine; may be given several "
-        "times",
-    )
-    parser.add_argument(
-        "--format",
-        action="append",
-        default=[],
-        type=partial(_of_a_dataset, FORMAT_NAMES),
-        metavar="[NAME=]FORMAT",
-        help=f"what the files of a dataset, or of all, are: {', '.join(FORMAT_NAMES)} (default: "
-        "what they look like)",
-    )
-    parser.add_argument(
-        "--dtype",
-        action="append",
-        default=[],
-        type=partial(_of_a_dataset, tuple(STORED)),
-        metavar="[NAME=]TYPE",
-        help=f"type of the tokens in files that do not say it: {', '.join(STORED)} (default: "
-        "uint16); one that says another is refused",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        help='for --data that is text (parquet, jsonl, .txt): tokenizer.json, or "bytes"; it is '
-        "ingested into a cache before it is served",
-    )
-    parser.add_argument(
-        "--text-column",
-        default="text",
-        metavar="NAME",
-        help="of such parquet and jsonl (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--append-token", metavar="TEXT", help="after each document of such text: <|endoftext|>"
-    )
-    parser.add_argument(
-        "--cache-dir",
-        default=os.path.join(
-            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tokenfeed"
-        ),
-        metavar="DIR",
-        help="where such text is ingested to (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help="refuse to start if a token looked at is N or more",
-    )
-    parser.add_argument(
-        "--check-all-tokens",
-        action="store_true",
-        help="look at every token, not at a sample of a large corpus",
-    )
-    parser.add_argument(
-        "--max-batch-bytes",
-        type=int,
-        default=1 << 30,
-        metavar="BYTES",
-        help="refuse batches above this size (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-request-bytes",
-        type=int,
-        default=1 << 16,
-        metavar="BYTES",
-        help="refuse requests above this size (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-streams",
-        type=int,
-        default=512,
-        metavar="N",
-        help="serve so many streams at once, of which each may use two threads; others are asked "
-        "to come back (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-streams-per-peer",
-        type=int,
-        metavar="N",
-        help="and so many of them from one address (default: half of --max-streams)",
-    )
-    parser.add_argument(
-        "--stall-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="end a stream whose client has not read for so long (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=2.0,
-        metavar="S",
-        help="exit so long after SIGTERM at the latest (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--warm-up-bytes",
-        type=int,
-        metavar="BYTES",
-        help="bring datasets into memory while they are served, as long as all that is brought in "
-        "has at most so many bytes; 0 brings in none (default: what there is room for)",
-    )
-    for option, what in (
-        ("--tls-cert", "certificate chain of this server, PEM; renewed files are noticed"),
-        ("--tls-key", "its private key, PEM"),
-        ("--tls-client-ca", "take only clients with a certificate that this authority signed, PEM"),
-        ("--token-file", "take only clients with one of these bearer tokens, one a line"),
-    ):
-        parser.add_argument(option, metavar="PATH", help=what)
-    parser.add_argument(
-        "--allow-plaintext-token",
-        action="store_true",
-        help="let tokens travel without TLS, where something else protects the network",
-    )
+    _add_datasets(parser.add_argument_group("datasets"))
+    _add_text(parser.add_argument_group("datasets that are text"))
+    _add_addresses(parser.add_argument_group("where it listens, and to whom"))
+    _add_limits(parser.add_argument_group("limits"))
     parser.add_argument(
         "--reflection",
         action="store_true",
@@ -172,6 +36,155 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser
+
+
+def _add_datasets(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--data",
+        nargs="+",
+        action="append",
+        required=True,
+        metavar=("[NAME=]PATH", "PATH"),
+        help="a dataset: a file of tokens, or several files, a glob or a folder of *.bin as its "
+        "shards; may be given several times",
+    )
+    group.add_argument(
+        "--format",
+        action="append",
+        default=[],
+        type=partial(_of_a_dataset, FORMAT_NAMES),
+        metavar="[NAME=]FORMAT",
+        help=f"what the files of a dataset, or of all, are: {', '.join(FORMAT_NAMES)} (default: "
+        "what they look like)",
+    )
+    group.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        type=partial(_of_a_dataset, tuple(STORED)),
+        metavar="[NAME=]TYPE",
+        help=f"type of the tokens in files that do not say it: {', '.join(STORED)} (default: "
+        "uint16); one that says another is refused",
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="refuse to start if a token looked at is N or more",
+    )
+    group.add_argument(
+        "--check-all-tokens",
+        action="store_true",
+        help="look at every token, not at a sample of a large corpus",
+    )
+    group.add_argument(
+        "--warm-up-bytes",
+        type=int,
+        metavar="BYTES",
+        help="bring datasets into memory while they are served, as long as all that is brought in "
+        "has at most so many bytes; 0 brings in none (default: what there is room for)",
+    )
+
+
+def _add_text(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help='for --data that is text (parquet, jsonl, .txt): tokenizer.json, or "bytes"; it is '
+        "ingested into a cache before it is served",
+    )
+    group.add_argument(
+        "--text-column",
+        default="text",
+        metavar="NAME",
+        help="of such parquet and jsonl (default: %(default)s)",
+    )
+    group.add_argument(
+        "--append-token", metavar="TEXT", help="after each document of such text: <|endoftext|>"
+    )
+    group.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="where such text is ingested to (default: tokenfeed in $XDG_CACHE_HOME, or in "
+        "~/.cache)",
+    )
+
+
+def _add_addresses(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--host", help="address to listen on (default: all interfaces, IPv6 and IPv4)"
+    )
+    group.add_argument(
+        "--port",
+        type=int,
+        default=50051,
+        help="port to listen on, 0 for any free one (default: %(default)s)",
+    )
+    group.add_argument(
+        "--unix",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="also listen on a Unix socket, for trainers on this machine; may be given several "
+        "times",
+    )
+    for option, what in (
+        ("--tls-cert", "certificate chain of this server, PEM; renewed files are noticed"),
+        ("--tls-key", "its private key, PEM"),
+        ("--tls-client-ca", "take only clients with a certificate that this authority signed, PEM"),
+        ("--token-file", "take only clients with one of these bearer tokens, one a line"),
+    ):
+        group.add_argument(option, metavar="PATH", help=what)
+    group.add_argument(
+        "--allow-plaintext-token",
+        action="store_true",
+        help="let tokens travel without TLS, where something else protects the network",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-batch-bytes",
+        type=int,
+        default=1 << 30,
+        metavar="BYTES",
+        help="refuse batches above this size (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-request-bytes",
+        type=int,
+        default=1 << 16,
+        metavar="BYTES",
+        help="refuse requests above this size (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-streams",
+        type=int,
+        default=512,
+        metavar="N",
+        help="serve so many streams at once, of which each may use two threads; others are asked "
+        "to come back (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-streams-per-peer",
+        type=int,
+        metavar="N",
+        help="and so many of them from one address (default: half of --max-streams)",
+    )
+    group.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="end a stream whose client has not read for so long (default: %(default)s)",
+    )
+    group.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="exit so long after SIGTERM at the latest (default: %(default)s)",
+    )
 
 
 def _of_a_dataset(allowed: Sequence[str], word: str) -> str:

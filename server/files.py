@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -60,11 +61,11 @@ class OpenFile:
         return content
 
     def has_data(self, first_byte: int) -> bool:
-        """Say whether something was ever written from first_byte on; a hole reads as zeros."""
+        """Say whether there may be something from first_byte on: a hole reads as zeros."""
         try:
             os.lseek(self.descriptor, first_byte, os.SEEK_DATA)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno != errno.ENXIO
         return True
 
     def array(

@@ -48,8 +48,8 @@ def read_splits(folder: str) -> list[MadeSplit] | None:
             MadeSplit(
                 name,
                 tuple(os.path.join(folder, name, shard["name"]) for shard in split["shards"]),
-                bytes.fromhex(split["fingerprint"]),
-                bytes.fromhex(split["digest"]),
+                _hash(split["fingerprint"]),
+                _hash(split["digest"]),
             )
             for name, split in content["splits"].items()
         ]
@@ -58,6 +58,13 @@ def read_splits(folder: str) -> list[MadeSplit] | None:
     if not splits or not all(split.paths for split in splits):
         raise BadCorpus(path, "names no shards")
     return splits
+
+
+def _hash(digits: str) -> bytes:
+    content = bytes.fromhex(digits)
+    if len(content) != 32:
+        raise ValueError(f"{len(content)} bytes")
+    return content
 
 
 def read_manifest(folder: str) -> dict[str, Any] | None:

@@ -44,7 +44,8 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a file: its last page, or the last few where that is nothing but zeros.
+    """The end of a file: its last page, or the last few where that is nothing but zeros and they
+    are no hole.
 
     witness_byte, witness_value: place and value of the last byte that is not 0.  Whatever cuts off
     more than zeros takes it away, and a hole grown in its place reads as 0.  A value of 0: the

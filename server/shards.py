@@ -239,8 +239,15 @@ def _files_in(folder: str, suffixes: tuple[str, ...]) -> list[str]:
     return [
         entry.path
         for entry in entries
-        if entry.name.endswith(suffixes) and entry.name[0] != "." and not entry.is_dir()
+        if entry.name.endswith(suffixes) and entry.name[0] != "." and not _is_folder(entry)
     ]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link in a circle: whoever opens it will say so.
+        return False
 
 
 def _what_else(folder: str) -> str:

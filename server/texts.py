@@ -49,10 +49,10 @@ class Tokenizing:
 
     def _ingest(self, text: Source, words: Sequence[str], folder: str) -> None:
         command = [sys.executable, "-m", "server.ingest", *map(os.path.abspath, words)]
-        command += ["--out", folder, "--tokenizer", self.tokenizer, "--wait"]
-        command += ["--text-column", self.text_column, "--end-with", str(os.getpid())]
+        command += ["--wait", f"--out={folder}", f"--end-with={os.getpid()}"]
+        command += [f"--tokenizer={self.tokenizer}", f"--text-column={self.text_column}"]
         if self.append_token is not None:
-            command += ["--append-token", self.append_token]
+            command += [f"--append-token={self.append_token}"]
         _LOG.info("ingesting dataset=%s files=%d into=%s", text.name, len(text.paths), folder)
         # A process of its own: what a tokenizer takes of memory goes when it is done.
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:

@@ -57,8 +57,8 @@ _CERTAIN = (raw, npy)
 def read_layout(file: OpenFile, asked: Asked) -> Layout:
     """Return where the tokens of a file lie.
 
-    Raises: BadCorpus, naming the file and what is wrong with it; InvalidRequest if asked is not to
-    be had of it.
+    Raises: BadCorpus, naming the file and what is wrong with it, or what of asked is not to be had
+    of it.
     """
     if asked.format:
         found = next(form for form in FORMATS if form.NAME == asked.format)

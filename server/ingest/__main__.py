@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -76,13 +77,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ingest.  Returns: 0 when all is made, 1 after an error said in one line, 130 after Ctrl-C."""
+    """Ingest.  Returns: 0 when all is made, 1 after an error said in one line, 130 after Ctrl-C or
+    SIGTERM.
+    """
     arguments = build_parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
         # A path need not be text.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("tokenfeed").setLevel("INFO")
+    # `docker stop` says it so, and the first process of a container is not ended by it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun = time.monotonic()
     try:
         made, tokens = run(arguments)

@@ -1,5 +1,5 @@
-"""The SHA-256 of every source, taken beside the run as soon as all of a source is read: most of it
-is in memory then, and the end has little left to do.
+"""The SHA-256 of every source, taken beside the run once all of a source is read: where there are
+many, most of one is in memory then, and the end has only the last ones left to do.
 """
 
 from __future__ import annotations
@@ -7,8 +7,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
 from tokenfeed.errors import BadSource
 
@@ -27,19 +28,22 @@ class Hashes:
     """
 
     def __init__(self, sources: Sequence[Source], known: dict[int, str]) -> None:
-        """known: what runs before this one have taken; filled by `collect` and `finish`."""
+        """known: what runs before this one have taken; filled by all methods but `begin`."""
         self.known = known
         self._sources = sources
         self._begun: dict[int, Future[str]] = {}
         self._reader = ThreadPoolExecutor(1, "tokenfeed-hash")
         self._closed = threading.Event()
-        self._begun_bytes = self._read_bytes = 0
+        self._read_bytes = 0
+
+    def add(self, number: int, sha256: bytes) -> None:
+        """Take over what somebody else has found."""
+        self.known[number] = sha256.hex()
 
     def begin(self, number: int) -> None:
         """Have a source read, once; does not wait."""
         if number not in self.known and number not in self._begun:
             self._begun[number] = self._reader.submit(self._sha256, self._sources[number])
-            self._begun_bytes += self._sources[number].size_bytes
 
     def collect(self) -> None:
         """Take over what is done.  Raises: BadSource if a source cannot be read, or changed."""
@@ -47,21 +51,23 @@ class Hashes:
             if future.done():
                 self.known[number] = self._begun.pop(number).result()
 
-    def finish(self) -> None:
-        """Wait for the hashes of all sources, and say in the log how far they are.  Raises:
-        BadSource.
+    def finish(self, keep: Callable[[], None]) -> None:
+        """Wait for the hashes of all sources; now and then keep those that are known, and say how
+        far they are.  Raises: BadSource.
         """
         for number in range(len(self._sources)):
             self.begin(number)
+        self._read_bytes = 0
+        left_bytes = sum(self._sources[number].size_bytes for number in self._begun)
+        said = time.monotonic()
         while self._begun:
-            try:
-                next(iter(self._begun.values())).result(_PROGRESS_SECONDS)
-            except TimeoutError:
-                _LOG.info(
-                    "reading sources once more, for their hashes: %.1f%%",
-                    100 * self._read_bytes / self._begun_bytes,
-                )
+            wait([next(iter(self._begun.values()))], _PROGRESS_SECONDS)
             self.collect()
+            if time.monotonic() - said >= _PROGRESS_SECONDS:
+                said = time.monotonic()
+                keep()
+                share = self._read_bytes / max(1, left_bytes)
+                _LOG.info("reading sources once more, for their hashes: %.1f%%", 100 * share)
 
     def close(self) -> None:
         """Stop reading."""
@@ -72,7 +78,9 @@ class Hashes:
         digest = hashlib.sha256()
         try:
             with open(source.path, "rb") as file:
-                while not self._closed.is_set() and (block := file.read(_BLOCK_BYTES)):
+                while block := file.read(_BLOCK_BYTES):
+                    if self._closed.is_set():
+                        raise CancelledError
                     digest.update(block)
                     self._read_bytes += len(block)
         except OSError as error:

@@ -51,6 +51,7 @@ def ingest(
     Returns: the manifest.  Raises: BadSource, BadCorpus, NotWritten.
     """
     work = os.path.join(out, WORK_FOLDER)
+    _require_own(out, work)
     if read_manifest(out) is None or os.path.exists(work):
         with _locked(work, out, wait=wait):
             if read_manifest(out) is None:
@@ -91,6 +92,18 @@ def _locked(work: str, out: str, *, wait: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _require_own(out: str, work: str) -> None:
+    """Raise BadCorpus if there is something in a folder that no ingest has made."""
+    for name in (*SPLITS, MANIFEST):
+        # In this order: another ingest into it may be giving its final names just now.
+        if (
+            os.path.lexists(os.path.join(out, name))
+            and not os.path.exists(os.path.join(work, _JOB))
+            and read_manifest(out) is None
+        ):
+            raise BadCorpus(out, f"holds {name}, which no ingest has made; choose another")
+
+
 def _begin(job: Job, out: str, work: str) -> None:
     """Make the hidden folder, or find that of the same job."""
     path = os.path.join(work, _JOB)
@@ -102,20 +115,24 @@ def _begin(job: Job, out: str, work: str) -> None:
         pass
     except (OSError, ValueError) as error:
         raise BadCorpus(path, "is damaged; remove its folder to begin anew") from error
-    for name in SPLITS:
-        if os.path.lexists(os.path.join(out, name)):
-            raise BadCorpus(out, f"holds {name}, which this ingest has not made; choose another")
     write_whole(path, json.dumps(job.facts(), indent=1))
 
 
 def _require_whole(out: str, made: dict[str, Any]) -> None:
     """Raise BadCorpus unless all shards of a manifest are there, as long as they were."""
-    width = int(made["dtype"].removeprefix("uint")) // 8
-    for name, split in made["splits"].items():
-        for shard in split["shards"]:
-            path = os.path.join(out, name, shard["name"])
-            if not os.path.exists(path) or os.path.getsize(path) != shard["tokens"] * width:
-                raise BadCorpus(path, f"is damaged; remove {out} to make it anew")
+    cure = f"is damaged; remove {out} to make it anew"
+    try:
+        width = int(made["dtype"].removeprefix("uint")) // 8
+        sizes = {
+            os.path.join(out, name, shard["name"]): shard["tokens"] * width
+            for name, split in made["splits"].items()
+            for shard in split["shards"]
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadCorpus(os.path.join(out, MANIFEST), cure) from error
+    for path, size_bytes in sizes.items():
+        if not os.path.exists(path) or os.path.getsize(path) != size_bytes:
+            raise BadCorpus(path, cure)
 
 
 def _require_same_job(out: str, begun: Any, job: Job) -> None:
@@ -154,6 +171,8 @@ def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: 
     }
     pending: deque[tuple[Place, tuple[Problem, ...]]] = deque()
     with closing(Hashes(job.sources, checkpoint.hashes)) as hashes:
+        for number in range(checkpoint.place.source):
+            hashes.begin(number)
         parts = engine(_units(job, checkpoint.place, hashes), job.recipe)
         watched = _watched(job, parts, checkpoint, pending, strict=strict, progress=progress)
         kept = time.monotonic()
@@ -168,6 +187,7 @@ def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: 
                     hashes.collect()
                     checkpoint.write(path)
                     kept = time.monotonic()
+            progress.show(progress.total_bytes, checkpoint.tokens)
         finally:
             progress.end()
         for split in splits.values():
@@ -177,7 +197,7 @@ def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: 
         if not any(counts.shards for counts in checkpoint.splits.values()):
             _require_no_problems(_by_path(job, checkpoint))
             raise BadSource(job.sources[0].path, "holds no document, nor does any other source")
-        hashes.finish()
+        hashes.finish(lambda: checkpoint.write(path))
     checkpoint.write(path)
     manifest = _manifest(job, checkpoint, work)
     write_whole(os.path.join(work, MANIFEST), json.dumps(manifest, indent=1) + "\n")
@@ -189,6 +209,7 @@ def _units(job: Job, place: Place, hashes: Hashes) -> Iterator[Unit]:
         job.recipe.columns,
         lambda blocks: cuts.pieces(blocks, load(job.recipe.vocabulary).encode),
         job.recipe.is_val,
+        hashes.add,
     )
     for index in range(place.source, len(job.sources)):
         source = job.sources[index]
@@ -319,7 +340,10 @@ def _publish(out: str, work: str) -> None:
         made = os.path.join(work, name)
         if not os.path.exists(made) or (os.path.isdir(made) and not os.listdir(made)):
             continue
-        with told(os.path.join(out, name)):
-            os.rename(made, os.path.join(out, name))
+        final = os.path.join(out, name)
+        if os.path.lexists(final):
+            raise NotWritten(final, "is not ours; move it away and run the same command again")
+        with told(final):
+            os.rename(made, final)
         sync_folder(out)
         sync_folder(work)

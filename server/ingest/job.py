@@ -77,7 +77,7 @@ class Checkpoint:
             int(number): {what: (count, where) for what, (count, where) in tally.items()}
             for number, tally in kept["problems"].items()
         }
-        hashes = {int(number): sha256 for number, sha256 in kept["hashes"].items()}
+        hashes = {int(number): sha256 for number, sha256 in kept.get("hashes", {}).items()}
         return cls(Place(*kept["place"]), splits, problems, hashes)
 
     def write(self, path: str) -> None:

@@ -11,11 +11,14 @@ _LOG_SECONDS = 10.0
 
 
 class Progress:
-    """Says how much is done, how fast, and how long the rest will take."""
+    """Says how much is done, how fast, and how long the rest will take.
+
+    total_bytes: of all sources.
+    """
 
     def __init__(self, total_bytes: int, stream: TextIO = sys.stderr) -> None:
-        """total_bytes: of all sources."""
-        self._total_bytes = total_bytes
+        """stream: a terminal, or a log."""
+        self.total_bytes = total_bytes
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._begun = self._said = time.monotonic()
@@ -50,10 +53,10 @@ class Progress:
     def _line(self, done_bytes: int, tokens: int, seconds: float) -> str:
         assert self._first is not None
         first_bytes, first_tokens = self._first
-        share = done_bytes / self._total_bytes if self._total_bytes else 1.0
+        share = done_bytes / self.total_bytes if self.total_bytes else 1.0
         line = f"{share:.1%}  {tokens:,} tokens  {(tokens - first_tokens) / seconds:,.0f} tokens/s"
         if done_bytes > first_bytes:
-            left = (self._total_bytes - done_bytes) * seconds / (done_bytes - first_bytes)
+            left = (self.total_bytes - done_bytes) * seconds / (done_bytes - first_bytes)
             line += f"  {duration(left)} left"
         return line
 

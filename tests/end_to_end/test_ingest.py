@@ -235,6 +235,8 @@ def test_text_without_a_tokenizer_is_named(pages: Path, tmp_path: Path) -> None:
     said = failed("--data", broken, "--tokenizer", "bytes", "--cache-dir", tmp_path)
     assert f"error: {broken}: unreadable: " in said
     assert f"error: {broken}: could not be ingested: see above" in said.splitlines()[-1]
+    said = failed("--data", pages, "--tokenizer", "bytes", "--append-token=-x")
+    assert "--append-token: '-x' is no token of bytes" in said
     tokens = tmp_path / "x.bin"
     tokens.write_bytes(bytes(100))
     assert "--tokenizer: is for --data that is text" in failed("--data", tokens, "--tokenizer", "b")

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.engine import Container, docker, missing
+from tests.conftest import ROOT
+from tests.integration.engine import BUILD_SECONDS, Container, docker, missing
 from tests.integration.stack import SERVER_IMAGE, Offline, Reading, Stack
 
 Note = Callable[[str], None]
@@ -39,6 +40,15 @@ def images() -> None:
     Stack("build", "docker-compose.yml", "docker-compose.tls.yml").build(
         "server-a", "trainer", "certificates"
     )
+
+
+@pytest.fixture(scope="session")
+def ingest_image(images: None) -> Iterator[str]:
+    """The image that makes shards of text, which compose does not build."""
+    words = ["build", "--quiet", f"--file={ROOT}/deploy/Dockerfile", "--target=ingest", str(ROOT)]
+    image = docker(*words, seconds=BUILD_SECONDS)
+    yield image
+    docker("rmi", image)
 
 
 @pytest.fixture(scope="session")

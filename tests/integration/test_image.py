@@ -78,7 +78,7 @@ def _base() -> str:
 
 
 def test_text_becomes_in_its_image_what_it_becomes_outside(
-    run_server: RunServer, folder: Path
+    ingest_image: str, run_server: RunServer, folder: Path
 ) -> None:
     """As whoever owns the folder, and writing nowhere else."""
     corpus.make_tokenizer(folder / "tokenizer.json")
@@ -88,11 +88,9 @@ def test_text_becomes_in_its_image_what_it_becomes_outside(
     options = ["--append-token", corpus.END, "--val-fraction", "0.1"]
     words = ["--out", "/data/inside", "--tokenizer", "/data/tokenizer.json", *options]
     limits = ["--read-only", "--cap-drop=ALL", f"--user={os.getuid()}:{os.getgid()}"]
-    building = ["build", "--quiet", f"--file={DOCKERFILE}", "--target=ingest", str(ROOT)]
-    image = docker(*building, seconds=BUILD_SECONDS)
 
     sources = ["/data/*.parquet", "/data/1.jsonl.zst"]
-    docker("run", "--rm", *limits, f"--volume={folder}:/data", image, *sources, *words)
+    docker("run", "--rm", *limits, f"--volume={folder}:/data", ingest_image, *sources, *words)
     outside = ["--out", folder / "outside", "--tokenizer", folder / "tokenizer.json", *options]
     ingested(folder / "0.parquet", folder / "1.jsonl.zst", *outside)
 

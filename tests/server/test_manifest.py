@@ -57,6 +57,19 @@ def test_its_digest_is_that_of_a_corpus_too_large_to_be_read_at_every_start(fold
         one.close()
 
 
+@pytest.mark.parametrize("name", ["fingerprint", "digest"])
+def test_a_hash_of_another_length_is_refused(folder: Path, name: str) -> None:
+    manifest = folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["splits"]["train"][name] = "ab"
+    manifest.write_text(json.dumps(content))
+
+    with pytest.raises(BadCorpus) as caught:
+        parse_datasets([str(folder)])
+
+    assert caught.value.problem == "is no manifest of tokenfeed, or is damaged"
+
+
 @pytest.mark.parametrize("size_bytes", [1 << 20, COMPLETE_BYTES_MAX + 4000])
 def test_shards_of_another_length_are_refused(folder: Path, size_bytes: int) -> None:
     shard = folder / "train" / "000000.ds"

@@ -32,6 +32,12 @@ def names(paths: tuple[str, ...]) -> list[str]:
     return [Path(path).name for path in paths]
 
 
+def test_a_link_in_a_circle_is_left_to_whoever_opens_it(folder: Path) -> None:
+    (folder / "c.bin").symlink_to(folder / "c.bin")
+
+    assert "c.bin" in names(parse_data([str(folder)]).paths)
+
+
 def test_a_file_is_named_by_its_stem(folder: Path) -> None:
     """`--data train.bin` needs no more."""
     source = parse_data([str(folder / "b.bin")])

@@ -36,12 +36,14 @@ class How:
     """What readers are told.
 
     columns: names of the one or two that are text.  pieces: cuts text where its tokens do not
-    change.  is_val: by the SHA-256 of a document.
+    change.  is_val: by the SHA-256 of a document.  hashed: is told the SHA-256 of a source, by its
+    number, by whoever needs it anyway.
     """
 
     columns: tuple[str, ...]
     pieces: Callable[[Iterator[str]], Iterator[str]]
     is_val: Callable[[bytes], bool]
+    hashed: Callable[[int, bytes], None]
 
 
 READERS: dict[str, Reader] = {module.KIND: module for module in (parquet, jsonl, text)}

@@ -35,6 +35,7 @@ def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
         yield Unit.broken(source, index, 0, problem)
         return
     is_val = how.is_val(digest)
+    how.hashed(index, digest)
     for passage in _passages(source, offset, how):
         end = offset + len(passage.encode())
         is_last = end >= source.size_bytes

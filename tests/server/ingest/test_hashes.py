@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from server.ingest import hashes as hashes_module
+from server.ingest import ingest as run
+from server.ingest.encoding import Part, Recipe, encode_unit
 from server.ingest.hashes import Hashes
+from server.ingest.job import Job
+from server.ingest.progress import Progress
+from server.ingest.readers import jsonl
 from server.ingest.sources import find_sources
+from server.ingest.units import Unit
+from server.ingest.vocabulary import Vocabulary
+from tests.server.ingest import corpus
 from tokenfeed.errors import BadSource
 
 
@@ -23,6 +35,10 @@ def paths(tmp_path: Path) -> list[Path]:
     return made
 
 
+def no_keep() -> None:
+    pass
+
+
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -31,7 +47,7 @@ def test_every_source_is_hashed_whether_or_not_it_was_begun(paths: list[Path]) -
     with closing(Hashes(find_sources(list(map(str, paths))), {})) as hashes:
         hashes.begin(1)
         hashes.begin(1)
-        hashes.finish()
+        hashes.finish(no_keep)
 
     assert hashes.known == {number: sha256(path) for number, path in enumerate(paths)}
 
@@ -42,7 +58,7 @@ def test_what_a_run_before_has_taken_is_not_read_again(paths: list[Path]) -> Non
 
     with closing(Hashes(sources, {0: "of then"})) as hashes:
         hashes.begin(0)
-        hashes.finish()
+        hashes.finish(no_keep)
 
     assert hashes.known == {0: "of then", 1: sha256(paths[1]), 2: sha256(paths[2])}
 
@@ -53,10 +69,25 @@ def test_a_source_that_changes_before_it_is_hashed_is_an_error(paths: list[Path]
     paths[2].write_text("something else")
 
     with closing(Hashes(sources, {})) as hashes, pytest.raises(BadSource) as caught:
-        hashes.finish()
+        hashes.finish(no_keep)
 
     assert caught.value.subject == str(paths[2])
     assert "written to while it was ingested" in caught.value.problem
+
+
+def test_many_short_sources_are_kept_and_said_on_the_way(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of them takes less time than there is between two lines of the log."""
+    monkeypatch.setattr(hashes_module, "_PROGRESS_SECONDS", 0.0)
+    caplog.set_level("INFO", "tokenfeed.server")
+    kept: list[int] = []
+
+    with closing(Hashes(find_sources(list(map(str, paths))), {})) as hashes:
+        hashes.finish(lambda: kept.append(len(hashes.known)))
+
+    assert kept[-1] == len(paths)
+    assert caplog.messages[-1] == "reading sources once more, for their hashes: 100.0%"
 
 
 def test_closing_leaves_a_long_source_where_it_is(tmp_path: Path) -> None:
@@ -67,6 +98,41 @@ def test_closing_leaves_a_long_source_where_it_is(tmp_path: Path) -> None:
 
     with closing(Hashes(find_sources([str(path)]), {})) as hashes:
         hashes.begin(0)
+
+    # Not even later, as if what was read were all of it.
+    with pytest.raises(CancelledError):
         hashes.collect()
 
-    assert hashes.known == {}
+
+def test_a_run_that_is_stopped_keeps_the_hashes_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are taken while the next source is encoded."""
+    monkeypatch.setattr(run, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(jsonl, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 20)
+    rows = [{"text": "word"}] * 1000
+    paths = [corpus.write_jsonl(tmp_path / f"{number}.jsonl", rows) for number in range(2)]
+    checkpoint = tmp_path / "out" / ".ingest" / "checkpoint.json"
+
+    def until_one_is_known(units: Iterable[Unit], recipe: Recipe) -> Iterator[tuple[Unit, Part]]:
+        for unit in units:
+            if checkpoint.exists() and json.loads(checkpoint.read_text())["hashes"]:
+                raise KeyboardInterrupt
+            yield unit, encode_unit(unit, recipe)
+
+    sources = tuple(find_sources(list(map(str, paths))))
+    recipe = Recipe(Vocabulary.read("bytes", parses_special=False), ("text",), None, None, 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        run.ingest(
+            Job(sources, recipe),
+            str(tmp_path / "out"),
+            until_one_is_known,
+            strict=False,
+            wait=False,
+            progress=Progress(0),
+        )
+
+    kept = json.loads(checkpoint.read_text())
+    assert kept["hashes"] == {"0": sha256(paths[0])}
+    assert kept["place"][0] == 1

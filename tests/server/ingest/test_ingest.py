@@ -92,14 +92,15 @@ def test_the_bytes_depend_neither_on_workers_nor_on_how_files_are_packed(
 def test_shuffled_documents_are_whole_and_all_there(
     pages: Path, tokenizer: Path, texts: list[str], tmp_path: Path
 ) -> None:
-    options = ("--tokenizer", tokenizer, "--append-token", END)
-    ingested(pages, "--out", tmp_path, *options, "--shuffle-buffer", "500", "--seed", "3")
+    options = ("--tokenizer", tokenizer, "--append-token", END, "--shuffle-buffer", "5000")
+    said = ingested(pages, "--out", tmp_path, *options, "--seed", "3")
 
     tokens = np.array(stored(tmp_path / "train"))
     found = np.split(tokens, stored(tmp_path / "train", ".ds.index", "<u8")[:-1])
     expected = [naive(tokenizer, [text], end=END) for text in texts]
     assert [one.tolist() for one in found] != expected
     assert sorted(one.tolist() for one in found) == sorted(expected)
+    assert re.search(r"\n[\d,]+ tokens/s", said)
 
 
 def test_a_document_moves_to_the_next_shard_whole_unless_it_is_longer_than_one(
@@ -224,11 +225,34 @@ def test_a_finished_folder_is_left_as_it_is_and_another_job_is_refused(tmp_path:
 
 def test_a_folder_with_somebody_elses_data_is_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
-    (tmp_path / "out" / "train").mkdir(parents=True)
+    for name in ("train", "manifest.json"):
+        out = tmp_path / f"with-{name}"
+        out.mkdir()
+        (out / name).write_text("{}")
 
-    done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes")
+        done = ingest(path, "--out", out, "--tokenizer", "bytes")
 
-    assert "holds train, which this ingest has not made" in done.stderr
+        assert f"holds {name}, which no ingest has made" in done.stderr
+        assert os.listdir(out) == [name]
+
+
+def test_what_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+    out = tmp_path / "out"
+    ingested(path, "--out", out, "--tokenizer", "bytes")
+    work = out / ".ingest"
+    work.mkdir()
+    for name in ("train", "manifest.json"):
+        (out / name).rename(work / name)
+    (work / "job.json").touch()
+    (out / "train").mkdir()
+
+    done = ingest(path, "--out", out, "--tokenizer", "bytes")
+
+    assert f"error: {out / 'train'}: is not ours; move it away" in done.stderr
+    (out / "train").rmdir()
+    ingested(path, "--out", out, "--tokenizer", "bytes")
+    assert stored(out / "train") == list(b"abc")
 
 
 @pytest.mark.parametrize(
@@ -343,13 +367,20 @@ def test_a_finished_folder_that_is_damaged_is_said_to_be(tmp_path: Path) -> None
 
     done = ingest(*words)
     assert done.returncode == 1
-    assert f"error: {shard}: is damaged; remove {tmp_path / 'out'} to make it anew" in done.stderr
+    cure = f"is damaged; remove {tmp_path / 'out'} to make it anew"
+    assert f"error: {shard}: {cure}" in done.stderr
+    manifest = tmp_path / "out" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"dtype"', '"type"'))
+    assert f"error: {manifest}: {cure}" in ingest(*words).stderr
 
 
-def test_interrupted_it_says_how_to_go_on_and_its_workers_end(large: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_interrupted_it_says_how_to_go_on_and_its_workers_end(
+    large: Path, tmp_path: Path, name: str
+) -> None:
     with at_work(large, tmp_path / "out") as running:
         children = children_of(running)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.Signals[name])
         _, said = running.communicate(timeout=20)
 
     assert running.returncode == 130

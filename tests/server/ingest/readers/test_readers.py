@@ -27,7 +27,7 @@ def units(path: Path, offset: int = 0) -> list[Unit]:
     def pieces(blocks: Iterator[str]) -> Iterator[str]:
         return cuts.pieces(blocks, lambda texts: [text.encode() for text in texts])
 
-    how = How(("text",), pieces, lambda _: False)
+    how = How(("text",), pieces, lambda _: False, lambda *_: None)
     found = list(READERS[source.kind].units(source, 0, offset, how))
     assert all(one.end == other.place for one, other in pairwise(found))
     return found
