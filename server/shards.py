@@ -71,16 +71,26 @@ def parse_datasets(words: Sequence[str]) -> list[Source]:
 
 
 def is_text(words: Sequence[str]) -> bool:
-    """Say whether the words after one --data stand for text, by the names of its files."""
-    _, first = _without_name(words[0])
-    if os.path.isdir(first):
-        made = os.path.exists(os.path.join(first, MANIFEST))
-        return not (made or _files_in(first, SHARD_SUFFIXES)) and bool(
-            _files_in(first, TEXT_SUFFIXES)
+    """Say whether the words after one --data stand for text, by the names of its files.  Raises:
+    BadCorpus if some do and some do not.
+    """
+    paths = [_without_name(words[0])[1], *words[1:]]
+    answers = list(map(_is_text, paths))
+    if len(set(answers)) > 1:
+        problem = "is text, and other files of the dataset are not: tokens and text do not mix"
+        raise BadCorpus(paths[answers.index(True)], problem)
+    return answers[0]
+
+
+def _is_text(path: str) -> bool:
+    if os.path.isdir(path):
+        made = os.path.exists(os.path.join(path, MANIFEST))
+        return not (made or _files_in(path, SHARD_SUFFIXES)) and bool(
+            _files_in(path, TEXT_SUFFIXES)
         )
-    if not os.path.lexists(first) and glob.has_magic(first):
-        first = min(glob.glob(first, recursive=True), default=first)
-    return first.endswith(TEXT_SUFFIXES)
+    if not os.path.lexists(path) and glob.has_magic(path):
+        path = min(glob.glob(path, recursive=True), default=path)
+    return path.endswith(TEXT_SUFFIXES)
 
 
 def parse_text(words: Sequence[str]) -> Source:

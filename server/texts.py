@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,10 @@ from .manifest import VERSION, read_manifest
 from .shards import Source, parse_datasets
 
 _LOG = logging.getLogger("tokenfeed.server")
+
+
+_Facts = list[str | int]
+"""Of a file: its path, its size in bytes, and the time of its last write in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,14 @@ class Tokenizing:
 
         words: what its files were given as.  Raises: BadCorpus.
         """
-        folder = os.path.join(os.path.abspath(self.cache), self._key(text))
+        files = [_facts(path) for path in text.paths]
+        folder = os.path.join(os.path.abspath(self.cache), self._key(files))
         if read_manifest(folder) is None:
             self._ingest(text, words, folder)
+        if not _is_made_of(files, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            problem = "changed, or others came beside it, while it was ingested; start again"
+            raise BadCorpus(text.paths[0], problem)
         (found,) = parse_datasets([folder])
         return Source(text.name, found.paths, made=found.made)
 
@@ -59,14 +69,8 @@ class Tokenizing:
             cure = f"see above; where it is not the text, remove {folder}"
             raise BadCorpus(text.paths[0], f"could not be ingested: {cure}")
 
-    def _key(self, text: Source) -> str:
-        facts = [VERSION, self._tokenizer_sha256(), self.text_column, self.append_token]
-        for path in text.paths:
-            try:
-                status = os.stat(path)
-            except OSError as error:
-                raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
-            facts.append([os.path.abspath(path), status.st_size, status.st_mtime_ns])
+    def _key(self, files: list[_Facts]) -> str:
+        facts = [VERSION, self._tokenizer_sha256(), self.text_column, self.append_token, *files]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def _tokenizer_sha256(self) -> str:
@@ -77,3 +81,19 @@ class Tokenizing:
                 return hashlib.sha256(file.read()).hexdigest()
         except OSError as error:
             raise InvalidRequest("--tokenizer", f"{self.tokenizer}: {error.strerror}") from error
+
+
+def _facts(path: str) -> _Facts:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+    return [os.path.abspath(path), status.st_size, status.st_mtime_ns]
+
+
+def _is_made_of(files: list[_Facts], folder: str) -> bool:
+    """Say whether a manifest names these files and no others: they were looked for twice."""
+    job = (read_manifest(folder) or {}).get("job", {})
+    found = job.get("sources", []) if isinstance(job, dict) else []
+    names = ("path", "size_bytes", "written_ns")
+    return [[source.get(name) for name in names] for source in found] == files

@@ -16,6 +16,7 @@ _TEXT = "tokenize it first: python -m server.ingest, or --tokenizer of the serve
 _COLUMN = "ingest its text (python -m server.ingest), or write its tokens: docs/formats.md"
 _UNPACK = "unpack it first: what is compressed cannot be mapped"
 _SAVE = "save the array itself (numpy.save)"
+_PICKLES = (b"\x02\x8a\nl", b"\x02}q", b"\x02]q", b"\x03}q", b"\x03]q", b"\x04\x95", b"\x05\x95")
 
 
 def recognises(file: OpenFile) -> bool:
@@ -44,10 +45,9 @@ def _is_arrow(file: OpenFile) -> bool:
 
 def _is_chunk(file: OpenFile) -> bool:
     """Samples behind a count and their offsets, as MosaicML's and LitData's chunks have them."""
-    head = file.head
-    count, first = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:8], "little")
+    count, first = (int.from_bytes(file.head[at : at + 4], "little") for at in (0, 4))
     offsets_end = 8 + 4 * count
-    if len(head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
+    if len(file.head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
         return False
     return file.read(offsets_end - 4, 4) == file.size_bytes.to_bytes(8, "little")[:4]
 
@@ -79,7 +79,7 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("compressed by lz4", (b"\x04\x22\x4d\x18",), _UNPACK),
     ("compressed by bzip2", tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), _UNPACK),
     ("a zip archive, such as .npz or .pt", (b"PK\x03\x04",), _SAVE),
-    ("a pickle", (b"\x80\x02\x8a\nl", b"\x80\x03]q", b"\x80\x04\x95", b"\x80\x05\x95"), _SAVE),
+    ("a pickle", tuple(b"\x80" + rest for rest in _PICKLES), _SAVE),
     ("compressed by 7z", (b"7z\xbc\xaf\x27\x1c",), _UNPACK),
     ("Feather or ORC", (b"FEA1", b"ORC\x0a", b"ORC\x08"), _COLUMN),
     ("HDF5", (b"\x89HDF\r\n\x1a\n",), _SAVE),

@@ -100,7 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
         return 130
-    report(made, arguments.out, tokens, time.monotonic() - begun)
+    try:
+        report(made, arguments.out, tokens, time.monotonic() - begun)
+        sys.stdout.flush()
+    except OSError as error:
+        # Whoever read it has had enough; all is made, and what is left is not tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: stdout: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -185,6 +192,7 @@ def columns_of(arguments: argparse.Namespace, has_text: bool) -> tuple[str, ...]
 
 def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
     """Print what was made, and what could not be ingested.  tokens: of this run."""
+    out = _in_a_line(out)
     for name, split in made["splits"].items():
         folder = os.path.join(out, name)
         print(
@@ -203,10 +211,15 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
     for source in made["sources"]:
         for what, found in source["problems"].items():
             print(
-                f"not ingested: {source['path']}: {what}, {found['count']:,} time(s), "
+                f"not ingested: {_in_a_line(source['path'])}: {what}, {found['count']:,} time(s), "
                 f"first at {found['first']}"
             )
     print(f"serve it: python -m server --data {out}")
+
+
+def _in_a_line(path: str) -> str:
+    """Return a path, in which a line break may be."""
+    return path.replace("\n", "\\n")
 
 
 if __name__ == "__main__":

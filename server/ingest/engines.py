@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -38,7 +38,9 @@ Handle = TypeVar("Handle")
 
 def local(units: Iterable[Unit], recipe: Recipe, *, workers: int) -> Iterator[tuple[Unit, Part]]:
     """Encode units in so many processes.  Raises: BadSource if one of them dies."""
-    # Workers leave Ctrl-C to this process, from their first instruction on.
+    # Workers leave Ctrl-C to this process, from their first instruction on. What multiprocessing
+    # starts before the first of them would undo that.
+    resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     started = [_Worker(recipe) for _ in range(workers)]
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

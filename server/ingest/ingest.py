@@ -124,9 +124,13 @@ def _require_whole(out: str, made: dict[str, Any]) -> None:
     try:
         width = int(made["dtype"].removeprefix("uint")) // 8
         sizes = {
-            os.path.join(out, name, shard["name"]): shard["tokens"] * width
+            os.path.join(out, name, file): size_bytes
             for name, split in made["splits"].items()
             for shard in split["shards"]
+            for file, size_bytes in (
+                (shard["name"], shard["tokens"] * width),
+                (shard["document_ends"], 8 * shard["ends"]),
+            )
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadCorpus(os.path.join(out, MANIFEST), cure) from error
@@ -152,7 +156,9 @@ def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: 
     path = os.path.join(work, _CHECKPOINT)
     try:
         checkpoint = Checkpoint.read(path) if os.path.exists(path) else Checkpoint()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (
+        OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
+    ) as error:  # fmt: skip
         raise BadCorpus(path, "is damaged; remove its folder to begin anew") from error
     if strict:
         _require_no_problems(_by_path(job, checkpoint))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,8 +24,8 @@ END_OF_BYTES = "<|endoftext|>"
 class Vocabulary:
     """Which tokenizer: small enough to be sent to whoever encodes.
 
-    name: of its file.  content: its tokenizer.json; b"" for bytes.  parses_special: whether special
-    tokens written in text stand for themselves; else they are text like any other.
+    name: of its file, more or less.  content: its tokenizer.json; b"" for bytes.  parses_special:
+    whether special tokens written in text stand for themselves; else they are text like any other.
     """
 
     name: str
@@ -45,7 +46,9 @@ class Vocabulary:
                 content = file.read()
         except OSError as error:
             raise InvalidRequest("--tokenizer", f"{path}: {error.strerror}") from error
-        return cls(os.path.basename(path), content, parses_special)
+        # It stands in files of lines and of UTF-8.
+        name = re.sub(r"[^\w.+-]", "_", os.path.basename(path))
+        return cls(name, content, parses_special)
 
     @property
     def sha256(self) -> str:

@@ -17,6 +17,8 @@ import pytest
 
 from client import RemoteBatches
 from client.channel import describe
+from server.shards import parse_text
+from server.texts import Tokenizing
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.nanochat import NanochatLoader
 from tests.offline import offline_rows, received_rows
@@ -29,7 +31,7 @@ from tests.server.ingest.corpus import (
     write_parquet,
 )
 from tests.server.ingest.running import ingested
-from tokenfeed.errors import StreamMismatch
+from tokenfeed.errors import BadCorpus, StreamMismatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -224,6 +226,22 @@ def test_text_is_served_by_one_command_and_ingested_once(
     os.utime(copy)
     serve(*words, "--tokenizer", tokenizer)
     assert len(os.listdir(tmp_path / "cache")) == 3
+
+
+def test_a_file_that_comes_while_text_is_ingested_is_no_part_of_the_cache(tmp_path: Path) -> None:
+    """Or a start without it would find what was made with it, and two machines differ."""
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}])
+    text = parse_text([str(tmp_path / "*.jsonl")])
+    write_jsonl(tmp_path / "b.jsonl", [{"text": "def"}])
+    how = Tokenizing("bytes", "text", None, str(tmp_path / "cache"))
+
+    with pytest.raises(BadCorpus, match="others came beside it, while it was ingested"):
+        how.source(text, [str(tmp_path / "*.jsonl")])
+
+    assert os.listdir(tmp_path / "cache") == []
+    text = parse_text([str(tmp_path / "*.jsonl")])
+    (path,) = how.source(text, [str(tmp_path / "*.jsonl")]).paths
+    assert np.fromfile(path, "<u2").tolist() == list(b"abcdef")
 
 
 def test_text_without_a_tokenizer_is_named(pages: Path, tmp_path: Path) -> None:

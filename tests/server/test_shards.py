@@ -204,6 +204,12 @@ def test_text_is_known_by_its_name(words: list[str], answer: bool) -> None:
     assert is_text(words) is answer
 
 
+def test_text_beside_tokens_is_an_error() -> None:
+    """Tokens that happen to be UTF-8 would be tokenized once more."""
+    with pytest.raises(BadCorpus, match=r"^b.txt: is text, and other files of the dataset are not"):
+        is_text(["web=a.bin", "b.txt"])
+
+
 def test_a_folder_of_text_is_text_unless_it_has_tokens(tmp_path: Path) -> None:
     """A README beside shards does not make them text."""
     assert not is_text([str(tmp_path)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow
 
@@ -30,7 +33,7 @@ def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
     begun = offset
     try:
         # A file of Python's: its name need not be UTF-8.
-        with open(source.path, "rb") as opened, pyarrow.PythonFile(opened) as file:
+        with open(source.path, "rb") as file:
             for block in _blocks(file, offset):
                 if found := block.rfind(b"\n") + 1:
                     end = len(waiting) + found
@@ -72,19 +75,34 @@ def codec_of(head: bytes) -> str | None:
     return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18" else None
 
 
-def _blocks(file: pyarrow.NativeFile, offset: int) -> Iterator[bytes]:
+def _blocks(file: BinaryIO, offset: int) -> Iterator[bytes]:
     """Yield a file from an offset on, unpacked: in the same blocks wherever it begins, so that what
     can be read of a damaged one does not depend on that.
     """
     codec = codec_of(file.read(4))
     first = 0 if codec else offset // _BLOCK_BYTES * _BLOCK_BYTES
     file.seek(first)
-    # Says so when a file is cut short, which not every reader of zstd does.
-    stream = pyarrow.CompressedInputStream(file, codec) if codec else file
-    while block := stream.read(_BLOCK_BYTES):
+    read: Callable[[int], bytes] = file.read
+    if codec == "gzip":
+        # Takes zeros behind it for padding, as gunzip does.
+        read = partial(_gunzip, gzip.GzipFile(fileobj=file))
+    elif codec == "zstd":
+        # Says so when a file is cut short, which not every reader of zstd does.
+        read = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), codec).read
+    while block := read(_BLOCK_BYTES):
         if first + len(block) > offset:
             yield block[max(0, offset - first) :]
         first += len(block)
+
+
+def _gunzip(file: gzip.GzipFile, size_bytes: int) -> bytes:
+    """Return what comes next, of which nothing is lost if what comes then is damaged.  Raises:
+    OSError.
+    """
+    try:
+        return file.read1(size_bytes)
+    except (EOFError, zlib.error) as error:
+        raise OSError(str(error)) from error
 
 
 def _too_long(index: int, offset: int, size_bytes: int, done_bytes: int) -> Unit:

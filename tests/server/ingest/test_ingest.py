@@ -369,9 +369,47 @@ def test_a_finished_folder_that_is_damaged_is_said_to_be(tmp_path: Path) -> None
     assert done.returncode == 1
     cure = f"is damaged; remove {tmp_path / 'out'} to make it anew"
     assert f"error: {shard}: {cure}" in done.stderr
+    with shard.open("ab") as file:
+        file.truncate(6)
+    index = shard.with_suffix(".ds.index")
+    content = index.read_bytes()
+    index.unlink()
+    assert f"error: {index}: {cure}" in ingest(*words).stderr
+    index.write_bytes(content)
+    ingested(*words)
     manifest = tmp_path / "out" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"dtype"', '"type"'))
     assert f"error: {manifest}: {cure}" in ingest(*words).stderr
+
+
+def test_workers_leave_ctrl_c_to_whoever_started_them(large: Path, tmp_path: Path) -> None:
+    """It reaches all processes of a terminal; their tracebacks would hide what is said."""
+    with at_work(large, tmp_path / "out") as running:
+        blocked = [
+            int(line.split()[1], 16)
+            for pid in children_of(running)
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            if line.startswith("SigBlk:")
+        ]
+
+    assert blocked
+    assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
+
+
+def test_a_reader_that_has_had_enough_is_no_traceback(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+    words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
+
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "server.ingest", *words],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr == "error: stdout: cannot be written: No space left on device\n"
+    assert stored(tmp_path / "out" / "train") == list(b"abc")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -126,6 +126,23 @@ def test_a_compressed_file_may_have_several_members(tmp_path: Path, kind: str) -
     assert texts(units(both)) == "".join(text + "\0" for text in one + two)
 
 
+def test_padding_behind_gzip_is_none_of_it(tmp_path: Path) -> None:
+    """As tapes and block devices leave it; gunzip says nothing either."""
+    path = write(tmp_path, "jsonl.gz", documents(3000))
+    path.write_bytes(path.read_bytes() + bytes(700))
+
+    assert problems(units(path)) == []
+    assert texts(units(path)) == "".join(text + "\0" for text in documents(3000))
+
+
+def test_what_stands_before_garbage_behind_gzip_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl.gz", documents(300))
+    path.write_bytes(path.read_bytes() + b"no gzip")
+
+    assert texts(units(path)) == "".join(text + "\0" for text in documents(300))
+    assert len(problems(units(path))) == 1
+
+
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst"])
 def test_nothing_but_a_wrapping_is_an_empty_file(tmp_path: Path, name: str) -> None:
     """A download that failed, say."""
