@@ -10,10 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import require_range
+
+if TYPE_CHECKING:
+    from .engines import Engine
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -117,11 +120,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """
     # Processes that encode import this module as well, and need nothing of these.
     from .engines import end_with, engine_of
-    from .ingest import ingest
-    from .job import Job
-    from .progress import Progress
     from .shuffle import BUFFER_DOCUMENTS_MAX
-    from .sources import find_sources
 
     if arguments.end_with is not None:
         end_with(arguments.end_with)
@@ -130,6 +129,17 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << 40)
     if arguments.workers is not None:
         require_range("--workers", arguments.workers, 1, 1 << 12)
+    # Who encodes starts while this process learns what to do.
+    with engine_of(arguments.engine, arguments.workers) as engine:
+        return _run(arguments, engine)
+
+
+def _run(arguments: argparse.Namespace, engine: Engine) -> tuple[dict[str, Any], int]:
+    from .ingest import ingest
+    from .job import Job
+    from .progress import Progress
+    from .sources import find_sources
+
     sources = tuple(find_sources(arguments.sources))
     job = Job(
         sources,
@@ -144,7 +154,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     made = ingest(
         job,
         arguments.out,
-        engine_of(arguments.engine, arguments.workers),
+        engine,
         strict=arguments.strict,
         wait=arguments.wait,
         progress=progress,

@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context, resource_tracker
@@ -36,57 +37,81 @@ Engine = Callable[[Iterable[Unit], Recipe], Iterator[tuple[Unit, Part]]]
 Handle = TypeVar("Handle")
 
 
-def local(units: Iterable[Unit], recipe: Recipe, *, workers: int) -> Iterator[tuple[Unit, Part]]:
-    """Encode units in so many processes.  Raises: BadSource if one of them dies."""
-    # Workers leave Ctrl-C to this process, from their first instruction on. What multiprocessing
-    # starts before the first of them would undo that.
-    resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    started = [_Worker(recipe) for _ in range(workers)]
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+@contextmanager
+def engine_of(name: str, workers: int | None) -> Iterator[Engine]:
+    """Lend who encodes.  workers: None for what there is."""
+    if name == "ray":
+        yield partial(ray, workers=workers)
+        return
+    started = _start(workers or len(os.sched_getaffinity(0)))
+    try:
+        yield partial(local, workers=started)
+    finally:
+        for worker in started:
+            worker.kill()
+
+
+def local(
+    units: Iterable[Unit], recipe: Recipe, *, workers: Sequence[_Worker]
+) -> Iterator[tuple[Unit, Part]]:
+    """Encode units in processes of this machine.  Raises: BadSource if one of them dies."""
     idle: SimpleQueue[_Worker] = SimpleQueue()
-    for worker in started:
+    for worker in workers:
         idle.put(worker)
 
     def encode(unit: Unit) -> Part:
         worker = idle.get()
         try:
-            return worker.encode(unit)
+            return worker.encode(unit, recipe)
         finally:
             # One that has died too: whoever asks it next must not wait for ever.
             idle.put(worker)
 
-    threads = ThreadPoolExecutor(workers, "tokenfeed-encode")
+    threads = ThreadPoolExecutor(len(workers), "tokenfeed-encode")
     try:
-        ahead = (1 + _UNITS_AHEAD) * workers
+        ahead = (1 + _UNITS_AHEAD) * len(workers)
         yield from _in_order(units, lambda unit: threads.submit(encode, unit), Future.result, ahead)
     finally:
-        for worker in started:
+        # Or a thread would wait for one that is busy.
+        for worker in workers:
             worker.kill()
         threads.shutdown(cancel_futures=True)
+
+
+def _start(count: int) -> list[_Worker]:
+    # They leave Ctrl-C to this process, from their first instruction on. What multiprocessing
+    # starts before the first of them would undo that.
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return [_Worker() for _ in range(count)]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Worker:
     """A process that encodes, and the pipe to it: one unit goes in, its part comes out."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self) -> None:
         """Start it. It is told later, by whoever asks it first, what to do: it needs a second until
         it listens.
         """
         context = get_context("spawn")
-        self._recipe: Recipe | None = recipe
+        self._told = False
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
         self._process.start()
         # Else the pipe would stay open when it dies.
         theirs.close()
 
-    def encode(self, unit: Unit) -> Part:
-        """Return what it makes of a unit.  Raises: BadSource if it dies."""
+    def encode(self, unit: Unit, recipe: Recipe) -> Part:
+        """Return what it makes of a unit, by the recipe of the first one.  Raises: BadSource if it
+        dies.
+        """
         try:
-            if self._recipe is not None:
-                self._connection.send(self._recipe)
-                self._recipe = None
+            if not self._told:
+                self._connection.send(recipe)
+                self._told = True
             self._connection.send(unit)
             answer: Part | TokenfeedError = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -184,10 +209,3 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def engine_of(name: str, workers: int | None) -> Engine:
-    """Return who encodes.  workers: None for what there is."""
-    if name == "ray":
-        return partial(ray, workers=workers)
-    return partial(local, workers=workers or len(os.sched_getaffinity(0)))
