@@ -47,6 +47,7 @@ from .shards import (
     parse_text,
     require_distinct_names,
 )
+from .stdio import failed
 from .texts import Tokenizing
 from .warmup import WarmUp
 from .watch import Rereads, Watch
@@ -67,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         serve(arguments)
     except TokenfeedError as error:
-        # A path may hold a line break; whoever reads the log by lines must not be misled.
-        print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
-        return 1
+        return failed(error)
     return 0
 
 

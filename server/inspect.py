@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from tokenfeed.position import require_range
 from .corpus import Corpus
 from .dataset import Dataset, TokenChecks, open_dataset
 from .shards import add_dataset_arguments, parse_dataset
+from .stdio import failed, stdout_failed
 
 _FILES_SHOWN = 20
 
@@ -59,15 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             dataset.close()
     except TokenfeedError as error:
-        print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
-        return 1
+        return failed(error)
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        # Whoever read it has had enough, or a disk is full; what is left is not tried again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"error: stdout: cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
+        return stdout_failed(error)
     return 0
 
 

@@ -24,8 +24,8 @@ from .shards import Source, parse_datasets
 _LOG = logging.getLogger("tokenfeed.server")
 
 
-_Facts = list[str | int]
-"""Of a file: its path, its size in bytes, and the time of its last write in nanoseconds."""
+_Facts = dict[str, str | int]
+"""Of a file, as a manifest has them: path, size_bytes and written_ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,13 @@ class Tokenizing:
             raise BadCorpus(text.paths[0], f"could not be ingested: {cure}")
 
     def _key(self, files: list[_Facts]) -> str:
-        facts = [VERSION, self._tokenizer_sha256(), self.text_column, self.append_token, *files]
+        facts: list[object] = [
+            VERSION,
+            self._tokenizer_sha256(),
+            self.text_column,
+            self.append_token,
+        ]
+        facts += [list(file.values()) for file in files]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def _tokenizer_sha256(self) -> str:
@@ -88,12 +94,14 @@ def _facts(path: str) -> _Facts:
         status = os.stat(path)
     except OSError as error:
         raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
-    return [os.path.abspath(path), status.st_size, status.st_mtime_ns]
+    return {
+        "path": os.path.abspath(path),
+        "size_bytes": status.st_size,
+        "written_ns": status.st_mtime_ns,
+    }
 
 
 def _is_made_of(files: list[_Facts], folder: str) -> bool:
     """Say whether a manifest names these files and no others: they were looked for twice."""
     job = (read_manifest(folder) or {}).get("job", {})
-    found = job.get("sources", []) if isinstance(job, dict) else []
-    names = ("path", "size_bytes", "written_ns")
-    return [[source.get(name) for name in names] for source in found] == files
+    return isinstance(job, dict) and job.get("sources") == files

@@ -17,6 +17,7 @@ from .dataset import TokenChecks, full_digest, open_dataset
 from .digest import read_sidecar, sidecar_path, write_sidecar
 from .formats import Asked
 from .shards import Source, add_dataset_arguments, parse_dataset
+from .stdio import failed
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         verify(*parse_dataset(arguments))
     except TokenfeedError as error:
-        print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
-        return 1
+        return failed(error)
     except KeyboardInterrupt:
         print("interrupted: nothing was kept", file=sys.stderr)
         return 130

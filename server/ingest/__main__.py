@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import require_range
 
+from ..stdio import failed, in_a_line, stdout_failed
+
 if TYPE_CHECKING:
     from .engines import Engine
 
@@ -95,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         made, tokens = run(arguments)
     except TokenfeedError as error:
-        print("error: " + str(error).replace("\n", "\\n"), file=sys.stderr)
-        return 1
+        return failed(error)
     except ImportError as error:
         print(f"error: {error}: pip install pyarrow tokenizers", file=sys.stderr)
         return 1
@@ -107,10 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(made, arguments.out, tokens, time.monotonic() - begun)
         sys.stdout.flush()
     except OSError as error:
-        # Whoever read it has had enough; all is made, and what is left is not tried again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"error: stdout: cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
+        return stdout_failed(error)
     return 0
 
 
@@ -202,7 +200,7 @@ def columns_of(arguments: argparse.Namespace, has_text: bool) -> tuple[str, ...]
 
 def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
     """Print what was made, and what could not be ingested.  tokens: of this run."""
-    out = _in_a_line(out)
+    out = in_a_line(out)
     for name, split in made["splits"].items():
         folder = os.path.join(out, name)
         print(
@@ -221,15 +219,10 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
     for source in made["sources"]:
         for what, found in source["problems"].items():
             print(
-                f"not ingested: {_in_a_line(source['path'])}: {what}, {found['count']:,} time(s), "
+                f"not ingested: {in_a_line(source['path'])}: {what}, {found['count']:,} time(s), "
                 f"first at {found['first']}"
             )
     print(f"serve it: python -m server --data {out}")
-
-
-def _in_a_line(path: str) -> str:
-    """Return a path, in which a line break may be."""
-    return path.replace("\n", "\\n")
 
 
 if __name__ == "__main__":

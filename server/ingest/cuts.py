@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 PIECE_CHARS = 1 << 20
-"""A piece is at least so long, unless it is the last: a quarter of a second's work."""
+"""A piece is at least so long, unless it is the last: half a second of work."""
 PIECE_CHARS_MAX = 1 << 22
 """And at most so long: what a tokenizer remembers of it takes some 200 MB."""
 CONTEXT_CHARS = 4099
