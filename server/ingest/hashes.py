@@ -34,7 +34,7 @@ class Hashes:
         self._begun: dict[int, Future[str]] = {}
         self._reader = ThreadPoolExecutor(1, "tokenfeed-hash")
         self._closed = threading.Event()
-        self._read_bytes = 0
+        self._begun_bytes = self._read_bytes = 0
 
     def add(self, number: int, sha256: bytes) -> None:
         """Take over what somebody else has found."""
@@ -44,6 +44,7 @@ class Hashes:
         """Have a source read, once; does not wait."""
         if number not in self.known and number not in self._begun:
             self._begun[number] = self._reader.submit(self._sha256, self._sources[number])
+            self._begun_bytes += self._sources[number].size_bytes
 
     def collect(self) -> None:
         """Take over what is done.  Raises: BadSource if a source cannot be read, or changed."""
@@ -55,10 +56,10 @@ class Hashes:
         """Wait for the hashes of all sources; now and then keep those that are known, and say how
         far they are.  Raises: BadSource.
         """
+        before = self._read_bytes
         for number in range(len(self._sources)):
             self.begin(number)
-        self._read_bytes = 0
-        left_bytes = sum(self._sources[number].size_bytes for number in self._begun)
+        left_bytes = self._begun_bytes - before
         said = time.monotonic()
         while self._begun:
             wait([next(iter(self._begun.values()))], _PROGRESS_SECONDS)
@@ -66,7 +67,7 @@ class Hashes:
             if time.monotonic() - said >= _PROGRESS_SECONDS:
                 said = time.monotonic()
                 keep()
-                share = self._read_bytes / max(1, left_bytes)
+                share = (self._read_bytes - before) / max(1, left_bytes)
                 _LOG.info("reading sources once more, for their hashes: %.1f%%", 100 * share)
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class ScriptedServer:
         return pb.DescribeResponse(datasets=[dataset] * self.datasets).SerializeToString()
 
 
-def start_server(address: str = "localhost:0") -> tuple[ScriptedServer, grpc.Server]:
+def start_server(address: str = "127.0.0.1:0") -> tuple[ScriptedServer, grpc.Server]:
     """Start a scripted server, on a free port unless told otherwise."""
     script = ScriptedServer()
     handlers = {
@@ -97,7 +97,7 @@ def start_scripted() -> Iterator[StartScripted]:
     """Start scripted servers that are stopped after the test."""
     servers: list[grpc.Server] = []
 
-    def start(address: str = "localhost:0") -> ScriptedServer:
+    def start(address: str = "127.0.0.1:0") -> ScriptedServer:
         script, server = start_server(address)
         servers.append(server)
         return script

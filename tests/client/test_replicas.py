@@ -16,17 +16,12 @@ import pytest
 from client import RemoteBatches
 from client.replicas import Replicas
 from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_frames
+from tests.ports import free_port
 from tokenfeed.errors import InvalidRequest, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 B, T = 3, 5
 Script = Callable[[pb.GetBatchRequest, grpc.ServicerContext], Iterator[bytes]]
-
-
-def free_address() -> str:
-    """An address where nobody listens."""
-    with socket.create_server(("localhost", 0)) as probe:
-        return f"localhost:{probe.getsockname()[1]}"
 
 
 def after_frames(count: int, end: Callable[[grpc.ServicerContext], None]) -> Script:
@@ -65,7 +60,7 @@ def feed_from(targets: Any, **options: Any) -> RemoteBatches:
 
 
 def test_a_server_that_is_down_is_passed_over(scripted: ScriptedServer) -> None:
-    with feed_from([free_address(), scripted.address]) as feed:
+    with feed_from([f"127.0.0.1:{free_port()}", scripted.address]) as feed:
         assert samples(feed) == list(range(60))
 
 
@@ -240,8 +235,8 @@ def test_all_addresses_of_a_name_are_servers(
     start_scripted: StartScripted, resolver: Resolver
 ) -> None:
     """As a headless service of Kubernetes, or a scaled one of compose, is resolved."""
-    first = start_scripted("127.0.0.1:0")
-    port = int(first.address.rpartition(":")[2])
+    port = free_port()
+    first = start_scripted(f"127.0.0.1:{port}")
     second = start_scripted(f"127.0.0.2:{port}")
     first.scripts = [after_frames(1, going_away)] * 9
     resolver.addresses = ["127.0.0.2", "127.0.0.1"]
@@ -282,7 +277,7 @@ def test_what_a_name_stood_for_is_asked_again_when_it_cannot_be_resolved(
     start_scripted: StartScripted, resolver: Resolver
 ) -> None:
     """The server is restarted at the same address while the resolver is down."""
-    server = start_scripted("127.0.0.1:0")
+    server = start_scripted()
     port = int(server.address.rpartition(":")[2])
     resolver.addresses = ["127.0.0.1"]
 
@@ -350,9 +345,8 @@ def test_a_plain_address_does_not_wait_for_a_resolver_that_hangs(
     """But for a moment at the start, so that a resolver that is well has its say."""
     resolver.ready.clear()
     scripted.scripts = [after_frames(1, going_away)] * 3
-    address = scripted.address.replace("localhost", "127.0.0.1")
     began = time.monotonic()
-    with feed_from(["dns:///feed.example:1", address]) as feed:
+    with feed_from(["dns:///feed.example:1", scripted.address]) as feed:
         assert samples(feed) == list(range(60))
 
     assert time.monotonic() - began < 3

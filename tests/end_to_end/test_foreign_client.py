@@ -176,11 +176,11 @@ def test_a_client_in_another_language_finds_a_damaged_frame(
     handlers = {"GetBatch": grpc.unary_stream_rpc_method_handler(damaged)}
     handler = grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers)
     between = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
-    port = between.add_insecure_port("localhost:0")
+    port = between.add_insecure_port("127.0.0.1:0")
     between.start()
     try:
         with grpc.insecure_channel(server.address) as upstream:
-            answer = run_node(node_client, f"localhost:{port}", "random-1", 7, 4, 100, 5)
+            answer = run_node(node_client, f"127.0.0.1:{port}", "random-1", 7, 4, 100, 5)
     finally:
         between.stop(None).wait()
 

@@ -25,9 +25,9 @@ signal.signal(signal.SIGALRM, signal.default_int_handler)
 feed, plain = (RemoteBatches(sys.argv[1], 4, 256, order="shuffled") for _ in range(2))
 interrupts = 0
 while interrupts < 150:
-    signal.setitimer(signal.ITIMER_REAL, 1e-4 + chance.random() * 0.01)
     began = time.monotonic()
     try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4 + chance.random() * 0.01)
         for _ in feed:
             if time.monotonic() - began > 1:
                 break  # python swallowed it, in the callback of a weak reference

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import numpy as np
 
 from client import RemoteBatches
 from tests.offline import offline_rows
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 B, T = 4, 256
@@ -115,7 +115,7 @@ class Replica:
         self._wrapper = wrapper
         self._arguments = [str(argument) for argument in arguments]
         self.host = host
-        self.port = _free_port()
+        self.port = free_port()
         self.process = self.start()
 
     @property
@@ -258,8 +258,3 @@ class Witness:
                 time.sleep(left)
         report.lost += len(missing)
         report.require(digest.digest() == self._digest.digest(), "SHA-256 differs")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

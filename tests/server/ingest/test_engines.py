@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.ports import free_port
 from tests.server.ingest.corpus import END, documents, tree, write_jsonl
 from tests.server.ingest.running import ingested
 
@@ -58,9 +58,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._nodes: list[subprocess.Popen[str]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
 
     def add(self) -> subprocess.Popen[str]:
         """Start a node, and wait until it runs."""
