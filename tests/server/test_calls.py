@@ -155,6 +155,7 @@ def test_a_client_that_stops_reading_is_evicted_and_its_neighbour_is_not(
         next(neighbour)
 
 
+@pytest.mark.timeout(60)
 def test_calls_that_never_ask_are_evicted_and_hold_up_nobody(serve: Serve, corpus: Path) -> None:
     """Headers, and then no message: a thread each, of which there are not endlessly many."""
     server = serve("--data", corpus, "--max-streams", "8", "--max-streams-per-peer", "8")
@@ -212,6 +213,7 @@ def test_a_batch_above_the_limit_comes_with_the_hint_never_to_ask_again(
     assert hints["grpc-retry-pushback-ms"] == "-1"
 
 
+@pytest.mark.timeout(60)
 def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corpus: Path) -> None:
     """One client reads, another has stopped to, a third has sent half of a preface."""
     seconds = []
@@ -237,6 +239,7 @@ def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corp
     assert max(seconds) < 4.0
 
 
+@pytest.mark.timeout(60)
 def test_a_stopping_server_exits_in_time_whatever_it_reads(serve: Serve, tmp_path: Path) -> None:
     """A chmod has it read each of them anew."""
     paths = [tmp_path / f"{index}.bin" for index in range(3)]

@@ -623,6 +623,7 @@ def open_streams(server: Server, count: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_ends_the_server_within_two_seconds_with_streams_open(
     serve: Serve, write_tokens: WriteTokens, number: signal.Signals

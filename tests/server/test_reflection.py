@@ -38,6 +38,7 @@ def test_reflection_describes_the_services_where_it_is_asked_for(
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.timeout(60)
 def test_calls_that_ask_nothing_take_no_thread_of_the_service(serve: Serve, corpus: Path) -> None:
     """100 of them were all that a server of four streams has."""
     server = serve("--data", corpus, "--reflection", "--max-streams", "4")

@@ -144,6 +144,8 @@ def test_no_text_has_no_pieces() -> None:
     assert list(cuts.pieces(iter(()), lambda texts: [[] for _ in texts])) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_tiny_shakespeare_is_cut_without_a_trace(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

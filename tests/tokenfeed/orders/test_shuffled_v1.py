@@ -33,7 +33,7 @@ def test_a_large_epoch_visits_every_window_once() -> None:
     assert np.array_equal(np.sort(epoch(1_000_003, 5)), np.arange(1_000_003))
 
 
-@given(place_count=st.integers(1, 300), first=st.integers(0, 10**6), size=st.integers(1, 700))
+@given(place_count=st.integers(1, 100), first=st.integers(0, 10**6), size=st.integers(1, 250))
 def test_samples_planned_together_and_one_by_one_are_the_same(
     place_count: int, first: int, size: int
 ) -> None:
@@ -73,6 +73,7 @@ def test_every_permutation_of_few_windows_is_equally_likely(place_count: int) ->
     assert abs(statistic - (possible - 1)) < 4 * (2 * (possible - 1)) ** 0.5
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("place_count", [9, 12, 20, 64, 65, 100, 300])
 def test_every_window_is_equally_likely_at_every_place_and_after_every_other(
     place_count: int,
