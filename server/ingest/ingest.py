@@ -73,23 +73,38 @@ def ingest(
 @contextmanager
 def _locked(work: str, out: str, *, wait: bool) -> Iterator[None]:
     """Keep other ingests out of a folder, for as long as this process lives at most."""
+    descriptor = None
     with told(out):
-        os.makedirs(work, exist_ok=True)
-        sync_folder(os.path.dirname(os.path.abspath(out)))
-        sync_folder(out)
-        path = os.path.join(work, _LOCK)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        with told(out):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError as error:
-                raise NotWritten(out, "another ingest is writing to it") from error
-            # Whoever was waited for may have finished, and removed the folder.
+        while descriptor is None:
             os.makedirs(work, exist_ok=True)
+            sync_folder(os.path.dirname(os.path.abspath(out)))
+            sync_folder(out)
+            descriptor = _lock(os.path.join(work, _LOCK), out, wait=wait)
+    try:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(path: str, out: str, *, wait: bool) -> int | None:
+    """Return a descriptor that has the lock; None if whoever had it finished meanwhile, and removed
+    the file with its folder.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise NotWritten(out, "another ingest is writing to it") from error
+    except FileNotFoundError:
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _require_own(out: str, work: str) -> None:

@@ -126,9 +126,9 @@ def test_closing_does_not_wait_for_a_server_that_never_answers() -> None:
 
 def test_a_pause_of_the_trainer_is_no_silence_of_the_server(scripted: ScriptedServer) -> None:
     """The timeout runs only while something is asked for."""
-    with feed_from(scripted.address, progress_seconds=0.2, prefetch_bytes=100) as feed:
+    with feed_from(scripted.address, progress_seconds=1.0, prefetch_bytes=100) as feed:
         next(feed)
-        time.sleep(1.0)
+        time.sleep(2.5)
         next(feed)
 
         assert feed.stats().reconnects == 0

@@ -66,8 +66,8 @@ from client import RemoteBatches
 train, validation = (RemoteBatches(sys.argv[1], 8, 64, seed=seed) for seed in (1, 2))
 next(train)
 print("ready", flush=True)
-sys.stdin.readline()
 try:
+    sys.stdin.readline()
     next(validation)
 except KeyboardInterrupt:
     sys.exit(3)
@@ -146,18 +146,21 @@ def test_ctrl_c_while_a_server_does_not_answer_is_quick(
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == "ready\n"
-        server.process.send_signal(signal.SIGSTOP)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        time.sleep(0.5)
-        began = time.monotonic()
-        os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-        seconds.append(time.monotonic() - began)
-        server.process.send_signal(signal.SIGCONT)
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "ready\n"
+            server.process.send_signal(signal.SIGSTOP)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            time.sleep(0.5)
+            began = time.monotonic()
+            os.kill(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+            seconds.append(time.monotonic() - began)
+        finally:
+            process.kill()
+            server.process.send_signal(signal.SIGCONT)
         assert process.returncode == 3, errors
         assert "Traceback" not in errors
 

@@ -72,11 +72,12 @@ def _cut_one(witness: Witness, server: Replica, chance: random.Random, report: R
     with witness.feed(server.address) as feed:
 
         def cut() -> None:
-            while feed.stats().batches < cut_after:
+            end = time.monotonic() + 30
+            while feed.stats().batches < cut_after and time.monotonic() < end:
                 time.sleep(0.0001)
             os.truncate(witness.corpus, size)
 
-        beside = threading.Thread(target=cut)
+        beside = threading.Thread(target=cut, daemon=True)
         beside.start()
         try:
             witness.watch(feed, report)

@@ -17,6 +17,7 @@ from .proxy import FaultProxy
 
 _PROGRESS_SECONDS = 3.0
 _HIT_SECONDS = 10.0
+_SERVING_SECONDS = 30.0
 
 
 class Stage:
@@ -32,13 +33,15 @@ class Stage:
         return [proxy.address for proxy in self.proxies]
 
     def serving(self) -> int:
-        """Wait until one of them delivers, and return which."""
+        """Wait until one of them delivers, and return which.  Raises: TimeoutError if none does."""
         before = [proxy.down_bytes for proxy in self.proxies]
-        while True:
+        end = time.monotonic() + _SERVING_SECONDS
+        while time.monotonic() < end:
             time.sleep(0.001)
             for index, proxy in enumerate(self.proxies):
                 if proxy.down_bytes > before[index] + 1000:
                     return index
+        raise TimeoutError("no replica delivers")
 
 
 @contextmanager
@@ -66,7 +69,7 @@ def _under_load(
             except BaseException as error:  # noqa: BLE001 - raised below
                 errors.append(error)
 
-        next_to_it = threading.Thread(target=run)
+        next_to_it = threading.Thread(target=run, daemon=True)
         next_to_it.start()
         witness.watch(feed, report, pace)
         next_to_it.join()

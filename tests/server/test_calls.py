@@ -249,7 +249,7 @@ def test_a_stopping_server_exits_in_time_whatever_it_reads(serve: Serve, tmp_pat
             file.seek(0, 2)
             file.write(b"\1\0")
     data = [word for path in paths for word in ("--data", path)]
-    server = serve(*data, "--dtype", "uint16", "--warm-up-bytes", "0")
+    server = serve(*data, "--dtype", "uint16", "--warm-up-bytes", "0", "--drain-seconds", "1")
     readers = len(os.listdir(f"/proc/{server.process.pid}/task")) + 8
     for path in paths:
         path.chmod(0o640)
@@ -265,7 +265,7 @@ def test_a_stopping_server_exits_in_time_though_nobody_reads_its_log(
 ) -> None:
     """Each thread that has something to say is held up then, the main one too."""
     reader, writer = os.pipe()
-    server = serve("--data", corpus, stderr=writer)
+    server = serve("--data", corpus, "--drain-seconds", "1", stderr=writer)
     said = b""
     while b"warm-up ended" not in said:
         said += os.read(reader, 4096)

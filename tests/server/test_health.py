@@ -145,7 +145,7 @@ def test_a_request_that_is_garbage_is_the_callers_error(serve: Serve, two: list[
 
 def test_a_watch_that_nobody_reads_hinders_nobody(serve: Serve, two: list[Path]) -> None:
     """Neither other callers, nor that a dataset is found ill, nor the exit."""
-    server = serve("--data", two[0], "--data", two[1])
+    server = serve("--data", two[0], "--data", two[1], "--drain-seconds", "1")
     with unread_watch(server.address), grpc.insecure_channel(server.address) as channel:
         well = watch(channel, "train")
         assert next(well).status == STATUS.SERVING
@@ -188,7 +188,7 @@ def h2(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def test_checks_that_never_ask_hinder_nobody(serve: Serve, two: list[Path]) -> None:
     """Neither another peer's Check, nor a stream, nor the exit."""
     path = two[0].parent / "feed.sock"
-    server = serve("--data", two[0], "--unix", path)
+    server = serve("--data", two[0], "--unix", path, "--drain-seconds", "1")
 
     def nothing() -> Iterator[bytes]:
         assert never.wait(30)

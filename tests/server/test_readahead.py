@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,12 +60,10 @@ def test_advised_windows_are_read_before_anybody_gathers_them(
 
     readahead.advise(windows, ROW_BYTES)
 
-    for _ in range(1000):
-        if resident_share(corpus, windows) == 1.0:
-            break
-        os.sched_yield()
-        os.stat(corpus.shards[0].path)
-    assert resident_share(corpus, windows) == 1.0
+    end = time.monotonic() + 10
+    while resident_share(corpus, windows) < 1.0:
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_a_warm_corpus_is_left_in_peace(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from server.ingest import ingest as run
 from tests.conftest import ROOT
 from tests.server.ingest.corpus import (
     documents,
@@ -26,6 +28,7 @@ from tests.server.ingest.corpus import (
     write_parquet,
 )
 from tests.server.ingest.running import ingest, ingested
+from tokenfeed.errors import NotWritten
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -33,7 +36,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @contextmanager
 def at_work(path: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """An ingest that has written something, and has more to do for a second or two."""
-    command = [sys.executable, "-m", "server.ingest", str(path), *more, "--out", str(out)]
+    # A shell that starts the tests in the background has Ctrl-C ignored in all that they start.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from server.ingest.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, str(path), *more, "--out", str(out)]
     command += ["--tokenizer", "bytes", "--workers", "1"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         try:
@@ -157,6 +165,38 @@ def test_a_reader_that_has_had_enough_is_no_traceback(tmp_path: Path) -> None:
     assert stored(tmp_path / "out" / "train") == list(b"abc")
 
 
+def test_one_that_ends_before_another_has_the_lock_does_not_fail_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes the folder in which the other one has just begun to make the lock."""
+    work = tmp_path / "out" / ".ingest"
+    finished = [work]
+    monkeypatch.setattr(run, "sync_folder", lambda _: finished and shutil.rmtree(finished.pop()))
+
+    with run._locked(str(work), str(tmp_path / "out"), wait=True):
+        assert finished == []
+        assert os.listdir(work) == ["lock"]
+
+
+def test_who_waited_keeps_others_out_as_well(tmp_path: Path) -> None:
+    """Its lock is that of the file which is there, not of one that was removed meanwhile."""
+    out = tmp_path / "out"
+    work = out / ".ingest"
+    with ThreadPoolExecutor(1) as thread:
+        with run._locked(str(work), str(out), wait=False):
+            waiting = run._locked(str(work), str(out), wait=True)
+            entered = thread.submit(waiting.__enter__)
+            time.sleep(0.2)
+            assert not entered.done()
+            shutil.rmtree(work)
+        entered.result(timeout=10)
+
+    with pytest.raises(NotWritten, match="another ingest is writing"):
+        with run._locked(str(work), str(out), wait=False):
+            pass
+    waiting.__exit__(None, None, None)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_interrupted_it_says_how_to_go_on_and_its_workers_end(
     large: Path, tmp_path: Path, name: str
@@ -167,7 +207,7 @@ def test_interrupted_it_says_how_to_go_on_and_its_workers_end(
         _, said = running.communicate(timeout=20)
 
     assert running.returncode == 130
-    assert said == "interrupted: run the same command again to go on\n"
+    assert said.splitlines()[-1] == "interrupted: run the same command again to go on"
     require_gone(children)
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,16 @@ class Cluster:
             time.sleep(0.1)
         return node
 
+    def encodes(self, node: subprocess.Popen[str]) -> bool:
+        """Say whether a node is at work: Ray names processes after what they do."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if (process / "cmdline").read_bytes().startswith(b"ray::encode_unit"):
+                    parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                    if os.getpgid(int(parent)) == node.pid:
+                        return True
+        return False
+
     def kill(self, node: subprocess.Popen[str]) -> None:
         """All of a node at once, as when its machine loses power."""
         os.killpg(node.pid, signal.SIGKILL)
@@ -130,7 +141,8 @@ def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
     with running:
         try:
             deadline = time.monotonic() + 120
-            while not (tmp_path / "ray" / ".ingest" / "train" / "000000.ds").exists():
+            first = tmp_path / "ray" / ".ingest" / "train" / "000000.ds"
+            while not (first.exists() and cluster.encodes(other)):
                 assert time.monotonic() < deadline
                 assert running.poll() is None, running.communicate()[0]
                 time.sleep(0.01)

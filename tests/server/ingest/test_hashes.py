@@ -112,7 +112,10 @@ def test_a_run_that_is_stopped_keeps_the_hashes_it_has(
     monkeypatch.setattr(jsonl, "_UNIT_BYTES", 1)
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 20)
     rows = [{"text": "word"}] * 1000
-    paths = [corpus.write_jsonl(tmp_path / f"{number}.jsonl", rows) for number in range(2)]
+    paths = [
+        corpus.write_jsonl(tmp_path / "short.jsonl", rows[:20]),
+        corpus.write_jsonl(tmp_path / "x-long.jsonl", rows),
+    ]
     checkpoint = tmp_path / "out" / ".ingest" / "checkpoint.json"
 
     def until_one_is_known(units: Iterable[Unit], recipe: Recipe) -> Iterator[tuple[Unit, Part]]:
