@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection
 from types import TracebackType
 from typing import Any, NoReturn
@@ -27,7 +26,7 @@ from .replicas import Targets
 from .request import StreamRequest
 from .state import StreamParts, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
-from .tour import PROGRESS_SECONDS
+from .tour import DEADLINE_SECONDS, PROGRESS_SECONDS
 from .widening import WIDE_NUMPY, Batch, require_fits
 
 
@@ -64,7 +63,7 @@ class RemoteBatches(IterableDataset[Batch]):
         num_batches: int | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         progress_seconds: float = PROGRESS_SECONDS,
-        deadline_seconds: float | None = 600.0,
+        deadline_seconds: float | None = DEADLINE_SECONDS,
         tls_ca: str | None = None,
         tls_cert: str | None = None,
         tls_key: str | None = None,
@@ -137,12 +136,11 @@ class RemoteBatches(IterableDataset[Batch]):
             context_length,
             deadline_seconds=deadline_seconds,
             progress_seconds=progress_seconds,
-            first_replica=rank,
+            rank=rank,
             security=security(tls_ca, tls_cert, tls_key, token),
         )
-        self._finalizer = weakref.finalize(self, self._remote.close)
+        self._remote.end_with(self)
         self._reader: Reader | None = None
-        self._readers: list[weakref.ref[Reader]] = []  # of epochs, too
         self._cursor = Cursor(self._request.position.first_sample)
         self._counters = Counters()
 
@@ -186,11 +184,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def close(self) -> None:
         """End threads and connection. May be called twice; iterating afterwards stops at once."""
-        self._finalizer()
-        self._drop_reader()
-        for reference in self._readers:
-            if (reader := reference()) is not None:
-                reader.close()
+        self._remote.close()
 
     def __enter__(self) -> RemoteBatches:
         """Return this iterator; the `with` block closes it."""
@@ -321,17 +315,13 @@ class RemoteBatches(IterableDataset[Batch]):
         place = Position(sample, position.batch_size, position.rank, position.world_size)
         num_batches = min(num_batches, place.batches_left, SAMPLE_END - 1)
         shape = (position.batch_size, own.context_length)
-        reader = Reader(
+        return Reader(
             self._remote,
             StreamRequest(own.dataset, own.order, own.seed, own.context_length, place, num_batches),
             delivery_to(self._own_device(), shape, self._x_dtype),
             prefetch_bytes=self._prefetch_bytes,
             counters=self._counters,
         )
-        # No WeakSet: it has code that runs when a reader goes, and would swallow a Ctrl-C.
-        self._readers = [reference for reference in self._readers if reference() is not None]
-        self._readers.append(weakref.ref(reader))
-        return reader
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None

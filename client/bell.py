@@ -5,6 +5,15 @@ handler.
 from __future__ import annotations
 
 import queue
+import time
+import weakref
+from collections.abc import Callable
+
+LOOK_SECONDS = 0.1
+"""For how long a thread that a signal may interrupt waits at the most before it looks by itself. A
+signal that comes just before a wait begins does not end it: CPython 3.11 may have 0.1 ms in between
+to hand the GIL over. And a ring may have woken somebody else who waits.
+"""
 
 
 class Bell:
@@ -16,7 +25,7 @@ class Bell:
         """Nobody has rung."""
         # Of all of Python's ways to wake a thread, only this one may be used by a signal handler
         # that interrupts itself (queue.SimpleQueue, "put is reentrant").
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rings: queue.SimpleQueue[object] = queue.SimpleQueue()
 
     def ring(self) -> None:
         """Wake whoever waits, or the next one."""
@@ -28,3 +37,17 @@ class Bell:
             self._rings.get(timeout=seconds)
         except queue.Empty:
             pass
+
+    def wait_until(self, is_done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something is done, or for so long, and return whether it is."""
+        end = time.monotonic() + seconds
+        while not is_done() and (left := end - time.monotonic()) > 0:
+            self.wait(min(left, LOOK_SECONDS))
+        return is_done()
+
+    def follow(self, owner: object) -> weakref.ref[object]:
+        """Return a reference to an object, the end of which rings too.
+
+        The callback is C: in one that is Python, Python swallows a Ctrl-C.
+        """
+        return weakref.ref(owner, self._rings.put)

@@ -6,23 +6,33 @@ Responses are not deserialized by grpc: a frame is sliced, not parsed (tokenfeed
 
 from __future__ import annotations
 
-import os
-
-# gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; what is
-# worth a line is said by the tour (tour.py). It reads this once, when it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
 import ipaddress
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import grpc
 from google.protobuf.message import DecodeError
+
+# gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; what is
+# worth a line is said by the tour (tour.py). It reads this once, when it is imported, so that the
+# trainer's environment stays as it is.
+_IS_SET = "GRPC_VERBOSITY" in os.environ
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+import grpc
 from grpc.experimental import ChannelOptions
+
+if not _IS_SET:
+    del os.environ["GRPC_VERBOSITY"]
 
 from tokenfeed.errors import Busy, InvalidRequest, TokenfeedError, Unreachable, from_status
 from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+from .threads import let_go
+from .tls_check import tls_problem
+
+RpcError = grpc.RpcError
+"""What a call raises while it is iterated."""
 
 DNS = "dns:///"
 _UNIX = "unix:"
@@ -70,21 +80,34 @@ def settle(call: Call) -> None:
 class DescribeCall:
     """A call of Describe under way."""
 
-    def __init__(self, call: grpc.Future[bytes], target: str) -> None:
+    def __init__(
+        self, call: grpc.Future[bytes], target: str, require_no_tls_problem: Callable[[], None]
+    ) -> None:
         """Follow a call to target."""
         self._call = call
         self._target = target
+        self._require_no_tls_problem = require_no_tls_problem
 
-    def result(self) -> pb.DescribeResponse:
-        """Wait for the answer.  Raises: TokenfeedError, as `translated`."""
+    def result(self, *, is_first_contact: bool = False) -> pb.DescribeResponse:
+        """Wait for the answer.
+
+        is_first_contact: nobody has answered yet, so that credentials may be wrong.
+        Raises: TokenfeedError, as `translated`; InvalidRequest where they are.
+        """
         try:
             return pb.DescribeResponse.FromString(self._call.result())
         except grpc.RpcError as error:
-            raise translated(error, self._target) from None
+            is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+            failure = translated(let_go(error), self._target)
         except grpc.FutureCancelledError:
             raise Unreachable(self._target, "was not waited for any longer") from None
         except DecodeError:
             raise Unreachable(self._target, "sent no valid DescribeResponse") from None
+        # Not while gRPC's own error is handled, which is the call itself: it must not travel to
+        # the consumer's thread, and be let go of there.
+        if is_first_contact and is_away:
+            self._require_no_tls_problem()
+        raise failure
 
     def cancel(self) -> None:
         """End the call, from any thread."""
@@ -167,6 +190,7 @@ class Channel:
         """
         self.target = target
         self._security = security
+        self._authority = authority
         options: list[tuple[str, Any]] = [*_OPTIONS, (_GENERATION, generation)]
         if authority is not None:
             options += [
@@ -194,11 +218,20 @@ class Channel:
             timeout=timeout_seconds,
             metadata=self._security.metadata(self.target),
         )
-        return DescribeCall(call, self.target)
+        return DescribeCall(call, self.target, self._require_no_tls_problem)
 
     def close(self) -> None:
         """Cancel all calls and let go of the connection."""
         self._channel.close()
+
+    def _require_no_tls_problem(self) -> None:
+        """Raise InvalidRequest if it is TLS that keeps the two from talking to each other."""
+        if self.target.startswith(_UNIX):
+            return
+        place = _host_and_port(self.target)
+        name = self._authority or place[0]
+        if (problem := tls_problem(self.target, place, name, self._security)) is not None:
+            raise problem
 
 
 def require_address(target: str) -> None:
@@ -223,13 +256,19 @@ def require_address(target: str) -> None:
         raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; write HOST:PORT")
 
 
+def _host_and_port(target: str) -> tuple[str, int]:
+    """Return where a target that is no Unix socket leads."""
+    for kind in (DNS, "ipv4:", "ipv6:"):
+        target = target.removeprefix(kind)
+    host, _, port = target.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _is_local(target: str) -> bool:
     """Say whether what is sent to a target stays on this machine."""
     if target.startswith(_UNIX):
         return True
-    for kind in (DNS, "ipv4:", "ipv6:"):
-        target = target.removeprefix(kind)
-    host = target.rpartition(":")[0].strip("[]")
+    host, _ = _host_and_port(target)
     if host == "localhost":
         return True
     try:
@@ -280,18 +319,26 @@ def translated(error: grpc.RpcError, target: str) -> TokenfeedError:
     another server, may help.
     """
     status, details = error.code().name, error.details() or ""
-    if (seconds := _retry_after_seconds(error)) is not None:
-        return Busy("server", details, seconds)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in details:
+        hint = _retry_hint(error)
+        if hint is None:
+            return Busy("server", details)  # a proxy's: it knows no hint
+        if hint.isdecimal():
+            return Busy("server", details, int(hint) / 1000)
     return from_status(status, details) or Unreachable(target, f"{status}: {details}")
 
 
-def _retry_after_seconds(error: grpc.RpcError) -> float | None:
-    """Return how long the server asks us to stay away, or None if it does not say."""
-    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return None
+_TOO_LARGE = "message larger than max"
+"""What gRPC itself says of a message above a limit, with the same status: it never gets smaller."""
+
+
+def _retry_hint(error: grpc.RpcError) -> str | None:
+    """Return after how many milliseconds a server wants to be asked again, "-1" for never; None if
+    it does not say.
+    """
     for entry in error.trailing_metadata() or ():
-        if entry.key == "grpc-retry-pushback-ms" and str(entry.value).isdecimal():
-            return int(entry.value) / 1000
+        if entry.key == "grpc-retry-pushback-ms":
+            return str(entry.value)
     return None
 
 
@@ -312,6 +359,6 @@ def describe(
     channel = Channel(target, security=security)
     try:
         request = pb.DescribeRequest(dataset=dataset or "", context_length=context_length)
-        return channel.describe(request, timeout_seconds).result()
+        return channel.describe(request, timeout_seconds).result(is_first_contact=True)
     finally:
         channel.close()

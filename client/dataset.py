@@ -1,4 +1,8 @@
-"""One dataset on one server, or on several that stand in for each other."""
+"""One dataset on one server, or on several that stand in for each other.
+
+Whatever asks servers runs in threads that no signal interrupts: a consumer's thread waits for what
+they find (threads.py).
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,22 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
-from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
+from tokenfeed.errors import InvalidRequest, NotTokenfeed, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
+from .bell import Bell
 from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
 from .replicas import Replica, Replicas, Targets
+from .supervisor import AGAIN_SECONDS, Supervisor, Task
 from .survey import survey
+from .threads import Outcome, start_thread
 from .tour import PROGRESS_SECONDS, Tour
 
 _LOG = logging.getLogger("tokenfeed.client")
+
+Result = TypeVar("Result")
 
 
 class RemoteDataset:
@@ -32,32 +42,48 @@ class RemoteDataset:
         *,
         deadline_seconds: float | None,
         progress_seconds: float = PROGRESS_SECONDS,
-        first_replica: int = 0,
+        rank: int = 0,
         security: Security = PLAINTEXT,
     ) -> None:
         """Remember where to ask; does no I/O.
 
         targets: as for Replicas.  dataset: "" is the only one served.  deadline_seconds: how long
         to wait for servers that are away; None is for ever.  progress_seconds: how long to wait for
-        one of them.  first_replica: which one a stream asks first, modulo their number.
+        one of them.  rank: says which one a stream asks first, modulo their number, and stands in
+        the log.
         Raises: InvalidRequest if a target is no address.
         """
-        self._replicas = Replicas(targets, security)
+        self._targets = targets
+        self._security = security
         self._request = pb.DescribeRequest(dataset=dataset, context_length=context_length)
         self._deadline_seconds = deadline_seconds
         self._progress_seconds = progress_seconds
-        self._first_replica = first_replica
+        self._rank = rank
         self._process = 0
-        self._closed = threading.Event()
-        self._pending: set[DescribeCall] = set()
-        self._surveying = threading.RLock()  # a signal handler may ask while it is asked
+        self._owner: weakref.ref[object] | None = None
         self._described: pb.Dataset | None = None
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make all that has a lock, or a thread: none of that is kept where one does not end."""
+        self._replicas = Replicas(self._targets, self._security)
+        self._supervisor = Supervisor(self._replicas.close)
+        if self._owner is not None and (owner := self._owner()) is not None:
+            self._supervisor.end_with(owner)
+        # Never taken by a thread that a signal may interrupt.
+        self._surveying = threading.Lock()
+        self._pending: set[DescribeCall] = set()
         self._accepted: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+    def end_with(self, owner: object) -> None:
+        """Close it when an object is let go of."""
+        self._owner = weakref.ref(owner)
+        self._supervisor.end_with(owner)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self._closed.is_set()
+        return self._supervisor.closed
 
     @property
     def forked(self) -> bool:
@@ -73,7 +99,7 @@ class RemoteDataset:
         """
         return Tour(
             self._replicas,
-            first=self._first_replica,
+            rank=self._rank,
             progress_seconds=self._progress_seconds,
             deadline_seconds=self._deadline_seconds,
             awaited_since=awaited_since,
@@ -98,6 +124,11 @@ class RemoteDataset:
                 raise
             # They were good before: somebody is renewing them.
             raise Unreachable(replica.address, str(error)) from None
+        except NotTokenfeed as error:
+            if not replica.has_served:
+                raise
+            # It is one: this is what a proxy says while the server behind it is replaced.
+            raise Unreachable(replica.address, str(error)) from None
 
     def described(self, timeout_seconds: float) -> pb.Dataset:
         """Return what the servers say of the dataset: fingerprint, tokens, windows per epoch.
@@ -110,27 +141,37 @@ class RemoteDataset:
             if self._described is None:
                 if self.closed:
                     raise _closed_unused()
-                self._process = os.getpid()
                 self._described = self._survey(timeout_seconds)
             return self._described
 
     def await_described(self) -> pb.Dataset:
-        """As `described`, but wait for servers that are away.  Raises: RequestError, CorpusError;
-        Unreachable past the deadline.
+        """As `described`, but wait for servers that are away; for a consumer's thread.  Raises:
+        RequestError, CorpusError; Unreachable past the deadline.
         """
-        if self._described is not None:
-            return self._described
+        return self._described or self._await(self.described)
+
+    def _await(self, ask: Callable[[float], Result]) -> Result:
+        """Return what servers answer, as soon as there is one that does.
+
+        ask: asks all of them, with so many seconds for it.  Raises: as `await_described`.
+        """
         self.require_own_process()
-        tour = self.tour()
-        described = tour.until_done(
-            lambda _: self.described(tour.progress_seconds),
-            pause=self._closed.wait,
-            is_over=self._closed.is_set,
-            asks_all=True,
-        )
-        if described is None:
-            raise _closed_unused()
-        return described
+        return _Question(self, ask).answer()
+
+    def begin_use(self) -> Supervisor:
+        """Return what looks after tasks of this process, and of no fork of it."""
+        self._process = os.getpid()
+        return self._supervisor
+
+    def leave_behind(self, task: Task) -> None:
+        """Have nothing more to do with a task that does not end, nor with its connections: the next
+        one has its own.
+        """
+        if not self.closed:
+            _LOG.warning("left a connection behind: what was cancelled on it does not end")
+            left = self._supervisor
+            self._connect()
+            left.retire(task)
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
@@ -148,17 +189,19 @@ class RemoteDataset:
 
     def close(self) -> None:
         """End the connections and all calls on them, also one that nobody answers. May be called
-        twice, and from any thread.
+        twice, from any thread, and by a signal handler.
         """
-        self._closed.set()
-        if not self.forked:
-            self.interrupt()
-            self._replicas.close()
+        if self.forked:
+            self._supervisor.closed = True
+        else:
+            self._supervisor.close()
 
     def _survey(self, timeout_seconds: float) -> pb.Dataset:
         """Ask all servers, accept those that have the same corpus, and name the others."""
         answers = survey(
-            self._replicas.known(), lambda channel: self._ask(channel, timeout_seconds)
+            self._replicas.known(),
+            lambda channel: self._ask(channel, timeout_seconds, is_first_contact=True),
+            timeout_seconds,
         )
         reference = answers[0].described
         for answer in answers:
@@ -169,17 +212,77 @@ class RemoteDataset:
                 _LOG.error("refused %s", error)
         return reference
 
-    def _ask(self, channel: Channel, timeout_seconds: float) -> pb.Dataset:
+    def _ask(
+        self, channel: Channel, timeout_seconds: float, *, is_first_contact: bool = False
+    ) -> pb.Dataset:
         call = channel.describe(self._request, timeout_seconds)
         self._pending.add(call)
         try:
-            described = call.result()
+            described = call.result(is_first_contact=is_first_contact)
         finally:
             self._pending.discard(call)
         if len(described.datasets) != 1:
             names = ", ".join(dataset.name for dataset in described.datasets) or "there are none"
             raise InvalidRequest("dataset", f"has to name one of those served: {names}")
         return described.datasets[0]
+
+
+class _Question(Generic[Result]):
+    """What a consumer's thread asks servers, and waits for."""
+
+    def __init__(self, remote: RemoteDataset, ask: Callable[[float], Result]) -> None:
+        """ask: asks all servers, with so many seconds for it."""
+        self._remote = remote
+        self._supervisor = remote.begin_use()
+        self._ask = ask
+        self._outcome: Outcome[Result] = Outcome()
+        self._bell = Bell()
+        self._given_up = False
+        self._begun = False
+        self.ended = False
+
+    def answer(self) -> Result:
+        """Return the answer; for one waiter.  Raises: what asking raises; InvalidRequest if the
+        feed is closed before there is an answer.
+        """
+        try:
+            self._supervisor.add(self)
+            start_thread(self._run, "tokenfeed-describe")
+            return self._outcome.wait()
+        finally:
+            self._given_up = True
+            self._supervisor.wake()
+
+    def look(self, now: float) -> float:
+        """Have it end, once nobody waits any more."""
+        if not self._is_over():
+            return math.inf
+        if not self._begun:
+            self.ended = True  # its thread never began, or finds that it is over
+        self._remote.interrupt()
+        self._bell.ring()
+        return AGAIN_SECONDS
+
+    def _is_over(self) -> bool:
+        return self._given_up or self._remote.closed
+
+    def _run(self) -> None:
+        self._begun = True
+        self._outcome.run(self._ask_all)
+        self.ended = True
+        self._supervisor.wake()
+
+    def _ask_all(self) -> Result:
+        tour = self._remote.tour()
+        answer = tour.until_done(
+            lambda _: self._ask(tour.progress_seconds),
+            pause=self._bell.wait,
+            is_over=self._is_over,
+            asks_all=True,
+        )
+        if answer is None:
+            raise _closed_unused()
+        return answer
 
 
 def _closed_unused() -> InvalidRequest:

@@ -124,14 +124,20 @@ class Epoch(IterableDataset[Batch]):
                 own_rows = plan.own_rows(reader.sample)
                 batch = reader.next()
                 if batch is None:
-                    return
+                    break
                 if plan.tail == "pad":
                     _pad_targets(batch[1], own_rows)
                 is_last = index == batch_count - 1
                 cursor.hand_out(plan.end_sample if is_last else reader.sample)
                 yield batch
-        finally:
+        except GeneratorExit:
+            # Python lets go of this iterator, and would swallow a Ctrl-C in what runs now. So
+            # nothing does: the reader goes with this frame, which ends it.
+            raise
+        except BaseException:
             reader.close()
+            raise
+        reader.close()
 
 
 def _pad_targets(y: torch.Tensor, own_rows: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 from .dataset import RemoteDataset
 from .delivery import Delivery
 from .request import StreamRequest
@@ -30,12 +28,9 @@ class Reader:
         self._stream = FrameStream(
             remote, request, prefetch_bytes=prefetch_bytes, counters=counters
         )
-        # Runs when this reader is let go of, and at interpreter exit: the thread must not outlive
-        # either.
-        self._finalizer = weakref.finalize(self, _close, remote, self._stream)
         self.sample = request.position.first_sample
         """Of row 0 of rank 0 in the batch that comes next."""
-        self._stream.start()
+        self._stream.start(owner=self)
 
     def next(self, out: Batch | None = None) -> Batch | None:
         """Return the next batch, in out where that is given; None at the end, or once the feed is
@@ -53,10 +48,6 @@ class Reader:
         return batch
 
     def close(self) -> None:
-        """End the thread. May be called twice."""
-        self._finalizer()
-
-
-def _close(remote: RemoteDataset, stream: FrameStream) -> None:
-    if not remote.forked:
-        stream.close()
+        """End the thread. May be called twice; a reader that is let go of is closed too."""
+        if not self._remote.forked:
+            self._stream.close()

@@ -39,6 +39,8 @@ class Replica:
         self._generations = itertools.count()
         self._channel: Channel | None = None
         self._users: dict[Channel, int] = {}
+        self.has_served = False
+        """Whether rows ever came from it."""
 
     @contextmanager
     def connected(self) -> Iterator[Channel]:

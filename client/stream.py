@@ -3,17 +3,16 @@
 One thread receives: it asks for as many batches as there is room for, sends the next request before
 the call ends, checks every frame and queues its rows. It never stops reading a call for lack of
 room, so no server ever holds back what a paused trainer does not take. After any break it asks for
-exactly what comes after the last row that arrived.
+exactly what comes after the last row that arrived. The feed's supervisor cancels its calls.
 """
 
 from __future__ import annotations
 
-import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 
@@ -21,12 +20,14 @@ from tokenfeed import frame
 from tokenfeed.errors import BadFrame, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .bell import Bell
-from .channel import Call, Channel, settle, translated
+from .bell import LOOK_SECONDS, Bell
+from .channel import Call, Channel, RpcError, settle, translated
 from .dataset import RemoteDataset
 from .memory import keep_freed_memory
 from .replicas import Replica
 from .request import StreamRequest
+from .supervisor import AGAIN_SECONDS, END_SECONDS
+from .threads import handed_over, let_go, start_thread
 
 Rows = npt.NDArray[np.unsignedinteger]
 
@@ -34,7 +35,6 @@ PREFETCH_BYTES = 32 << 20
 """Two calls of 16 frames: one being read, one sent ahead. That ran as fast as a stream without
 end.
 """
-_INTERRUPT_SECONDS = 0.1
 _WATCH_SECONDS = 0.5
 _MESSAGE_BYTES_MAX = 1 << 32
 """gRPC writes the size of a message as 32 bits, so a longer row never comes."""
@@ -82,10 +82,6 @@ class FrameStream:
         row_bytes = min(4 * (request.context_length + 1), _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
         self._tour = remote.tour(lambda: self._awaited_since)
-        self._thread = threading.Thread(target=self._run, name="tokenfeed-receiver", daemon=True)
-        self._watch = threading.Thread(
-            target=self._leave_silent, name="tokenfeed-watch", daemon=True
-        )
 
         # Used by the receiving thread alone.
         self._taken_up = False
@@ -101,25 +97,27 @@ class FrameStream:
         self._moved = 0.0
         self._silent_seconds = 0.0
         self._closed = False
-        self._ended = False
+        self._begun = False
+        self._owner: weakref.ref[object] | None = None
         self._error: BaseException | None = None
         self._rows_awaited = False
         self._room_awaited = False
         self._awaited_since: float | None = None
-        self._consumer_bell, self._receiver_bell, self._watch_bell = Bell(), Bell(), Bell()
+        self._consumer_bell, self._receiver_bell, self._end_bell = Bell(), Bell(), Bell()
+        self.ended = True
+        """Whether no thread receives."""
 
-    def start(self) -> None:
-        """Begin to receive."""
+    def start(self, owner: object | None = None) -> None:
+        """Begin to receive, until closed, or until owner is let go of.  Raises: RuntimeError if
+        there can be no more threads.
+        """
         keep_freed_memory()
-        try:
-            self._thread.start()
-            self._watch.start()
-        except RuntimeError as error:
-            # Interrupted while it waits for a thread to have begun, Python may find that its own
-            # lock is not held: seen once, with CPython 3.11.
-            if isinstance(error.__context__, KeyboardInterrupt):
-                raise error.__context__ from None
-            raise
+        self._supervisor = self._remote.begin_use()
+        if owner is not None:
+            self._owner = self._supervisor.watch(owner)
+        self.ended = False
+        self._supervisor.add(self)
+        start_thread(self._run, "tokenfeed-receiver")
 
     def ready(self, row_count: int) -> bool:
         """Say whether `peek` would return at once with so many rows."""
@@ -162,7 +160,7 @@ class FrameStream:
             self._receiver_bell.ring()
 
     def _has_answer(self, row_count: int) -> bool:
-        return self.ready(row_count) or self._ended or self._closed
+        return self.ready(row_count) or self.ended or self._closed
 
     def _await_rows(self, row_count: int) -> None:
         began = self._awaited_since = time.monotonic()
@@ -170,46 +168,58 @@ class FrameStream:
             while not self._has_answer(row_count):
                 self._rows_awaited = True
                 if not self._has_answer(row_count):
-                    self._consumer_bell.wait()
+                    self._consumer_bell.wait(LOOK_SECONDS)
         finally:
             self._awaited_since = None
         self._counters.wait_seconds += time.monotonic() - began
 
     def close(self) -> None:
-        """Stop receiving and end the threads. May be called twice, from any thread, and by a signal
-        handler.
+        """Stop receiving and end the thread; waits, but not for ever. May be called twice, from any
+        thread, and by a signal handler.
         """
         self._closed = True
-        self._cancel_calls()
-        for bell in (self._consumer_bell, self._receiver_bell, self._watch_bell):
-            bell.ring()
-        for thread in (self._thread, self._watch):
-            while thread.is_alive() and thread is not threading.current_thread():
-                self._remote.interrupt()
-                thread.join(_INTERRUPT_SECONDS)
+        if self.ended:
+            return
+        self._consumer_bell.ring()
+        self._supervisor.wake()
+        if not self._end_bell.wait_until(lambda: self.ended, END_SECONDS):
+            self._remote.leave_behind(self)
+
+    def look(self, now: float) -> float:
+        """Cancel calls that have brought nothing for too long, or all once nobody wants them; for
+        the supervisor.
+        """
+        if self._owner is not None and self._owner() is None:
+            self._closed = True
+        if self._is_closed():
+            if not self._begun:
+                self.ended = True  # its thread never began, or finds that it is over
+            self._cancel_calls()
+            self._remote.interrupt()
+            self._consumer_bell.ring()
+            self._receiver_bell.ring()
+            return AGAIN_SECONDS
+        patience_seconds = left_seconds = self._patience_seconds()
+        if self._calls:
+            left_seconds -= now - self._moved
+            if left_seconds <= 0:
+                self._silent_seconds = patience_seconds
+                self._cancel_calls()
+                left_seconds = patience_seconds
+        # Patience may shrink meanwhile.
+        return min(left_seconds, _WATCH_SECONDS)
 
     def _run(self) -> None:
         """The receiving thread."""
+        self._begun = True
         try:
             self._tour.until_done(self._attempt, pause=self._pause, is_over=self._is_closed)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
-            self._error = error
-        self._ended = True
+            self._error = handed_over(error)
+        self.ended = True
         self._consumer_bell.ring()
-        self._watch_bell.ring()
-
-    def _leave_silent(self) -> None:
-        """The watching thread: cancels calls that have brought nothing for too long."""
-        while not (self._closed or self._ended):
-            patience_seconds = left_seconds = self._patience_seconds()
-            if self._calls:
-                left_seconds -= time.monotonic() - self._moved
-                if left_seconds <= 0:
-                    self._silent_seconds = patience_seconds
-                    self._cancel_calls()
-                    left_seconds = patience_seconds
-            # Patience may shrink meanwhile.
-            self._watch_bell.wait(min(left_seconds, _WATCH_SECONDS))
+        self._end_bell.ring()
+        self._supervisor.wake()
 
     def _patience_seconds(self) -> float:
         return self._tour.progress_seconds + self._frame_seconds
@@ -222,24 +232,33 @@ class FrameStream:
         """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
         broke it, unless that was `close`.
         """
-        self._taken_up = self._received_row > 0
+        received_before = self._received_row
+        self._taken_up = received_before > 0
         self._silent_seconds = 0.0
         patience_seconds = self._patience_seconds()
         with self._remote.connected(replica, patience_seconds) as channel:
+            failure: Exception | None = None
             try:
                 self._receive(channel, self._remote.described(patience_seconds))
-            except (grpc.RpcError, ValueError) as error:
-                # A call on a channel that was closed meanwhile is a ValueError.
-                if self._is_closed():
-                    return
-                if self._silent_seconds:
-                    problem = f"sent nothing for {self._silent_seconds:.1f} s"
-                    raise Unreachable(replica.address, problem) from None
-                if isinstance(error, grpc.RpcError):
-                    raise translated(error, replica.address) from None
-                raise
+            except (RpcError, ValueError) as error:
+                failure = self._failure(error, replica)
             finally:
+                replica.has_served |= self._received_row > received_before
                 self._drop_calls()
+            # Not while gRPC's own error is handled, which is the call itself: it must not travel
+            # to the consumer's thread, and be let go of there.
+            if failure is not None:
+                raise failure
+
+    def _failure(self, error: Exception, replica: Replica) -> Exception | None:
+        """Return what broke a call; None if that was `close`."""
+        let_go(error)
+        # A call on a channel that was closed meanwhile is a ValueError.
+        if self._is_closed():
+            return None
+        if self._silent_seconds:
+            return Unreachable(replica.address, f"sent nothing for {self._silent_seconds:.1f} s")
+        return translated(error, replica.address) if isinstance(error, RpcError) else error
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds

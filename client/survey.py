@@ -5,19 +5,21 @@ the start and not in an outage.
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from tokenfeed.errors import ServerAway
+from tokenfeed.errors import ServerAway, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .channel import Channel
 from .replicas import Replica
+from .threads import let_go, start_thread
 
 _OTHERS_SECONDS = 1.0
-"""For how long after the first answer the other servers are waited for."""
+"""For how long after the first answer the other servers are waited for, and all of them after they
+should have answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,14 @@ class Answer:
     described: pb.Dataset
 
 
-def survey(replicas: Sequence[Replica], ask: Callable[[Channel], pb.Dataset]) -> list[Answer]:
+def survey(
+    replicas: Sequence[Replica], ask: Callable[[Channel], pb.Dataset], timeout_seconds: float
+) -> list[Answer]:
     """Return what the servers say, in their order, at least one of them; those that come long after
     the first one are left out.
 
-    replicas: at least one.  ask: waits for the answer on a connection; called by several threads.
+    replicas: at least one.  ask: waits for the answer on a connection, for timeout_seconds; called
+    by several threads.
     Raises: what one of them raised where none answers; if possible a ServerAway, which may heal.
     """
     came: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
@@ -43,23 +48,34 @@ def survey(replicas: Sequence[Replica], ask: Callable[[Channel], pb.Dataset]) ->
             with replica.connected() as channel:
                 came.put(Answer(replica, channel, ask(channel)))
         except Exception as error:  # noqa: BLE001 - raised below, where it was asked
-            came.put(error)
+            came.put(let_go(error))
 
     for replica in replicas:
-        threading.Thread(target=ask_one, args=(replica,), daemon=True).start()
+        start_thread(partial(ask_one, replica), "tokenfeed-survey")
     answers: list[Answer] = []
     errors: list[Exception] = []
-    end: float | None = None
+    end = time.monotonic() + timeout_seconds + _OTHERS_SECONDS
     for _ in replicas:
         try:
-            answer = came.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+            answer = came.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
         if isinstance(answer, Exception):
             errors.append(answer)
         else:
             answers.append(answer)
-            end = end or time.monotonic() + _OTHERS_SECONDS
+            end = min(end, time.monotonic() + _OTHERS_SECONDS)
+    if not (answers or errors):
+        raise Unreachable(replicas[0].address, "did not say that it does not answer")
     if not answers:
-        raise min(errors, key=lambda error: not isinstance(error, ServerAway))
+        raise _one_of(errors)
     return sorted(answers, key=lambda answer: replicas.index(answer.replica))
+
+
+def _one_of(errors: Sequence[Exception]) -> Exception:
+    """Return one that stands for all: if possible one that may heal, with what will not."""
+    away = [error for error in errors if isinstance(error, ServerAway)]
+    if not away or len(away) == len(errors):
+        return (away or errors)[0]
+    refused = [str(error) for error in errors if not isinstance(error, ServerAway)]
+    return Unreachable(away[0].subject, "; ".join((away[0].problem, *refused)))

@@ -15,10 +15,15 @@ from typing import TypeVar
 from tokenfeed.errors import Busy, ServerAway, TokenfeedError, Unreachable
 
 from .replicas import Replica, Replicas
+from .threads import let_go
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 PROGRESS_SECONDS = 3.0
+DEADLINE_SECONDS = 480.0
+"""Below the 600 s after which NCCL's watchdog ends the ranks that wait for this one: what is seen
+then has to be the error that says why.
+"""
 _PROGRESS_SECONDS_MAX = 60.0
 _PROGRESS_SECONDS_MIN = 1.0
 _MARGIN = 3.0
@@ -46,22 +51,24 @@ class Tour:
         self,
         replicas: Replicas,
         *,
-        first: int,
+        rank: int,
         progress_seconds: float,
         deadline_seconds: float | None,
         awaited_since: Callable[[], float | None] = lambda: -math.inf,
     ) -> None:
         """Ask replicas in turn.
 
-        first: which one to begin with, modulo their number.  progress_seconds: how long one may
-        bring nothing.  deadline_seconds: how long all of them may while somebody waits; None is for
-        ever.  awaited_since: returns when that began, by time.monotonic; None while nobody waits.
+        rank: says which one to begin with, modulo their number, and stands in the log.
+        progress_seconds: how long one may bring nothing.  deadline_seconds: how long all of them
+        may while somebody waits; None is for ever.  awaited_since: returns when that began, by
+        time.monotonic; None while nobody waits.
         """
         self._replicas = replicas
-        self._next = first
+        self._rank = self._next = rank
         self._first_progress_seconds = progress_seconds
         self._deadline_seconds = deadline_seconds
         self._awaited_since = awaited_since
+        self._logged = -math.inf
         self._patience_seconds = self._usual_seconds = progress_seconds
         self.alive()
 
@@ -80,6 +87,7 @@ class Tour:
         """Begin anew: a server has sent what was asked for, after so long."""
         if self._patience_seconds > self._first_progress_seconds:
             self._learn(_MARGIN * waited_seconds)
+        self._say_back()
         self._patience_seconds = self._usual_seconds
         self._alive_at = time.monotonic()
         self._failures: list[TokenfeedError] = []
@@ -87,7 +95,6 @@ class Tour:
         self._refusals = 0
         self._away_since: float | None = None
         self._pause_seconds = _PAUSE_SECONDS_FIRST
-        self._logged = -math.inf
 
     def until_done(
         self,
@@ -110,16 +117,22 @@ class Tour:
             try:
                 replicas = self._replicas.all(patience_seconds, is_over)
                 count = 1 if asks_all else len(replicas)
-                return attempt(replicas[self._next % len(replicas)])
+                result = attempt(replicas[self._next % len(replicas)])
+                self._say_back()
+                return result
             except TokenfeedError as error:
-                failure = error
+                failure = let_go(error)
+            if is_over():
+                break
             now = time.monotonic()
             # Nothing may have been asked for during hours: it was silent for no longer than that.
             waited_seconds = min(now - max(began, self._alive_at), patience_seconds)
             if self._away_since is None:
                 self._away_since = now - waited_seconds
                 if count > 1:
-                    _LOG.warning("went on to the next server reason=%s", failure)
+                    _LOG.warning(
+                        "went on to the next server rank=%d reason=%s", self._rank, failure
+                    )
             self._failures.append(failure)
             self._waits_seconds.append(waited_seconds)
             self._next += 1
@@ -155,13 +168,24 @@ class Tour:
             )
         if time.monotonic() - self._logged >= _LOG_AGAIN_SECONDS:
             self._logged = time.monotonic()
-            _LOG.warning("waiting for server target=%s reason=%s", self._replicas, reason)
+            _LOG.warning(
+                "waiting for server rank=%d target=%s reason=%s", self._rank, self._replicas, reason
+            )
         busy = [failure.retry_seconds for failure in failures if isinstance(failure, Busy)]
         pause_seconds = self._pause_seconds
         self._pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
         if len(busy) == len(failures):
             pause_seconds = max(_PAUSE_SECONDS_FIRST, min(*busy, _ASKED_SECONDS_MAX))
         return min(pause_seconds, left_seconds)
+
+    def _say_back(self) -> None:
+        """End what the log says of waiting."""
+        if self._logged > -math.inf and self._away_since is not None:
+            away_seconds = time.monotonic() - self._away_since
+            _LOG.warning(
+                "back after %.1f s rank=%d target=%s", away_seconds, self._rank, self._replicas
+            )
+            self._logged = -math.inf
 
     def _learn(self, needed_seconds: float) -> None:
         """Remember how patient one has to be on a slow line. That is forgotten slowly: one frame

@@ -55,6 +55,7 @@ class ScriptedServer:
     fingerprint: bytes = FINGERPRINT
     digest: bytes = b""
     datasets: int = 1
+    windows_per_epoch: int | None = None
     address: str = ""
 
     def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -67,7 +68,11 @@ class ScriptedServer:
     def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         self.described += 1
         dataset = pb.Dataset(
-            name="train", token_bytes=2, fingerprint=self.fingerprint, digest=self.digest
+            name="train",
+            token_bytes=2,
+            fingerprint=self.fingerprint,
+            digest=self.digest,
+            windows_per_epoch=self.windows_per_epoch,
         )
         return pb.DescribeResponse(datasets=[dataset] * self.datasets).SerializeToString()
 

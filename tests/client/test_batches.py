@@ -16,6 +16,7 @@ from client.delivery import PlainDelivery, StagedDelivery
 from tests.client.conftest import ScriptedServer
 from tests.client.simulated_device import Device, Mark
 from tests.conftest import Serve, WriteTokens
+from tests.waiting import eventually
 from tokenfeed.errors import InvalidRequest, NotServed, SamplesExhausted, TokenfeedError
 
 
@@ -95,7 +96,7 @@ def test_an_iterator_that_is_let_go_of_leaves_no_thread(scripted: ScriptedServer
         break
     gc.collect()
 
-    assert not [t for t in threading.enumerate() if t.name == "tokenfeed-receiver"]
+    assert eventually(lambda: not any("tokenfeed" in t.name for t in threading.enumerate()))
 
 
 def test_a_closed_iterator_is_at_its_end(scripted: ScriptedServer) -> None:

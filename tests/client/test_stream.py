@@ -247,7 +247,8 @@ def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
     kind: type[TokenfeedError],
 ) -> None:
     """Nobody waits ten minutes for a typing error."""
-    scripted.scripts = [refuse(code, "batch_size: 0 is not in [1, 10]")] * 9
+    never_again = ("grpc-retry-pushback-ms", "-1")  # for RESOURCE_EXHAUSTED
+    scripted.scripts = [refuse(code, "batch_size: 0 is not in [1, 10]", never_again)] * 9
     stream = open_stream()
 
     with pytest.raises(kind, match=r"0 is not in \[1, 10\]") as caught:
@@ -294,6 +295,29 @@ def test_a_server_that_is_busy_is_asked_again_after_the_time_it_names(
     hint = ("grpc-retry-pushback-ms", "50")
     busy = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "streams: 512 of 512 are in use", hint)
     scripted.scripts = [busy, busy]
+
+    assert samples(open_stream()) == list(range(40))
+
+
+def test_a_proxy_that_is_busy_knows_no_hint_and_is_asked_again(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """Only "never" is for ever; and what gRPC finds too large does not get smaller."""
+    scripted.scripts = [refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")] * 2
+    assert samples(open_stream()) == list(range(40))
+
+    too_large = "CLIENT: Sent message larger than max (5 vs. 4)"
+    scripted.scripts = [refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, too_large)] * 2
+    with pytest.raises(OverLimit, match="larger than max"):
+        samples(open_stream())
+
+
+def test_unimplemented_from_where_rows_came_before_is_a_proxy_and_waited_for(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """HTTP's 404 is that, as an ingress says it while the server behind it is replaced."""
+    gone = refuse(grpc.StatusCode.UNIMPLEMENTED, "Received http2 header with status: 404")
+    scripted.scripts = [cut_after(1), *[gone] * 3]
 
     assert samples(open_stream()) == list(range(40))
 
@@ -407,7 +431,7 @@ def test_closing_ends_the_thread_although_nobody_answers_at_all() -> None:
         stream.close()
 
         assert time.monotonic() - begun < 2
-        assert not stream._thread.is_alive()
+        assert stream.ended
         connection.close()
 
 
@@ -430,6 +454,6 @@ def test_closing_ends_the_thread_although_the_server_says_nothing(
     stream.close()
     stream.close()
 
-    assert not stream._thread.is_alive()
+    assert stream.ended
     assert take(stream) is None
     stuck.set()

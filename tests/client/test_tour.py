@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,15 @@ import pytest
 
 from client.replicas import Replica, Replicas
 from client.tour import Tour
-from tokenfeed.errors import BadFrame, Busy, NotServed, StreamMismatch, TokenfeedError, Unreachable
+from tokenfeed.errors import (
+    BadFrame,
+    Busy,
+    NotServed,
+    NotTokenfeed,
+    StreamMismatch,
+    TokenfeedError,
+    Unreachable,
+)
 
 
 class Journey:
@@ -26,7 +35,7 @@ class Journey:
         self.awaited_since: float | None = 0.0
         self.tour = Tour(
             Replicas(targets),
-            first=first,
+            rank=first,
             progress_seconds=3.0,
             deadline_seconds=deadline_seconds,
             awaited_since=lambda: self.awaited_since,
@@ -209,6 +218,20 @@ def test_a_refusal_by_one_server_is_not_raised_while_another_may_come_back() -> 
     assert journey.asked[-1] == "a:1"
 
 
+def test_a_busy_proxy_and_a_stranger_among_the_replicas_end_no_run() -> None:
+    """One comes back, the other never serves; a landed client raised after two rounds."""
+    journey = Journey(["a:1", "b:1"])
+
+    def outcome(index: int, address: str) -> TokenfeedError | None:
+        if address == "b:1":
+            return NotTokenfeed("server", "Method not found!")
+        return Busy("server", "too many requests") if index < 8 else None
+
+    journey.go(outcome)
+
+    assert journey.asked[-1] == "a:1"
+
+
 def test_a_bad_frame_is_asked_for_again() -> None:
     journey = Journey(["a:1"])
 
@@ -225,7 +248,8 @@ def test_each_outage_is_said(caplog: pytest.LogCaptureFixture) -> None:
     journey.tour.alive()
     journey.go(fails(6))
 
-    assert caplog.text.count("waiting for server target=a:1") == 2
+    assert caplog.text.count("waiting for server rank=0 target=a:1") == 2
+    assert len(re.findall(r"back after 0\.\d s rank=0 target=a:1", caplog.text)) == 2
 
 
 def test_an_attempt_that_asks_all_servers_is_a_tour() -> None:

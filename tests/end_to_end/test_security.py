@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client import RemoteBatches
+from client.channel import Security, describe
 from tests.conftest import Serve, Server, WriteTokens
 from tests.faults.credentials import (
     OTHER_TOKEN,
@@ -24,6 +25,8 @@ from tests.faults.credentials import (
     write_papers,
     write_token_file,
 )
+from tests.ports import free_port
+from tests.waiting import eventually
 from tokenfeed.errors import InvalidRequest, NotAllowed, Unreachable
 
 GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -177,13 +180,6 @@ def test_tokens_may_come_through_a_pipe(serve: Serve, corpus: Path, token_file: 
     assert "kept the old tokens" not in server.stderr
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
-
-
 def copied(folder: Path, cert: str, key: str) -> tuple[Path, Path]:
     """Copies of a certificate and its key, to be renewed in place."""
     copies = folder / "live.pem", folder / "live.key"
@@ -215,12 +211,73 @@ def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
     assert server.stderr.count("renewed certificate") == 1
 
 
+def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_the_cure(
+    serve: Serve, corpus: Path, papers: Papers
+) -> None:
+    """Nobody waits eight minutes for a typing error in a path."""
+    plain = serve("--data", corpus)
+    protected = serve("--data", corpus, *tls(papers.cert, papers.key))
+    mutual = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
+    elsewhere = serve("--data", corpus, *tls(papers.other_host_cert, papers.other_host_key))
+    seconds = []
+    for server, ca, problem in (
+        (protected, papers.wrong_ca, "tls_ca: does not make .* pass the authority that has signed"),
+        (protected, None, "tls_ca: is missing, and .* speaks TLS"),
+        (plain, papers.ca, "tls_ca: is given, and .* does not speak TLS"),
+        (mutual, papers.ca, "tls_cert: is missing, or not one that .* takes"),
+        (elsewhere, papers.ca, "tls_ca: .*ostname mismatch.* ask for a name that it was made out"),
+    ):
+        began = time.monotonic()
+        with pytest.raises(InvalidRequest, match=problem):
+            read(server, tls_ca=ca, deadline_seconds=60.0)
+        with pytest.raises(InvalidRequest, match=problem):
+            with RemoteBatches(server.address, 4, 64, rank=0, world_size=1, tls_ca=ca) as feed:
+                feed.state_dict()
+        with pytest.raises(InvalidRequest, match=problem):
+            describe(server.address, security=Security(tls_ca=ca))
+        seconds.append(time.monotonic() - began)
+    assert max(seconds) < 10
+
+
+def test_a_server_that_is_away_hides_no_wrong_credentials_of_another(
+    serve: Serve, corpus: Path, papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one may come back, so it is waited for; but what is wrong is said."""
+    protected = serve("--data", corpus, *tls(papers.cert, papers.key))
+    both = [f"localhost:{free_port()}", protected.address]
+    with RemoteBatches(both, 4, 64, rank=0, world_size=1, deadline_seconds=0.5) as feed:
+        with pytest.raises(Unreachable, match="speaks TLS; pass the PEM file"):
+            next(feed)
+
+
+def test_credentials_that_were_good_before_are_waited_for(
+    serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
+) -> None:
+    """Somebody is renewing them."""
+    cert, key = copied(tmp_path, papers.cert, papers.key)
+    port = free_port()
+    first = serve("--data", corpus, *tls(str(cert), str(key)), port=port)
+    with RemoteBatches(
+        first.address, 4, 64, rank=0, world_size=1, tls_ca=papers.ca, prefetch_bytes=0
+    ) as feed:
+        next(feed)
+        first.stop()
+        second = serve("--data", corpus, *tls(papers.expired_cert, papers.expired_key), port=port)
+        going_on = threading.Thread(target=lambda: [next(feed) for _ in range(20)])
+        going_on.start()
+        assert not eventually(lambda: not going_on.is_alive(), 1.0)
+        second.stop()
+        serve("--data", corpus, *tls(papers.cert, papers.key), port=port)
+        going_on.join(20)
+        assert not going_on.is_alive()
+
+
 def test_a_renewed_certificate_serves_the_next_handshake(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
 ) -> None:
     cert, key = copied(tmp_path, papers.expired_cert, papers.expired_key)
     server = serve("--data", corpus, *tls(str(cert), str(key)))
-    with pytest.raises(Unreachable):
+    with pytest.raises(InvalidRequest, match="certificate has expired; its operator has to renew"):
         read(server, tls_ca=papers.ca)
 
     key.write_bytes(Path(papers.key).read_bytes())

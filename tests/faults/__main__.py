@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import clients, credentials, files, network, processes
+from . import clients, credentials, files, interrupts, network, processes
 from .lab import Report
 
 Inject = Callable[[Path, int, int], Report]
@@ -54,6 +54,7 @@ EXPERIMENTS = (
     Experiment("malformed", clients.malformed, 10_000, 100_000),
     Experiment("truncate", files.truncated, 10, 100),
     Experiment("one-token", files.one_token, 2, 20),
+    Experiment("interrupt", interrupts.anywhere, 4, 200),
     Experiment("credentials", credentials.matrix, 1, 5),
     Experiment("soak", clients.soak, 10, 1800),
 )
@@ -101,7 +102,8 @@ def line(report: Report) -> str:
         "-" if report.memory_bytes is None else f"{report.memory_bytes / (1 << 20):+.1f} MiB",
     )  # fmt: skip
     failures = "".join(f"\n    NOT KEPT: {failure}" for failure in report.failures)
-    return "| " + " | ".join(map(str, cells)) + " |" + failures
+    notes = "".join(f"\n    {note}" for note in report.notes)
+    return "| " + " | ".join(map(str, cells)) + " |" + notes + failures
 
 
 def summary(report: Report) -> dict[str, object]:

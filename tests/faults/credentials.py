@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trustme
 
-from tokenfeed.errors import NotAllowed, TokenfeedError, Unreachable
+from tokenfeed.errors import InvalidRequest, NotAllowed, TokenfeedError
 
 from .lab import Report, Witness, replicas
 
@@ -68,10 +68,10 @@ def wrong_credentials(papers: Papers) -> dict[str, tuple[Mapping[str, str], type
     mine = {"tls_cert": papers.client_cert, "tls_key": papers.client_key}
     trusting = {"tls_ca": papers.ca}
     return {
-        "none": ({}, Unreachable),
-        "a token in plaintext": ({"token": TOKEN}, Unreachable),
-        "wrong CA": ({"tls_ca": papers.wrong_ca, "token": TOKEN} | mine, Unreachable),
-        "no certificate": (trusting | {"token": TOKEN}, Unreachable),
+        "none": ({}, InvalidRequest),
+        "a token in plaintext": ({"token": TOKEN}, InvalidRequest),
+        "wrong CA": ({"tls_ca": papers.wrong_ca, "token": TOKEN} | mine, InvalidRequest),
+        "no certificate": (trusting | {"token": TOKEN}, InvalidRequest),
         "no token": (trusting | mine, NotAllowed),
         "wrong token": (trusting | mine | {"token": OTHER_TOKEN}, NotAllowed),
         "a token too short": (trusting | mine | {"token": TOKEN[:-1]}, NotAllowed),
@@ -116,6 +116,6 @@ def matrix(folder: Path, times: int, seed: int) -> Report:
         (papers.other_host_cert, papers.other_host_key),
     ):
         with replicas(folder, 1, *asking(cert, key)) as (server,):
-            knock(server.address, right, Unreachable)
+            knock(server.address, right, InvalidRequest)
     report.require_exact()
     return report

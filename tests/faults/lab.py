@@ -39,6 +39,7 @@ class Report:
     corrupted: int = 0
     gaps: list[float] = field(default_factory=list)
     memory_bytes: int | None = None
+    notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def require(self, met: bool, what: str) -> None:

@@ -1,0 +1,158 @@
+"""A process whose main thread is interrupted again and again, as by Ctrl-C, while it uses feeds.
+
+Started by interrupts.py: python -m tests.faults.interrupted WAY ADDRESS SEED COUNT. Prints what
+became of it as JSON.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+
+import torch
+
+from client import RemoteBatches
+from tests.waiting import eventually
+
+from .lab import B, T
+
+HANG_SECONDS = 60
+DELAY_SECONDS = 0.01
+"""An interrupt comes after so long at the latest."""
+WORK_SECONDS = 1.0
+"""Work that goes on for so long was not interrupted: Python has swallowed it."""
+
+
+class Work:
+    """Feeds of one server, used in one way or another until it is time to stop."""
+
+    def __init__(self, address: str) -> None:
+        """Make feeds, without I/O."""
+        self._address = address
+        self._end = 0.0
+        self._x = torch.empty(B, T, dtype=torch.int64)
+        self._y = torch.empty_like(self._x)
+        self.feed = self.make()
+        self.batches = 0
+
+    def make(self, start_sample: int = 0) -> RemoteBatches:
+        """A feed of the server."""
+        return RemoteBatches(
+            self._address, B, T, order="shuffled", rank=0, world_size=1, start_sample=start_sample
+        )
+
+    def begin(self) -> None:
+        """There is time from now on."""
+        self._end = time.monotonic() + WORK_SECONDS
+
+    def has_time(self) -> bool:
+        """Whether there is time left."""
+        return time.monotonic() < self._end
+
+    def loop(self) -> None:
+        """One feed, iterated over."""
+        self._take(self.feed, 1 << 62)
+
+    def copy_into(self) -> None:
+        """Batches that are put into the caller's tensors."""
+        while self.has_time() and self.feed.copy_into(self._x, self._y):
+            self.batches += 1
+
+    def epoch(self) -> None:
+        """Epochs that are left after a few batches."""
+        while self.has_time():
+            self._take(self.feed.epoch(0), 4)
+
+    def state_dict(self) -> None:
+        """States of new feeds, which have to ask for it, and of one that moves."""
+        while self.has_time():
+            self.make().state_dict()
+            self.feed.load_state_dict(self.feed.state_dict())
+            self._take(self.feed, 1)
+
+    def with_block(self) -> None:
+        """Feeds that a `with` block closes."""
+        while self.has_time():
+            with self.make() as feed:
+                self._take(feed, 4)
+
+    def let_go(self) -> None:
+        """Feeds that nobody closes."""
+        while self.has_time():
+            self._take(self.make(), 4)
+
+    def _take(self, batches: Iterable[object], count: int) -> None:
+        for _ in batches:
+            self.batches += 1
+            count -= 1
+            if not (count and self.has_time()):
+                break
+
+    def goes_on(self) -> bool:
+        """Whether the feed goes on where it says that it stands, with the right rows."""
+        with self.make(self.feed.position.samples) as fresh:
+            return all(next(self.feed)[0].equal(next(fresh)[0]) for _ in range(3))
+
+
+def main() -> None:
+    """Interrupt one kind of work, and print what became of it."""
+    way, address, seed, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+    torch.set_num_threads(1)
+    swallowed: list[str] = []
+    sys.unraisablehook = lambda event: swallowed.append(_place(event))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    chance, work = random.Random(seed), Work(address)
+    answers = way not in ("stopped", "unresolved")
+    do = getattr(work, way) if answers else work.let_go
+    raised, slowest_seconds = 0, 0.0
+    for _ in range(count):
+        delay_seconds = 1e-4 + chance.random() * (DELAY_SECONDS - 1e-4)
+        began = time.monotonic()
+        work.begin()
+        try:
+            # A second one, where Python has swallowed the first.
+            signal.setitimer(signal.ITIMER_REAL, delay_seconds, WORK_SECONDS)
+            do()
+        except KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            seconds = time.monotonic() - began - delay_seconds
+            if seconds < WORK_SECONDS:
+                raised += 1
+                slowest_seconds = max(slowest_seconds, seconds)
+    goes_on = not answers or work.goes_on()
+    began = time.monotonic()
+    work.feed.close()
+    closing_seconds = time.monotonic() - began
+    ended = eventually(lambda: not any("tokenfeed" in t.name for t in threading.enumerate()))
+    print(
+        json.dumps(
+            {
+                "raised": raised,
+                "batches": work.batches,
+                "goes_on": goes_on,
+                "threads_ended": ended,
+                "slowest_seconds": slowest_seconds,
+                "closing_seconds": closing_seconds,
+                "swallowed": swallowed,
+            }
+        )
+    )
+
+
+def _place(event: object) -> str:
+    """Where Python could not raise an exception."""
+    frames = traceback.extract_tb(getattr(event, "exc_traceback", None))
+    where = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
+    return where or repr(getattr(event, "object", None))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Ctrl-C, anywhere: whatever it interrupts, nothing hangs, and the next loop goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .lab import ROOT, Replica, Report, replicas, write_corpus
+
+WAYS = (
+    "loop", "with_block", "copy_into", "epoch", "state_dict", "let_go", "stopped", "unresolved",
+)  # fmt: skip
+AT_ONCE = 4
+INTERRUPTS = 150
+SHARE_MAX = 0.005
+"""Of interrupts that may come to nothing: those that Python swallows in a callback of a weak
+reference, of which it has some itself."""
+OTHERS_SHARE = 4
+"""The plain loop is tried so many times as often as each of the others."""
+
+
+def anywhere(folder: Path, processes: int, seed: int) -> Report:
+    """Interrupt processes, four at once, 150 times each, in every use of a feed."""
+    report = Report("Ctrl-C anywhere in a client, four at once")
+    corpus = write_corpus(folder / "train.bin", 1 << 20)
+    swallowed: Counter[str] = Counter()
+    with replicas(folder, 2, "--data", corpus, "--max-streams", "4096") as (serving, stopped):
+        stopped.process.send_signal(signal.SIGSTOP)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            runs = list(_runs(processes, seed, serving, stopped))
+            for way, outcome in zip(
+                (way for way, _, _ in runs), threads.map(lambda run: _run(*run), runs), strict=True
+            ):
+                _judge(way, outcome, report)
+                swallowed.update(outcome.get("swallowed", ()))
+        stopped.process.send_signal(signal.SIGCONT)
+    nothing = report.injected - report.hits
+    share = nothing / max(1, report.injected)
+    places = "; ".join(f"{count} in {place}" for place, count in swallowed.most_common())
+    report.require(report.injected > 0, "nothing was injected")
+    report.require(share <= SHARE_MAX, f"{share:.2%} came to nothing: {places}")
+    report.notes += [f"{nothing} came to nothing ({share:.3%}): {places}"] if nothing else []
+    return report
+
+
+def _runs(
+    processes: int, seed: int, serving: Replica, stopped: Replica
+) -> Iterator[tuple[str, str, int]]:
+    """Yield which process does what, with whom, and by which seed."""
+    chance = random.Random(seed)
+    others = {"stopped": stopped.address, "unresolved": "dns:///nobody.invalid:1"}
+    for way in WAYS:
+        count = processes if way == "loop" else -(-processes // OTHERS_SHARE)
+        for _ in range(count):
+            yield way, others.get(way, serving.address), chance.randrange(1 << 30)
+
+
+def _run(way: str, address: str, seed: int) -> dict[str, Any]:
+    """Run one process.  Returns: what it printed; {"hung": what it was doing} if it did not end."""
+    command = [sys.executable, "-m", "tests.faults.interrupted", way, address]
+    done = subprocess.run(
+        [*command, str(seed), str(INTERRUPTS)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        return {"hung": f"{way}, seed {seed}, exit code {done.returncode}: {done.stderr[-4000:]}"}
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return outcome
+
+
+def _judge(way: str, outcome: dict[str, Any], report: Report) -> None:
+    """Note what became of one process."""
+    if "hung" in outcome:
+        report.failures.append(outcome["hung"])
+        return
+    report.injected += INTERRUPTS
+    report.hits += outcome["raised"]
+    report.batches += outcome["batches"]
+    report.gaps += [outcome["slowest_seconds"], outcome["closing_seconds"]]
+    report.require(outcome["goes_on"], f"{way}: the next rows were others")
+    report.require(outcome["threads_ended"], f"{way}: threads were left")
