@@ -35,7 +35,6 @@ DOORS: dict[str, set[str]] = {
     "server/inspect.py": {"tokenizers"},
     "server/reflection.py": {"grpc_reflection"},
     "client/channel.py": GRPC,
-    "client/stream.py": GRPC,
     "client/widening.py": {"torch"},
     "client/staging.py": {"torch"},
     "client/delivery.py": {"torch"},
