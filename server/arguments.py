@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--log-level",
         choices=("debug", "info", "warning"),
         default="info",
-        help="(default: %(default)s)",
+        help="debug has the tracebacks of errors that nobody foresaw (default: %(default)s)",
     )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser

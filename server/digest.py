@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 
-from .blame import blame, file_name
+from .blame import file_name, log_blame
 from .formats import Stored
 from .shard import Shard
 
@@ -49,7 +49,7 @@ def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:
     except FileNotFoundError:
         return b""
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        _LOG.warning("ignored sidecar=%s: %s", file_name(path), blame())
+        log_blame(logging.WARNING, "ignored sidecar=%s", file_name(path))
         return b""
     if kept != _facts(shards, dtype) or len(known) != 32:
         _LOG.warning("ignored sidecar=%s: it is of other files; verify them anew", file_name(path))

@@ -19,7 +19,7 @@ import numpy as np
 from tokenfeed.errors import CorpusChanged
 
 from . import kernel, memory
-from .blame import blame
+from .blame import log_blame
 from .corpus import Corpus
 from .scratch import Scratch
 
@@ -67,7 +67,7 @@ class WarmUp:
             for corpus in fitting(self._corpora, bytes_max):
                 warm(corpus, self._closed.is_set)
         except Exception:  # noqa: BLE001 - the server serves all the same
-            _LOG.error("could not warm up: %s", blame())
+            log_blame(logging.ERROR, "could not warm up")
 
 
 def fitting(corpora: Sequence[Corpus], bytes_max: int) -> list[Corpus]:

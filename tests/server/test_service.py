@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -606,6 +607,24 @@ def test_an_unforeseen_failure_is_for_the_log_and_not_for_the_caller(
     with serving(datasets, kind=Unlucky) as peer:
         found = peer.refusal(asking() if method == "GetBatch" else pb.DescribeRequest(), method)
     require_discreet(found, caplog.text)
+
+
+@pytest.mark.parametrize("method", ["GetBatch", "Describe"])
+def test_the_traceback_of_an_unforeseen_failure_is_in_the_log_at_level_debug(
+    datasets: dict[str, Dataset], method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever has to mend it needs all of it; the line at level error names no more than before."""
+    with (
+        caplog.at_level(logging.DEBUG, "tokenfeed.server"),
+        serving(datasets, kind=Unlucky) as peer,
+    ):
+        peer.refusal(asking() if method == "GetBatch" else pb.DescribeRequest(), method)
+    line, traceback = [r for r in caplog.records if r.name == "tokenfeed.server"][-2:]
+    assert (line.levelname, traceback.levelname) == ("ERROR", "DEBUG")
+    assert SECRET not in line.getMessage()
+    assert traceback.exc_text is not None
+    assert traceback.exc_text.startswith("Traceback")
+    assert f"OSError: [Errno 5] Input/output error: '{SECRET}'" in traceback.exc_text
 
 
 def test_a_failure_in_mid_stream_leaves_whole_frames_and_a_discreet_end(
