@@ -67,12 +67,13 @@ def test_the_bytes_depend_neither_on_workers_nor_on_how_files_are_packed(
     options = ("--tokenizer", tokenizer, "--append-token", END, "--val-fraction", "0.1")
     options += ("--shuffle-buffer", "500", "--seed", "3", "--shard-tokens", "20000")
     one = write_parquet(tmp_path / "one.parquet", {"text": texts}, row_group_size=77)
-    ingested(pages, "--out", tmp_path / "1", *options, "--workers", "1")
+    said = ingested(pages, "--out", tmp_path / "1", *options, "--workers", "1")
     ingested(pages, "--out", tmp_path / "3", *options, "--workers", "3")
     ingested(one, "--out", tmp_path / "one", *options)
 
     made = tree(tmp_path / "1")
     assert len(made) > 8
+    assert "no val split" not in said
     assert tree(tmp_path / "3") == made
     manifests = [
         json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("1", "one")
@@ -128,6 +129,28 @@ def test_adding_files_moves_no_document_to_the_other_split(
     for name in ("train", "val"):
         assert split(tmp_path / "before" / name) < split(tmp_path / "after" / name)
     assert not split(tmp_path / "after" / "train") & split(tmp_path / "after" / "val")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "missing", "other"), [("0.01", "val", "larger"), ("0.99", "train", "smaller")]
+)
+def test_a_split_that_no_document_fell_into_is_said(
+    tmp_path: Path, fraction: str, missing: str, other: str
+) -> None:
+    """Who asked for validation and got none would find out when the trainer asks for it."""
+    path = tmp_path / "book.txt"
+    path.write_text("One text is one document, which is in one split.")
+    words = (path, "--tokenizer", "bytes", "--val-fraction", fraction)
+
+    said = ingested(*words, "--out", tmp_path / "out")
+
+    lines = [line for line in said.splitlines() if line.startswith("no ")]
+    assert lines == [
+        f"no {missing} split: none of 1 document(s) fell into it at --val-fraction {fraction}, "
+        "since documents are assigned by their hash; ingest more documents, or pass a "
+        f"{other} fraction and another --out"
+    ]
+    assert not (tmp_path / "out" / missing).exists()
 
 
 def test_pairs_have_a_mask_beside_their_tokens(tokenizer: Path, tmp_path: Path) -> None:
