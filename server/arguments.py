@@ -78,6 +78,11 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         help="look at every token, not at a sample of a large corpus",
     )
     group.add_argument(
+        "--ignore-loss-mask",
+        action="store_true",
+        help="serve shards that have a loss mask (X.ds.loss) without it: prompts are learned too",
+    )
+    group.add_argument(
         "--warm-up-bytes",
         type=int,
         metavar="BYTES",

@@ -30,6 +30,7 @@ from .blame import file_name
 from .corpus import Corpus, at_once
 from .digest import read_sidecar
 from .formats import Asked, Stored
+from .loss_masks import require_listed
 from .narrowing import Look
 from .readahead import ReadAhead
 from .shard import Shard
@@ -123,6 +124,8 @@ def open_dataset(source: Source, asked: Asked, checks: TokenChecks) -> Dataset:
     Tokens that are narrowed before they are served are all looked at, unless vocab_size is known.
     Raises: BadCorpus, naming the file, what is wrong with it, and what to do.
     """
+    if source.made is not None:
+        require_listed(source.made)
     corpus = Corpus(source.name, source.paths, asked)
     try:
         content = _Content(corpus)

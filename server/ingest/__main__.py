@@ -224,7 +224,11 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
                 f"not ingested: {in_a_line(source['path'])}: {what}, {found['count']:,} time(s), "
                 f"first at {found['first']}"
             )
-    print(f"serve it: python -m server --data {out}")
+    options = ""
+    if len(made["job"]["columns"]) > 1:
+        print("loss masks are not served yet: a server has to ignore them, and prompts are learned")
+        options = " --ignore-loss-mask"
+    print(f"serve it: python -m server --data {out}{options}")
 
 
 def _missing_split(made: dict[str, Any]) -> str:

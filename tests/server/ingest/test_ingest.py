@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +181,45 @@ def test_pairs_have_a_mask_beside_their_tokens(tokenizer: Path, tmp_path: Path) 
     assert learned.count(end) == 500
     assert made.decode(learned) == "".join(a for _, a in pairs)
     assert made.decode(learned, skip_special_tokens=False) == "".join(a + END for _, a in pairs)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> tuple[str | Path, ...]:
+    """What makes a folder "out" of pairs, in two shards."""
+    path = write_jsonl(tmp_path / "x.jsonl", [{"q": "why? ", "a": f"since {n}"} for n in range(99)])
+    words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--append-token", END)
+    return (*words, "--prompt-column", "q", "--response-column", "a", "--shard-tokens", "1000")
+
+
+def test_the_manifest_names_the_mask_of_each_shard_and_its_hash(
+    pairs: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """Else a mask that is lost or changed on its way to a server would go unnoticed."""
+    said = ingested(*pairs)
+
+    assert f"serve it: python -m server --data {tmp_path / 'out'} --ignore-loss-mask\n" in said
+    train = tmp_path / "out" / "train"
+    made = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]["train"]
+    assert [(shard["loss_mask"], shard["loss_mask_sha256"]) for shard in made["shards"]] == [
+        (mask.name, hashlib.sha256(mask.read_bytes()).hexdigest())
+        for mask in sorted(train.glob("*.ds.loss"))
+    ]
+    assert len(made["shards"]) == 2
+
+
+@pytest.mark.parametrize("damage", [os.unlink, lambda mask: os.truncate(mask, 10)])
+def test_a_finished_folder_whose_mask_is_damaged_is_not_taken_for_whole(
+    pairs: tuple[str | Path, ...], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """Whoever runs the command again to be sure of the folder must not be told that all is well."""
+    ingested(*pairs)
+    mask = tmp_path / "out" / "train" / "000001.ds.loss"
+    damage(mask)
+
+    done = ingest(*pairs)
+
+    assert done.returncode == 1
+    assert done.stderr == f"error: {mask}: is damaged; remove {tmp_path / 'out'} to make it anew\n"
 
 
 def test_what_cannot_be_ingested_is_counted_by_file_and_fatal_if_asked(tmp_path: Path) -> None:
