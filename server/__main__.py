@@ -119,8 +119,7 @@ def serve(arguments: argparse.Namespace) -> None:
     watches = [Watch({**looks, "health": health.look})]
     if tokens:
         watches.append(Watch({"tokens": tokens.look}))
-    corpora = [dataset.corpus for dataset in datasets.values()]
-    warm_up = WarmUp(corpora, arguments.warm_up_bytes)
+    warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
     for _ in hangups:
         if tokens:
             tokens.read_anew()

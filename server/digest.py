@@ -1,8 +1,8 @@
 """The full digest of a corpus, kept beside its files once somebody has computed it.
 
-A corpus up to 1 GiB is read in full at every start. Of a larger one `python -m server.verify` reads
-all, once, and leaves what it found in a sidecar; a server that finds one trusts it for as long as
-the files are as old and as long as they were.
+A corpus up to 1 GiB is read in full at every start. Of a larger one `python -m server.verify`, or a
+server that has brought it into memory, reads all, once, and leaves what it found in a sidecar; a
+server that finds one trusts it for as long as the files are as old and as long as they were.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .blame import file_name, log_blame
 from .formats import Stored
@@ -25,6 +26,16 @@ _VERSION = 1
 _SUFFIX = ".tokenfeed-digest.json"
 _BYTES_MAX = 1 << 16
 _SHARD_BYTES_MAX = 1 << 10
+
+
+@dataclass(eq=False, slots=True)
+class Digest:
+    """The digest of a corpus that is served.
+
+    known: 32 bytes; b"" until it is known, which may come while the corpus is served.
+    """
+
+    known: bytes
 
 
 def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:

@@ -20,6 +20,7 @@ from client.stream import Counters, FrameStream
 from server import listener
 from server.calls import Calls, StreamLimits
 from server.dataset import Dataset, TokenChecks, open_dataset
+from server.digest import Digest
 from server.readahead import ReadAhead
 from server.service import TokenFeed
 from server.shards import Source
@@ -423,8 +424,23 @@ def test_another_digest_is_refused_where_the_server_knows_its_own(
         "expected_digest",
         known.hex(),
     )
-    datasets["short"] = dataclasses.replace(datasets["short"], digest=b"")
-    assert len(peer.rows(asking(expected_digest=bytes(32)))) == 8
+
+
+def test_a_digest_that_becomes_known_is_told_and_compared_from_then_on(
+    datasets: dict[str, Dataset],
+) -> None:
+    """Of a large corpus nobody knows it at the start."""
+    late = dataclasses.replace(datasets["short"], full_digest=Digest(b""))
+    other = asking(expected_digest=bytes(32))
+    with serving({"short": late}) as peer:
+        assert peer.describe(pb.DescribeRequest()).datasets[0].digest == b""
+        assert len(peer.rows(other)) == 8
+
+        late.full_digest.known = datasets["short"].digest
+
+        assert peer.describe(pb.DescribeRequest()).datasets[0].digest == late.digest
+        found = peer.refusal(other)
+    require_refusal(found, Status.FAILED_PRECONDITION, "expected_digest", late.digest.hex())
 
 
 def test_the_seed_of_an_order_that_ignores_it_is_no_part_of_the_identity(peer: Peer) -> None:
