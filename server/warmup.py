@@ -162,14 +162,18 @@ def take_digest(dataset: Dataset, stopped: Callable[[], bool]) -> str:
     if corpus.lost or [shard.facts_now() for shard in corpus.shards] != before:
         return "its files changed"
     dataset.full_digest.known = found
-    seconds = time.monotonic() - began
-    _LOG.info("digest dataset=%s sha256=%s seconds=%.1f", dataset.name, found.hex(), seconds)
+    kept = sidecar = file_name(sidecar_path(corpus.shards, corpus.stored))
     try:
         write_sidecar(corpus.shards, corpus.stored, found)
     except OSError as error:
-        sidecar = file_name(sidecar_path(corpus.shards, corpus.stored))
-        reason = f"sidecar={sidecar} cannot be written: {error.strerror}"
-        _LOG.info("digest kept in memory alone dataset=%s: %s", dataset.name, reason)
+        kept = f"in memory alone: {sidecar} cannot be written: {error.strerror}"
+    _LOG.info(
+        "digest dataset=%s sha256=%s seconds=%.1f kept=%s",
+        dataset.name,
+        found.hex(),
+        time.monotonic() - began,
+        kept,
+    )
     return ""
 
 
