@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         batch_bytes_max=arguments.max_batch_bytes,
         request_bytes_max=arguments.max_request_bytes,
     )
-    warm_up = WarmUp([dataset.corpus for dataset in datasets.values()], arguments.warm_up_bytes)
+    warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
     asyncio.run(serve(feed, arguments.port, inline))
     warm_up.close()
 

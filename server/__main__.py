@@ -28,7 +28,7 @@ from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.frame import require_fast_checksum
 from tokenfeed.position import require_range
 
-from . import listener
+from . import listener, loss_masks
 from .arguments import build_parser
 from .calls import DESCRIBE_LIMITS, Calls, StreamLimits
 from .dataset import Dataset, TokenChecks, open_dataset
@@ -119,8 +119,7 @@ def serve(arguments: argparse.Namespace) -> None:
     watches = [Watch({**looks, "health": health.look})]
     if tokens:
         watches.append(Watch({"tokens": tokens.look}))
-    corpora = [dataset.corpus for dataset in datasets.values()]
-    warm_up = WarmUp(corpora, arguments.warm_up_bytes)
+    warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
     for _ in hangups:
         if tokens:
             tokens.read_anew()
@@ -189,6 +188,7 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     datasets = {}
     for source in sources:
+        loss_masks.require_none(source, ignored=arguments.ignore_loss_mask)
         asked = Asked.of(formats[source.name], dtypes[source.name], source.tensor)
         dataset = open_dataset(source, asked, checks)
         datasets[source.name] = dataset

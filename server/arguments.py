@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--log-level",
         choices=("debug", "info", "warning"),
         default="info",
-        help="(default: %(default)s)",
+        help="debug has the tracebacks of errors that nobody foresaw (default: %(default)s)",
     )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser
@@ -76,6 +76,11 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "--check-all-tokens",
         action="store_true",
         help="look at every token, not at a sample of a large corpus",
+    )
+    group.add_argument(
+        "--ignore-loss-mask",
+        action="store_true",
+        help="serve shards that have a loss mask (X.ds.loss) without it: prompts are learned too",
     )
     group.add_argument(
         "--warm-up-bytes",

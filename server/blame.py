@@ -1,20 +1,33 @@
-"""What a log line may say of an exception that nobody foresaw.
+"""What the log says of an exception that nobody foresaw.
 
-Its text may hold a path or a token, and its traceback fills a page.
+Its text may hold a path or a token, and its traceback fills a page: both are for level debug alone.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
+
+_LOG = logging.getLogger("tokenfeed.server")
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_ROOT, room, "") for room in ("server", "tokenfeed"))
 
 
-def blame() -> str:
+def log_blame(level: int, message: str, *values: object) -> None:
+    """Log the exception that is being handled: one line, and its traceback at level debug.
+
+    level: of the line.  message, values: what the line says before the type of the exception, and
+    the last line of ours that it came from.
+    """
+    _LOG.log(level, f"{message}: %s", *values, _blame())
+    _LOG.debug("traceback of the line above", exc_info=True)
+
+
+def _blame() -> str:
     """Return the type of the exception that is being handled, and the last line of ours that it
     came from: "KeyError at server/service.py:88". Of the system's errors there is the name too.
     """

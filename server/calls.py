@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from tokenfeed.errors import Busy, InvalidRequest, OverLimit, ServerAway, TokenfeedError
 from tokenfeed.frame import BYTES_PER_SECOND_MIN
 
-from .blame import blame
+from .blame import log_blame
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -204,7 +204,7 @@ def answering(context: grpc.ServicerContext) -> Iterator[None]:
     except grpc.RpcError:
         pass  # the client went away before it asked
     except Exception:  # noqa: BLE001 - its text must not reach the caller
-        _LOG.error("failed peer=%s: %s", context.peer(), blame())
+        log_blame(logging.ERROR, "failed peer=%s", context.peer())
         context.abort(
             grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
         )

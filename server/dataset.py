@@ -28,8 +28,9 @@ from tokenfeed.plan import Windows
 from . import kernel
 from .blame import file_name
 from .corpus import Corpus, at_once
-from .digest import read_sidecar
+from .digest import Digest, read_sidecar
 from .formats import Asked, Stored
+from .loss_masks import require_listed
 from .narrowing import Look
 from .readahead import ReadAhead
 from .shard import Shard
@@ -58,15 +59,20 @@ _ODD_LARGE_SHARE_MAX = 0.01
 class Dataset:
     """What is served under one name.
 
-    fingerprint: 32 bytes.  digest: 32 bytes; b"" if it is not known.
+    fingerprint: 32 bytes.  full_digest: of all of it, which may become known later.
     """
 
     name: str
     corpus: Corpus
     readahead: ReadAhead
     fingerprint: bytes
-    digest: bytes
+    full_digest: Digest
     turns: Turns = field(default_factory=Turns)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes; b"" as long as it is not known."""
+        return self.full_digest.known
 
     def look(
         self,
@@ -123,6 +129,8 @@ def open_dataset(source: Source, asked: Asked, checks: TokenChecks) -> Dataset:
     Tokens that are narrowed before they are served are all looked at, unless vocab_size is known.
     Raises: BadCorpus, naming the file, what is wrong with it, and what to do.
     """
+    if source.made is not None:
+        require_listed(source.made)
     corpus = Corpus(source.name, source.paths, asked)
     try:
         content = _Content(corpus)
@@ -149,7 +157,7 @@ def open_dataset(source: Source, asked: Asked, checks: TokenChecks) -> Dataset:
             digest = source.made.digest
         else:
             digest = read_sidecar(corpus.shards, corpus.stored)
-        return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint, digest)
+        return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint, Digest(digest))
     except BaseException:
         corpus.close()
         raise
@@ -162,6 +170,21 @@ def full_digest(corpus: Corpus) -> bytes:
     content = _Content(corpus)
     blocks = content.hashed(identity.content_blocks(content.size_bytes, complete=True))
     return _digest(corpus, _with_progress(blocks, content.size_bytes))
+
+
+def digest_in_turn(corpus: Corpus, stopped: Callable[[], bool]) -> bytes:
+    """Return what `full_digest` does, read by this thread alone, a block of 1 MiB after another;
+    b"" once stopped() is true.  Raises: BadCorpus, CorpusChanged.
+    """
+    content = _Content(corpus)
+
+    def sha256(block: tuple[int, int]) -> _Block:
+        corpus.require_intact()
+        return content.hash_block(block)
+
+    blocks = map(sha256, identity.content_blocks(content.size_bytes, complete=True))
+    digest = _digest(corpus, itertools.takewhile(lambda _: not stopped(), blocks))
+    return b"" if stopped() else digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +248,7 @@ class _Content:
 
     def hashed(self, blocks: Iterator[tuple[int, int]]) -> Iterator[_Block]:
         """Read blocks, whatever tokens are in them.  Raises: BadCorpus if that cannot be done."""
-        return self._each(blocks, self._hash_block)
+        return self._each(blocks, self.hash_block)
 
     def _each(
         self,
@@ -249,7 +272,8 @@ class _Content:
         windows = Windows(shard, first_byte // self._corpus.stored.itemsize)
         ReadAhead(self._corpus).advise(windows, page_tokens * self._corpus.dtype.itemsize)
 
-    def _hash_block(self, block: tuple[int, int]) -> _Block:
+    def hash_block(self, block: tuple[int, int]) -> _Block:
+        """Read one block, whatever tokens are in it.  Raises: BadCorpus."""
         digest = hashlib.sha256()
         for index, first, end in self._pieces(*block):
             digest.update(self._corpus.shards[index].read(first, end - first))

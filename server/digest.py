@@ -1,8 +1,8 @@
 """The full digest of a corpus, kept beside its files once somebody has computed it.
 
-A corpus up to 1 GiB is read in full at every start. Of a larger one `python -m server.verify` reads
-all, once, and leaves what it found in a sidecar; a server that finds one trusts it for as long as
-the files are as old and as long as they were.
+A corpus up to 1 GiB is read in full at every start. Of a larger one `python -m server.verify`, or a
+server that has brought it into memory, reads all, once, and leaves what it found in a sidecar; a
+server that finds one trusts it for as long as the files are as old and as long as they were.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .blame import blame, file_name
+from .blame import file_name, log_blame
 from .formats import Stored
 from .shard import Shard
 
@@ -25,6 +26,16 @@ _VERSION = 1
 _SUFFIX = ".tokenfeed-digest.json"
 _BYTES_MAX = 1 << 16
 _SHARD_BYTES_MAX = 1 << 10
+
+
+@dataclass(eq=False, slots=True)
+class Digest:
+    """The digest of a corpus that is served.
+
+    known: 32 bytes; b"" until it is known, which may come while the corpus is served.
+    """
+
+    known: bytes
 
 
 def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:
@@ -49,7 +60,7 @@ def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:
     except FileNotFoundError:
         return b""
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        _LOG.warning("ignored sidecar=%s: %s", file_name(path), blame())
+        log_blame(logging.WARNING, "ignored sidecar=%s", file_name(path))
         return b""
     if kept != _facts(shards, dtype) or len(known) != 32:
         _LOG.warning("ignored sidecar=%s: it is of other files; verify them anew", file_name(path))

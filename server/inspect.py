@@ -14,6 +14,7 @@ from tokenfeed.position import require_range
 
 from .corpus import Corpus
 from .dataset import Dataset, TokenChecks, open_dataset
+from .loss_masks import masks_beside
 from .shards import add_dataset_arguments, parse_dataset
 from .stdio import failed, stdout_failed
 
@@ -80,6 +81,12 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> Non
     counts = [shard.layout.documents.count for shard in corpus.shards if shard.layout.documents]
     if counts:
         print(f"  documents: {sum(counts):,}, known of {len(counts):,} file(s)")
+    masks = masks_beside([shard.path for shard in corpus.shards])
+    if masks:
+        print(
+            f"  loss masks: beside {len(masks):,} file(s), not served; a server refuses them, or "
+            "takes --ignore-loss-mask"
+        )
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:
         print(f"  digest: {dataset.digest.hex()}")

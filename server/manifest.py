@@ -24,12 +24,14 @@ class MadeSplit:
     """One dataset of a manifest.
 
     name: "train" or "val".  paths: of its shards.  fingerprint, digest: 32 bytes each.
+    loss_masks: path and size in bytes of each; none unless it was made of pairs.
     """
 
     name: str
     paths: tuple[str, ...]
     fingerprint: bytes
     digest: bytes
+    loss_masks: tuple[tuple[str, int], ...] = ()
 
 
 def read_splits(folder: str) -> list[MadeSplit] | None:
@@ -50,6 +52,12 @@ def read_splits(folder: str) -> list[MadeSplit] | None:
                 tuple(os.path.join(folder, name, shard["name"]) for shard in split["shards"]),
                 _hash(split["fingerprint"]),
                 _hash(split["digest"]),
+                tuple(
+                    # One byte a token.
+                    (os.path.join(folder, name, shard["loss_mask"]), int(shard["tokens"]))
+                    for shard in split["shards"]
+                    if "loss_mask" in shard
+                ),
             )
             for name, split in content["splits"].items()
         ]

@@ -82,9 +82,8 @@ class Shard:
 
     def fate(self) -> Fate:
         """Say what has become of the file since its facts were taken."""
-        try:
-            now = _facts(os.stat(self.path))
-        except OSError:
+        now = self.facts_now()
+        if now is None:
             return Fate.REPLACED
         if now == self.facts:
             return Fate.SAME
@@ -94,6 +93,13 @@ class Shard:
             return Fate.REPLACED
         grown = now.size_bytes > self.facts.size_bytes and self._only_grew()
         return Fate.GROWN if grown else Fate.WRITTEN
+
+    def facts_now(self) -> Facts | None:
+        """Return what the file system says now; None if there is no such file any more."""
+        try:
+            return _facts(os.stat(self.path))
+        except OSError:
+            return None
 
     def as_it_is(self) -> Shard:
         """Return it with the facts of now, once its content is known to be the same.  Raises:

@@ -1,4 +1,5 @@
-"""Brings corpora that fit into memory in, in the background, while they are being served.
+"""Brings corpora that fit into memory in, in the background, while they are being served, and takes
+the digests that nobody knows yet of what it brought in.
 
 Reading a file in once, in order, is many times faster than faulting it in at random, and a page
 that is in the page table costs a gather no fault any more. The map is never touched in user space:
@@ -16,11 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tokenfeed.errors import CorpusChanged
+from tokenfeed.errors import BadCorpus, CorpusChanged
 
 from . import kernel, memory
-from .blame import blame
+from .blame import file_name, log_blame
 from .corpus import Corpus
+from .dataset import Dataset, digest_in_turn
+from .digest import sidecar_path, write_sidecar
 from .scratch import Scratch
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -41,13 +44,15 @@ _CLOSE_SECONDS = 0.5
 
 
 class WarmUp:
-    """A thread that brings corpora in, the smallest first, until it is done or closed."""
+    """A thread that brings corpora in, the smallest first, and then takes their digests, until it
+    is done or closed.
+    """
 
-    def __init__(self, corpora: Iterable[Corpus], bytes_max: int | None = None) -> None:
+    def __init__(self, datasets: Iterable[Dataset], bytes_max: int | None = None) -> None:
         """Begin.  bytes_max: what all corpora brought in may have; None is what memory has room
         for.
         """
-        self._corpora = list(corpora)
+        self._datasets = list(datasets)
         self._bytes_max = bytes_max
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-warmup", daemon=True)
@@ -59,15 +64,34 @@ class WarmUp:
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
+        is_in: dict[str, bool] = {}
         try:
             os.nice(_NICENESS)  # of this thread alone, on Linux
             bytes_max = self._bytes_max
             if bytes_max is None:
                 bytes_max = int(_ROOM_SHARE * memory.room_bytes())
-            for corpus in fitting(self._corpora, bytes_max):
-                warm(corpus, self._closed.is_set)
+            for corpus in fitting([dataset.corpus for dataset in self._datasets], bytes_max):
+                is_in[corpus.name] = warm(corpus, self._closed.is_set) == _size_bytes(corpus)
         except Exception:  # noqa: BLE001 - the server serves all the same
-            _LOG.error("could not warm up: %s", blame())
+            log_blame(logging.ERROR, "could not warm up")
+        # Once all are in: streams wait for pages, and for a digest nobody does.
+        for dataset in self._datasets:
+            if dataset.digest:
+                continue
+            problem = "not all of it was brought into memory"
+            if is_in.get(dataset.name):
+                problem = self._take_digest(dataset)
+            if problem:
+                cure = "python -m server.verify computes it"
+                _LOG.info("digest unknown dataset=%s: %s; %s", dataset.name, problem, cure)
+
+    def _take_digest(self, dataset: Dataset) -> str:
+        """Have a dataset know its digest, and keep it.  Returns: why not, "" if all is well."""
+        try:
+            return take_digest(dataset, self._closed.is_set)
+        except Exception:  # noqa: BLE001 - the others still have to be read
+            log_blame(logging.ERROR, "could not take the digest dataset=%s", dataset.name)
+            return "its computation failed"
 
 
 def fitting(corpora: Sequence[Corpus], bytes_max: int) -> list[Corpus]:
@@ -117,6 +141,40 @@ def warm(corpus: Corpus, stopped: Callable[[], bool]) -> int:
         reason,
     )
     return done_bytes
+
+
+def take_digest(dataset: Dataset, stopped: Callable[[], bool]) -> str:
+    """Read a dataset in this thread alone, have it know its digest, and keep that beside its files;
+    in memory alone where it cannot be written there.
+
+    Ends early once stopped() is true.  Returns: why it is not known, "" if it is.
+    """
+    corpus = dataset.corpus
+    before = [shard.facts_now() for shard in corpus.shards]
+    began = time.monotonic()
+    try:
+        found = digest_in_turn(corpus, stopped)
+    except (BadCorpus, CorpusChanged):
+        return "its files changed, or cannot be read"
+    if not found:
+        return "the server was stopped"
+    # Not only the times of last write, which can be put back.
+    if corpus.lost or [shard.facts_now() for shard in corpus.shards] != before:
+        return "its files changed"
+    dataset.full_digest.known = found
+    kept = sidecar = file_name(sidecar_path(corpus.shards, corpus.stored))
+    try:
+        write_sidecar(corpus.shards, corpus.stored, found)
+    except OSError as error:
+        kept = f"in memory alone: {sidecar} cannot be written: {error.strerror}"
+    _LOG.info(
+        "digest dataset=%s sha256=%s seconds=%.1f kept=%s",
+        dataset.name,
+        found.hex(),
+        time.monotonic() - began,
+        kept,
+    )
+    return ""
 
 
 def _bring_in(corpus: Corpus) -> Iterator[int]:

@@ -12,9 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
-from .blame import blame
-
-_LOG = logging.getLogger("tokenfeed.server")
+from .blame import log_blame
 
 LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 0.5
@@ -48,7 +46,7 @@ class Watch:
         except Exception:  # noqa: BLE001 - the others still have to be looked at
             if name not in self._failed:
                 self._failed.add(name)
-                _LOG.error("could not look at %s: %s", name, blame())
+                log_blame(logging.ERROR, "could not look at %s", name)
 
 
 class Rereads:
@@ -86,4 +84,4 @@ def _read(read: Callable[[], None]) -> None:
     try:
         read()
     except Exception:  # noqa: BLE001 - the next still has to be read
-        _LOG.error("could not read anew: %s", blame())
+        log_blame(logging.ERROR, "could not read anew")

@@ -207,6 +207,8 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
             f"{folder}: {split['tokens']:,} tokens, {split['documents']:,} documents, "
             f"{len(split['shards']):,} shard(s) of {made['dtype']}"
         )
+    if missing := _missing_split(made):
+        print(missing)
     own, workers = (
         resource.getrusage(who).ru_maxrss >> 10
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -222,7 +224,26 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
                 f"not ingested: {in_a_line(source['path'])}: {what}, {found['count']:,} time(s), "
                 f"first at {found['first']}"
             )
-    print(f"serve it: python -m server --data {out}")
+    options = ""
+    if len(made["job"]["columns"]) > 1:
+        print("loss masks are not served yet: a server has to ignore them, and prompts are learned")
+        options = " --ignore-loss-mask"
+    print(f"serve it: python -m server --data {out}{options}")
+
+
+def _missing_split(made: dict[str, Any]) -> str:
+    """Return a line about the split that was asked for and got no document; "" if there is none."""
+    fraction = made["job"]["val_fraction"]
+    if not fraction or len(made["splits"]) > 1:
+        return ""
+    (present,) = made["splits"]
+    missing, other = ("val", "a larger") if present == "train" else ("train", "a smaller")
+    count = made["splits"][present]["documents"]
+    return (
+        f"no {missing} split: none of {count:,} document(s) fell into it at --val-fraction "
+        f"{fraction}, since documents are assigned by their hash; ingest more documents, or pass "
+        f"{other} fraction and another --out"
+    )
 
 
 if __name__ == "__main__":

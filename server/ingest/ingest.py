@@ -7,6 +7,7 @@ Each step may be the last before a kill, and the next run does it again or goes 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -19,7 +20,9 @@ from typing import Any
 from tokenfeed.errors import BadCorpus, BadSource, NotWritten
 
 from ..dataset import TokenChecks, full_digest, open_dataset
+from ..files import open_file
 from ..formats import Asked
+from ..loss_masks import mask_path
 from ..manifest import NAME as MANIFEST
 from ..manifest import VERSION, WORK_FOLDER, read_manifest
 from ..shards import Source as TokenSource
@@ -39,6 +42,7 @@ from .vocabulary import load, token_dtype
 SPLITS = ("train", "val")
 _JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
 _CHECKPOINT_SECONDS = 5.0
+_HASHED_BYTES = 1 << 20
 
 
 def ingest(
@@ -134,9 +138,12 @@ def _begin(job: Job, out: str, work: str) -> None:
 
 
 def _require_whole(out: str, made: dict[str, Any]) -> None:
-    """Raise BadCorpus unless all shards of a manifest are there, as long as they were."""
+    """Raise BadCorpus unless all shards of a manifest are there with what belongs to them, as long
+    as they were.
+    """
     cure = f"is damaged; remove {out} to make it anew"
     try:
+        is_pairs = len(made["job"]["columns"]) > 1
         width = int(made["dtype"].removeprefix("uint")) // 8
         sizes = {
             os.path.join(out, name, file): size_bytes
@@ -145,6 +152,7 @@ def _require_whole(out: str, made: dict[str, Any]) -> None:
             for file, size_bytes in (
                 (shard["name"], shard["tokens"] * width),
                 (shard["document_ends"], 8 * shard["ends"]),
+                *([(shard["loss_mask"], shard["tokens"])] if is_pairs else ()),
             )
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -328,14 +336,22 @@ def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
         ],
         "dtype": token_dtype(tokenizer).name,
         "splits": {
-            name: _split_facts(os.path.join(work, name), name, counts, token_dtype(tokenizer).name)
+            name: _split_facts(
+                os.path.join(work, name),
+                name,
+                counts,
+                dtype=token_dtype(tokenizer).name,
+                has_mask=job.recipe.has_mask,
+            )
             for name, counts in checkpoint.splits.items()
             if counts.shards
         },
     }
 
 
-def _split_facts(folder: str, name: str, counts: Counts, dtype: str) -> dict[str, Any]:
+def _split_facts(
+    folder: str, name: str, counts: Counts, *, dtype: str, has_mask: bool
+) -> dict[str, Any]:
     names = list(map(shard_name, range(len(counts.shards))))
     source = TokenSource(name, tuple(os.path.join(folder, shard) for shard in names))
     dataset = open_dataset(source, Asked.of("datatrove", dtype, None), TokenChecks(serves=False))
@@ -348,11 +364,21 @@ def _split_facts(folder: str, name: str, counts: Counts, dtype: str) -> dict[str
             "digest": digest.hex(),
             "shards": [
                 {"name": shard, "tokens": tokens, "document_ends": f"{shard}.index", "ends": ends}
+                | (_mask_facts(os.path.join(folder, shard)) if has_mask else {})
                 for shard, (tokens, ends) in zip(names, counts.shards, strict=True)
             ],
         }
     finally:
         dataset.close()
+
+
+def _mask_facts(shard_path: str) -> dict[str, str]:
+    """Return what a manifest says of the loss mask of a shard.  Raises: BadCorpus."""
+    digest = hashlib.sha256()
+    with open_file(mask_path(shard_path)) as file:
+        for first in range(0, file.size_bytes, _HASHED_BYTES):
+            digest.update(file.read(first, min(_HASHED_BYTES, file.size_bytes - first)))
+        return {"loss_mask": file.name, "loss_mask_sha256": digest.hexdigest()}
 
 
 def _publish(out: str, work: str) -> None:

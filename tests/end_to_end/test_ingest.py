@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from client import RemoteBatches
 from client.channel import describe
 from server.shards import parse_text
 from server.texts import Tokenizing
+from tests.commands import run
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.nanochat import NanochatLoader
 from tests.offline import offline_rows, received_rows
@@ -156,6 +158,90 @@ def test_a_manifest_is_compared_with_the_shards(
     assert "is no manifest of version 1" in failed("--data", out)
     (out / "manifest.json").write_text("{")
     assert "is damaged" in failed("--data", out)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """What an ingest makes of questions and answers, in two splits."""
+    rows = [{"q": f"{n}, why? ", "a": f"since {n}"} for n in range(300)]
+    ingested(
+        write_jsonl(tmp_path / "pairs.jsonl", rows), "--out", tmp_path / "out",
+        "--tokenizer", "bytes", "--append-token", END, "--val-fraction", "0.2",
+        "--prompt-column", "q", "--response-column", "a", "--shard-tokens", "2000",
+    )  # fmt: skip
+    return tmp_path / "out"
+
+
+def test_a_dataset_whose_loss_mask_would_be_ignored_is_not_served(pairs: Path) -> None:
+    """The model would learn prompts, and its loss would look well."""
+    mask = pairs / "train" / "000000.ds.loss"
+    problem = (
+        f"error: {mask}: the loss mask of dataset 'train' would be ignored, and prompts learned "
+        "like responses; pass --ignore-loss-mask if that is meant\n"
+    )
+
+    assert failed("--data", pairs).endswith(problem)
+    assert failed("--data", pairs / "train").endswith(problem)
+    assert failed("--data", pairs / "train" / "000000.ds").endswith(
+        problem.replace("'train'", "'000000'")
+    )
+
+
+def test_a_mask_beside_the_last_of_several_shards_is_enough(pairs: Path) -> None:
+    """Half of a corpus with a mask is no corpus without one."""
+    first, last = sorted((pairs / "train").glob("*.ds"))[:: len(list(pairs.glob("train/*.ds"))) - 1]
+    (pairs / "train" / f"{first.name}.loss").unlink()
+
+    assert f"{last}.loss: the loss mask of dataset '000000'" in failed("--data", first, last)
+
+
+def test_who_ignores_a_loss_mask_is_warned_once_a_dataset(serve: Serve, pairs: Path) -> None:
+    """It was said on the command line, maybe by somebody else, and the log is what is read."""
+    server = serve("--data", pairs, "--ignore-loss-mask")
+
+    warned = re.findall(
+        r" WARNING .* ignored the loss mask dataset=(\w+) files=(\d)", server.stderr
+    )
+    shards = len(list(pairs.glob("train/*.ds.loss")))
+    assert shards > 1
+    assert warned == [("train", str(shards)), ("val", "1")]
+    assert sorted(one.name for one in describe(server.address).datasets) == ["train", "val"]
+
+
+def test_who_deletes_listed_masks_has_a_damaged_dataset(pairs: Path) -> None:
+    """Or a server would know of none, and train on prompts without a word."""
+    for mask in pairs.glob("*/*.ds.loss"):
+        mask.unlink()
+
+    said = failed("--data", pairs)
+
+    assert said.endswith(
+        f"error: {pairs}/train/000000.ds.loss: is damaged, since its manifest lists it and it "
+        "cannot be read: No such file or directory; restore this loss mask, or remove the folder "
+        "and ingest anew\n"
+    )
+
+
+def test_a_listed_mask_that_was_cut_short_is_damaged_also_where_it_is_ignored(pairs: Path) -> None:
+    """Half a copy of a folder is not that folder."""
+    os.truncate(pairs / "val" / "000000.ds.loss", 10)
+
+    said = failed("--data", pairs, "--ignore-loss-mask")
+
+    assert (
+        f"{pairs}/val/000000.ds.loss: is damaged, since its manifest lists it and it has 10" in said
+    )
+
+
+def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
+    """Who wants to know what it is serves nobody; and inspect says what a server would say."""
+    train = str(pairs / "train")
+
+    said = run("-m", "server.inspect", train)
+
+    shards = len(list(pairs.glob("train/*.ds")))
+    assert f"  loss masks: beside {shards} file(s), not served; a server refuses them" in said
+    assert "digest:" in run("-m", "server.verify", train)
 
 
 def test_a_manifest_of_somebody_else_does_not_matter(serve: Serve, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from client.stream import Counters, FrameStream
 from server import listener
 from server.calls import Calls, StreamLimits
 from server.dataset import Dataset, TokenChecks, open_dataset
+from server.digest import Digest
 from server.readahead import ReadAhead
 from server.service import TokenFeed
 from server.shards import Source
@@ -422,8 +424,23 @@ def test_another_digest_is_refused_where_the_server_knows_its_own(
         "expected_digest",
         known.hex(),
     )
-    datasets["short"] = dataclasses.replace(datasets["short"], digest=b"")
-    assert len(peer.rows(asking(expected_digest=bytes(32)))) == 8
+
+
+def test_a_digest_that_becomes_known_is_told_and_compared_from_then_on(
+    datasets: dict[str, Dataset],
+) -> None:
+    """Of a large corpus nobody knows it at the start."""
+    late = dataclasses.replace(datasets["short"], full_digest=Digest(b""))
+    other = asking(expected_digest=bytes(32))
+    with serving({"short": late}) as peer:
+        assert peer.describe(pb.DescribeRequest()).datasets[0].digest == b""
+        assert len(peer.rows(other)) == 8
+
+        late.full_digest.known = datasets["short"].digest
+
+        assert peer.describe(pb.DescribeRequest()).datasets[0].digest == late.digest
+        found = peer.refusal(other)
+    require_refusal(found, Status.FAILED_PRECONDITION, "expected_digest", late.digest.hex())
 
 
 def test_the_seed_of_an_order_that_ignores_it_is_no_part_of_the_identity(peer: Peer) -> None:
@@ -606,6 +623,24 @@ def test_an_unforeseen_failure_is_for_the_log_and_not_for_the_caller(
     with serving(datasets, kind=Unlucky) as peer:
         found = peer.refusal(asking() if method == "GetBatch" else pb.DescribeRequest(), method)
     require_discreet(found, caplog.text)
+
+
+@pytest.mark.parametrize("method", ["GetBatch", "Describe"])
+def test_the_traceback_of_an_unforeseen_failure_is_in_the_log_at_level_debug(
+    datasets: dict[str, Dataset], method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever has to mend it needs all of it; the line at level error names no more than before."""
+    with (
+        caplog.at_level(logging.DEBUG, "tokenfeed.server"),
+        serving(datasets, kind=Unlucky) as peer,
+    ):
+        peer.refusal(asking() if method == "GetBatch" else pb.DescribeRequest(), method)
+    line, traceback = [r for r in caplog.records if r.name == "tokenfeed.server"][-2:]
+    assert (line.levelname, traceback.levelname) == ("ERROR", "DEBUG")
+    assert SECRET not in line.getMessage()
+    assert traceback.exc_text is not None
+    assert traceback.exc_text.startswith("Traceback")
+    assert f"OSError: [Errno 5] Input/output error: '{SECRET}'" in traceback.exc_text
 
 
 def test_a_failure_in_mid_stream_leaves_whole_frames_and_a_discreet_end(

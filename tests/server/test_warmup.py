@@ -15,6 +15,9 @@ import pytest
 
 from server import kernel, memory, warmup
 from server.corpus import Corpus
+from server.dataset import Dataset
+from server.digest import Digest
+from server.readahead import ReadAhead
 from server.warmup import PIECE_BYTES, WarmUp, fitting, warm
 from tests.conftest import Serve
 from tests.server.conftest import asked
@@ -44,6 +47,11 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
     yield make
     for corpus in opened:
         corpus.close()
+
+
+def dataset_of(corpus: Corpus, digest: bytes = bytes(32)) -> Dataset:
+    """What is served of a corpus; a digest of b"" is not known."""
+    return Dataset(corpus.name, corpus, ReadAhead(corpus), bytes(32), Digest(digest))
 
 
 @pytest.fixture(params=["populated", "touched"])
@@ -201,7 +209,7 @@ def test_a_corpus_that_does_not_fit_into_memory_is_left_alone(
     fits, does_not = make_corpus(PIECE_BYTES, name="a"), make_corpus(8 * PIECE_BYTES, name="b")
     monkeypatch.setattr(memory, "room_bytes", lambda: 8 * PIECE_BYTES)
 
-    warm_up = WarmUp([does_not, fits])
+    warm_up = WarmUp(map(dataset_of, [does_not, fits]))
     warm_up._thread.join(10)
     warm_up.close()
 
@@ -216,7 +224,7 @@ def test_the_operator_s_limit_goes_before_what_memory_has_room_for(
     """A neighbour that starts later needs its memory, and 0 brings in nothing."""
     corpus = make_corpus(PIECE_BYTES)
     for limit, expected in ((0, 0), (corpus.span[1] - 1, 0), (corpus.span[1], corpus.span[1])):
-        warm_up = WarmUp([corpus], limit)
+        warm_up = WarmUp([dataset_of(corpus)], limit)
         warm_up._thread.join(10)
         warm_up.close()
 
@@ -232,7 +240,7 @@ def test_a_failure_of_the_warm_up_is_a_line_in_the_log(
         raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
 
     monkeypatch.setattr(memory, "room_bytes", unknown)
-    warm_up = WarmUp([make_corpus(PIECE_BYTES)])
+    warm_up = WarmUp([dataset_of(make_corpus(PIECE_BYTES))])
     warm_up._thread.join(10)
     warm_up.close()
     warm_up.close()
@@ -246,12 +254,21 @@ def test_only_the_thread_that_warms_up_is_nice(
 ) -> None:
     """Streams come first; a nice server would come last."""
     seen: list[int] = []
-    monkeypatch.setattr(warmup, "warm", lambda *_: seen.append(os.getpriority(os.PRIO_PROCESS, 0)))
+
+    def warm(corpus: Corpus, _: object) -> int:
+        seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return corpus.span[1]
+
+    monkeypatch.setattr(warmup, "warm", warm)
+    monkeypatch.setattr(
+        warmup, "take_digest", lambda *_: seen.append(os.getpriority(os.PRIO_PROCESS, 0)) or ""
+    )
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    warm_up = WarmUp([make_corpus(PIECE_BYTES)])
+    warm_up = WarmUp([dataset_of(make_corpus(PIECE_BYTES), digest=b"")])
     warm_up._thread.join(10)
 
-    assert seen[0] > before or before == 19
+    assert len(seen) == 2
+    assert min(seen) > before or before == 19
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 
@@ -33,6 +34,31 @@ def test_a_look_that_fails_ends_neither_the_others_nor_itself(
 
     (line,) = caplog.messages
     assert re.fullmatch(r"could not look at broken: OSError EIO at server/watch\.py:\d+", line)
+
+
+def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever looks for the reason asks for it; the line above it stays as short as it is."""
+    failed = threading.Semaphore(0)
+
+    def fail() -> None:
+        failed.release()
+        raise OSError(5, "Input/output error", "/secret/path")
+
+    with caplog.at_level(logging.DEBUG, "tokenfeed.server"):
+        watch = Watch({"broken": fail})
+        try:
+            # The second look begins when all is said of the first.
+            assert all(failed.acquire(timeout=5) for _ in range(2))
+        finally:
+            watch.close()
+
+    line, traceback = caplog.records[:2]
+    assert (line.levelname, traceback.levelname) == ("ERROR", "DEBUG")
+    assert "secret" not in line.getMessage()
+    assert traceback.exc_text is not None
+    assert "in fail\n" in traceback.exc_text
 
 
 def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +69,13 @@ def test_the_bytes_depend_neither_on_workers_nor_on_how_files_are_packed(
     options = ("--tokenizer", tokenizer, "--append-token", END, "--val-fraction", "0.1")
     options += ("--shuffle-buffer", "500", "--seed", "3", "--shard-tokens", "20000")
     one = write_parquet(tmp_path / "one.parquet", {"text": texts}, row_group_size=77)
-    ingested(pages, "--out", tmp_path / "1", *options, "--workers", "1")
+    said = ingested(pages, "--out", tmp_path / "1", *options, "--workers", "1")
     ingested(pages, "--out", tmp_path / "3", *options, "--workers", "3")
     ingested(one, "--out", tmp_path / "one", *options)
 
     made = tree(tmp_path / "1")
     assert len(made) > 8
+    assert "no val split" not in said
     assert tree(tmp_path / "3") == made
     manifests = [
         json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("1", "one")
@@ -130,6 +133,28 @@ def test_adding_files_moves_no_document_to_the_other_split(
     assert not split(tmp_path / "after" / "train") & split(tmp_path / "after" / "val")
 
 
+@pytest.mark.parametrize(
+    ("fraction", "missing", "other"), [("0.01", "val", "larger"), ("0.99", "train", "smaller")]
+)
+def test_a_split_that_no_document_fell_into_is_said(
+    tmp_path: Path, fraction: str, missing: str, other: str
+) -> None:
+    """Who asked for validation and got none would find out when the trainer asks for it."""
+    path = tmp_path / "book.txt"
+    path.write_text("One text is one document, which is in one split.")
+    words = (path, "--tokenizer", "bytes", "--val-fraction", fraction)
+
+    said = ingested(*words, "--out", tmp_path / "out")
+
+    lines = [line for line in said.splitlines() if line.startswith("no ")]
+    assert lines == [
+        f"no {missing} split: none of 1 document(s) fell into it at --val-fraction {fraction}, "
+        "since documents are assigned by their hash; ingest more documents, or pass a "
+        f"{other} fraction and another --out"
+    ]
+    assert not (tmp_path / "out" / missing).exists()
+
+
 def test_pairs_have_a_mask_beside_their_tokens(tokenizer: Path, tmp_path: Path) -> None:
     """Prompts are read, responses and their end are learned."""
     pairs = [(f"question {n}? ", f"answer {n} {'x' * (n % 9)}") for n in range(500)]
@@ -156,6 +181,45 @@ def test_pairs_have_a_mask_beside_their_tokens(tokenizer: Path, tmp_path: Path) 
     assert learned.count(end) == 500
     assert made.decode(learned) == "".join(a for _, a in pairs)
     assert made.decode(learned, skip_special_tokens=False) == "".join(a + END for _, a in pairs)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> tuple[str | Path, ...]:
+    """What makes a folder "out" of pairs, in two shards."""
+    path = write_jsonl(tmp_path / "x.jsonl", [{"q": "why? ", "a": f"since {n}"} for n in range(99)])
+    words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--append-token", END)
+    return (*words, "--prompt-column", "q", "--response-column", "a", "--shard-tokens", "1000")
+
+
+def test_the_manifest_names_the_mask_of_each_shard_and_its_hash(
+    pairs: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """Else a mask that is lost or changed on its way to a server would go unnoticed."""
+    said = ingested(*pairs)
+
+    assert f"serve it: python -m server --data {tmp_path / 'out'} --ignore-loss-mask\n" in said
+    train = tmp_path / "out" / "train"
+    made = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]["train"]
+    assert [(shard["loss_mask"], shard["loss_mask_sha256"]) for shard in made["shards"]] == [
+        (mask.name, hashlib.sha256(mask.read_bytes()).hexdigest())
+        for mask in sorted(train.glob("*.ds.loss"))
+    ]
+    assert len(made["shards"]) == 2
+
+
+@pytest.mark.parametrize("damage", [os.unlink, lambda mask: os.truncate(mask, 10)])
+def test_a_finished_folder_whose_mask_is_damaged_is_not_taken_for_whole(
+    pairs: tuple[str | Path, ...], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """Whoever runs the command again to be sure of the folder must not be told that all is well."""
+    ingested(*pairs)
+    mask = tmp_path / "out" / "train" / "000001.ds.loss"
+    damage(mask)
+
+    done = ingest(*pairs)
+
+    assert done.returncode == 1
+    assert done.stderr == f"error: {mask}: is damaged; remove {tmp_path / 'out'} to make it anew\n"
 
 
 def test_what_cannot_be_ingested_is_counted_by_file_and_fatal_if_asked(tmp_path: Path) -> None:
