@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenfeed import orders
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
-from .arguments import count, first_sample, integer, optional_integer, seconds, security, text
+from .arguments import count, first_position, integer, optional_integer, seconds, security, text
 from .channel import Token
 from .cursor import Cursor
 from .dataset import RemoteDataset
@@ -119,12 +119,7 @@ class RemoteBatches(IterableDataset[Batch]):
             orders.find(orders.versioned(text("order", order))),
             integer("seed", seed),
             context_length,
-            Position(
-                first_sample(start_step, start_sample, batch_size * world_size),
-                batch_size,
-                rank,
-                world_size,
-            ),
+            first_position(start_step, start_sample, Position(0, batch_size, rank, world_size)),
             num_batches,
         )
         self._end_sample = SAMPLE_END if num_batches is None else self._sample_of(num_batches)
@@ -182,7 +177,12 @@ class RemoteBatches(IterableDataset[Batch]):
 
         Every rank has to skip as many.  Raises: InvalidRequest if negative; SamplesExhausted.
         """
-        self._go_to(self._cursor.sample + count("samples", samples))
+        samples, left = count("samples", samples), SAMPLE_END - self._cursor.sample
+        if samples > left:
+            raise SamplesExhausted(
+                "samples", f"{samples} is not in [0, {left}]: so many are left below 2^63"
+            )
+        self._go_to(self._cursor.sample + samples)
 
     def close(self) -> None:
         """End threads and connection. May be called twice; iterating afterwards stops at once."""
@@ -277,7 +277,8 @@ class RemoteBatches(IterableDataset[Batch]):
         `start_sample` has put the feed within it. The feed's position follows, and is the next
         epoch's first sample after the last batch; whoever moves the feed meanwhile ends the loop.
         Raises: InvalidRequest for an order without epochs, or together with num_batches;
-        iterating, where no file is long enough for a window, or the feed was moved.
+        iterating, where no file is long enough for a window, or the feed was moved;
+        SamplesExhausted for an epoch that would reach sample 2^63.
         """
         epoch = count("epoch", epoch)
         self._require_epochs()
@@ -369,7 +370,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
         """Return which samples an epoch's batches hold.  Raises: InvalidRequest where no file is
-        long enough for a single window.
+        long enough for a single window; SamplesExhausted.
         """
         position = self._request.position
         windows = self._windows_per_epoch()
@@ -379,6 +380,13 @@ class RemoteBatches(IterableDataset[Batch]):
                 "context_length",
                 f"{self._request.context_length} has to be below the tokens of the longest file, "
                 f"{longest}",
+            )
+        last = (SAMPLE_END - position.stride) // windows - 1
+        if epoch > last:
+            raise SamplesExhausted(
+                "epoch",
+                f"{epoch} is not in [0, {last}]: it has {windows} samples, and all of them stay "
+                "below 2^63",
             )
         return EpochPlan(
             windows,
