@@ -20,6 +20,7 @@ from .cursor import Cursor
 from .dataset import RemoteDataset
 from .delivery import delivery_to
 from .epochs import Epoch, EpochPlan, Tail
+from .loaders import require_own_batches
 from .progress import FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
@@ -144,7 +145,11 @@ class RemoteBatches(IterableDataset[Batch]):
     # --- iterating ---
 
     def __iter__(self) -> RemoteBatches:
-        """Return this iterator itself: every `for` over it goes on where the last one stopped."""
+        """Return this iterator itself: every `for` over it goes on where the last one stopped.
+
+        Raises: InvalidRequest for a loader that would make other batches of these.
+        """
+        require_own_batches(self._request.position.world_size)
         return self
 
     def __next__(self) -> Batch:
@@ -286,7 +291,8 @@ class RemoteBatches(IterableDataset[Batch]):
             raise InvalidRequest(
                 "num_batches", "ends a plain loop; an epoch ends by itself, so leave it out"
             )
-        return Epoch(self._cursor, self._plan_epoch, self._open, epoch, tail)
+        world_size = self._request.position.world_size
+        return Epoch(self._cursor, self._plan_epoch, self._open, epoch, tail, world_size)
 
     # --- inside ---
 

@@ -40,6 +40,7 @@ DOORS: dict[str, set[str]] = {
     "client/staging.py": {"torch"},
     "client/delivery.py": {"torch"},
     "client/epochs.py": {"torch"},
+    "client/loaders.py": {"torch"},
     "client/batches.py": {"torch"},
     "client/ranks.py": {"torch"},
     "client/__main__.py": {"tokenizers"},
