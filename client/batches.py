@@ -26,6 +26,7 @@ from .ranks import Group, data_parallel
 from .reader import Reader
 from .replicas import Targets
 from .request import StreamRequest
+from .rescale import is_rescaled, rescaled
 from .state import StreamParts, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
 from .tour import PROGRESS_SECONDS
@@ -234,10 +235,19 @@ class RemoteBatches(IterableDataset[Batch]):
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
         "fingerprint"); what differs is logged.  num_batches still ends where it did.
+        With another context length an order with epochs goes on at the same fraction of the epoch.
+        In the middle of one, "shuffled" would repeat that fraction of what follows, and is refused
+        unless allow has "mid_epoch" as well.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is none.
         """
         sample, saved = read_state(state)
-        require_same_stream(saved, self._parts(), allow)
+        own = self._parts()
+        require_same_stream(saved, own, allow)
+        if is_rescaled(sample, saved, own):
+            windows_before = None
+            if saved.fingerprint == own.fingerprint:
+                windows_before = self._remote.windows_per_epoch(saved.context_length)
+            sample = rescaled(sample, saved, own, windows_before, self._require_windows(), allow)
         self._go_to(sample)
 
     @property
@@ -375,18 +385,10 @@ class RemoteBatches(IterableDataset[Batch]):
             )
 
     def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Return which samples an epoch's batches hold.  Raises: InvalidRequest where no file is
-        long enough for a single window; SamplesExhausted.
+        """Return which samples an epoch's batches hold.  Raises: as `_require_windows`;
+        SamplesExhausted.
         """
-        position = self._request.position
-        windows = self._windows_per_epoch()
-        if windows == 0:
-            longest = self._remote.await_described().longest_file_tokens
-            raise InvalidRequest(
-                "context_length",
-                f"{self._request.context_length} has to be below the tokens of the longest file, "
-                f"{longest}",
-            )
+        position, windows = self._request.position, self._require_windows()
         last = (SAMPLE_END - position.stride) // windows - 1
         if epoch > last:
             raise SamplesExhausted(
@@ -402,6 +404,20 @@ class RemoteBatches(IterableDataset[Batch]):
             epoch,
             tail,
         )
+
+    def _require_windows(self) -> int:
+        """Return the windows of an epoch.  Raises: InvalidRequest where no file is long enough for
+        a single one.
+        """
+        windows = self._windows_per_epoch()
+        if windows == 0:
+            longest = self._remote.await_described().longest_file_tokens
+            raise InvalidRequest(
+                "context_length",
+                f"{self._request.context_length} has to be below the tokens of the longest file, "
+                f"{longest}",
+            )
+        return windows
 
     def _windows_per_epoch(self) -> int:
         return self._remote.await_described().windows_per_epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
@@ -131,6 +132,28 @@ class RemoteDataset:
         if described is None:
             raise _closed_unused()
         return described
+
+    def windows_per_epoch(self, context_length: int) -> int:
+        """Return the windows of an epoch at another context length, waiting as `await_described`.
+
+        Raises: StreamMismatch if whoever answers now has another corpus; as `await_described`.
+        """
+        corpus = self.await_described()
+        other = copy.copy(self)  # with the same servers, and closed together with this one
+        other._request = pb.DescribeRequest(
+            dataset=self._request.dataset, context_length=context_length
+        )
+        other._described = None
+        other._surveying = threading.RLock()
+        other._accepted = weakref.WeakSet()
+        described = other.await_described()
+        if described.fingerprint != corpus.fingerprint:
+            raise StreamMismatch(
+                str(self._replicas),
+                f"serves another corpus by now: fingerprint {described.fingerprint.hex()}, "
+                f"not {corpus.fingerprint.hex()}",
+            )
+        return described.windows_per_epoch
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
