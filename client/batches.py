@@ -102,7 +102,7 @@ class RemoteBatches(IterableDataset[Batch]):
         Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
         deadline_seconds.
         """
-        rank, world_size = data_parallel(
+        ranks = data_parallel(
             optional_integer("rank", rank), optional_integer("world_size", world_size), group
         )
         batch_size = integer("batch_size", batch_size)
@@ -121,7 +121,11 @@ class RemoteBatches(IterableDataset[Batch]):
             orders.find(orders.versioned(text("order", order))),
             integer("seed", seed),
             context_length,
-            first_position(start_step, start_sample, Position(0, batch_size, rank, world_size)),
+            first_position(
+                start_step,
+                start_sample,
+                Position(0, batch_size, ranks.rank, ranks.world_size),
+            ),
             num_batches,
         )
         self._end_sample = SAMPLE_END if num_batches is None else self._sample_of(num_batches)
@@ -134,7 +138,7 @@ class RemoteBatches(IterableDataset[Batch]):
             context_length,
             deadline_seconds=deadline_seconds,
             progress_seconds=progress_seconds,
-            first_replica=rank,
+            first_replica=ranks.rank,
             security=security(tls_ca, tls_cert, tls_key, token),
         )
         self._finalizer = weakref.finalize(self, self._remote.close)

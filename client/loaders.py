@@ -22,7 +22,7 @@ def require_own_batches(world_size: int) -> None:
     world_size: ranks that the batches are for; only those of several ranks can be mixed up.  To be
     called in `__iter__`.
     """
-    reader: FrameType | None = sys._getframe(2)
+    reader = sys._getframe(1).f_back
     if reader is not None and _collates(reader.f_locals.get("self")):
         raise InvalidRequest(
             "batch_size",

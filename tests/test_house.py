@@ -41,6 +41,7 @@ DOORS: dict[str, set[str]] = {
     "client/delivery.py": {"torch"},
     "client/epochs.py": {"torch"},
     "client/loaders.py": {"torch"},
+    "client/agreement.py": {"torch"},
     "client/batches.py": {"torch"},
     "client/ranks.py": {"torch"},
     "client/__main__.py": {"tokenizers"},
