@@ -15,7 +15,7 @@ from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
-from .arguments import security
+from .arguments import first_position, seconds, security
 from .bench import measure
 from .channel import describe
 from .dataset import RemoteDataset
@@ -104,17 +104,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.run(arguments)
     except TokenfeedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_option(error.subject, arguments)}: {error.problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
+def _option(subject: str, arguments: argparse.Namespace) -> str:
+    """Return what an error is about as it was typed: "--batch-size" for batch_size."""
+    if subject in vars(arguments) and subject != "target":
+        return f"--{subject.replace('_', '-')}"
+    return subject
+
+
 def run_describe(arguments: argparse.Namespace) -> None:
     """Print what a server serves."""
     if arguments.context_length is not None:
-        require_range("--context-length", arguments.context_length, 1, SAMPLE_END)
+        require_range("context_length", arguments.context_length, 1, SAMPLE_END)
     described = describe(
         arguments.target,
         None,
@@ -144,7 +151,7 @@ def run_show(arguments: argparse.Namespace) -> None:
         orders.find(orders.versioned(arguments.order)),
         arguments.seed,
         arguments.context_length,
-        Position(arguments.start_sample, arguments.batch_size),
+        first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
         num_batches=1,
     )
     remote = RemoteDataset(
@@ -167,6 +174,7 @@ def run_show(arguments: argparse.Namespace) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> None:
     """Print how fast batches arrive."""
+    duration_seconds = seconds("seconds", arguments.seconds, zero=False)
     try:
         from .batches import RemoteBatches
     except ImportError as error:
@@ -181,7 +189,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         deadline_seconds=_WAIT_SECONDS,
     ) as feed:
-        print(measure(feed, arguments.seconds))
+        print(measure(feed, duration_seconds))
 
 
 def _decoder(tokenizer_path: str | None) -> Callable[[Rows], str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, SamplesExhausted
+from tokenfeed.position import SAMPLE_END, Position
 
 from .channel import Security, Token
 
@@ -86,13 +88,26 @@ def security(
     )
 
 
-def first_sample(start_step: int, start_sample: int | None, samples_per_step: int) -> int:
-    """Return the sample to begin with: steps are sugar for samples of all ranks.  Raises:
-    InvalidRequest where both are given.
+def first_position(start_step: int, start_sample: int | None, origin: Position) -> Position:
+    """Return where to begin: steps are sugar for samples of all ranks.
+
+    origin: the place at sample 0.
+    Raises: InvalidRequest where both are given; SamplesExhausted where a whole step of all ranks
+    would reach sample 2^63.
     """
     step = count("start_step", start_step)
     if start_sample is None:
-        return step * samples_per_step
-    if step != 0:
+        name, given, samples = "start_step", step, step * origin.stride
+    elif step == 0:
+        name, given, samples = "start_sample", start_sample, count("start_sample", start_sample)
+    else:
         raise InvalidRequest("start_sample", "is given together with start_step; give one of them")
-    return count("start_sample", start_sample)
+    room = SAMPLE_END - origin.stride
+    if samples > room:
+        last = room // origin.stride if name == "start_step" else room
+        raise SamplesExhausted(
+            name,
+            f"{given} is not in [0, {last}]; a step is {origin.stride} samples, and all of them "
+            "stay below 2^63",
+        )
+    return replace(origin, first_sample=samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from types import TracebackType
 from typing import Any, NoReturn
@@ -10,20 +11,23 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenfeed import orders
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
-from .arguments import count, first_sample, integer, optional_integer, seconds, security, text
+from .agreement import rank_agreement
+from .arguments import count, first_position, integer, optional_integer, seconds, security, text
 from .channel import Token
 from .cursor import Cursor
 from .dataset import RemoteDataset
 from .delivery import delivery_to
 from .epochs import Epoch, EpochPlan, Tail
+from .loaders import require_own_batches
 from .progress import FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
 from .replicas import Targets
 from .request import StreamRequest
+from .rescale import is_rescaled, rescaled
 from .state import StreamParts, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
 from .tour import DEADLINE_SECONDS, PROGRESS_SECONDS
@@ -54,6 +58,7 @@ class RemoteBatches(IterableDataset[Batch]):
         x_dtype: torch.dtype = torch.int64,
         seed: int = 0,
         dataset: str | None = None,
+        fingerprint: str | None = None,
         order: str = "random",
         rank: int | None = None,
         world_size: int | None = None,
@@ -76,6 +81,9 @@ class RemoteBatches(IterableDataset[Batch]):
         batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x, in [1, longest
         file).  x_dtype: torch.int64 or torch.int32.
         seed: in [0, 2^64).  dataset: its name; may be left out where only one is served.
+        fingerprint: 64 hexadecimal digits, as `python -m client describe` prints them: the corpus
+        has to have it, and a server with another one is refused. Without it the first server that
+        answers is believed, and ranks of a process group compare what they have.
         order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each
         window once per epoch).
         rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh whose
@@ -99,7 +107,7 @@ class RemoteBatches(IterableDataset[Batch]):
         Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
         deadline_seconds.
         """
-        rank, world_size = data_parallel(
+        ranks = data_parallel(
             optional_integer("rank", rank), optional_integer("world_size", world_size), group
         )
         batch_size = integer("batch_size", batch_size)
@@ -118,11 +126,10 @@ class RemoteBatches(IterableDataset[Batch]):
             orders.find(orders.versioned(text("order", order))),
             integer("seed", seed),
             context_length,
-            Position(
-                first_sample(start_step, start_sample, batch_size * world_size),
-                batch_size,
-                rank,
-                world_size,
+            first_position(
+                start_step,
+                start_sample,
+                Position(0, batch_size, ranks.rank, ranks.world_size),
             ),
             num_batches,
         )
@@ -130,14 +137,27 @@ class RemoteBatches(IterableDataset[Batch]):
         self._device = _device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
+        if fingerprint is not None:
+            fingerprint = text("fingerprint", fingerprint)
+            if re.fullmatch("[0-9A-Fa-f]{64}", fingerprint) is None:
+                raise InvalidRequest("fingerprint", f"{fingerprint!r} is not 64 hexadecimal digits")
         self._remote = RemoteDataset(
             target,
             self._request.dataset,
             context_length,
             deadline_seconds=deadline_seconds,
             progress_seconds=progress_seconds,
-            rank=rank,
+            rank=ranks.rank,
             security=security(tls_ca, tls_cert, tls_key, token),
+            fingerprint=None if fingerprint is None else bytes.fromhex(fingerprint),
+            agreement=rank_agreement(
+                ranks,
+                dataset=self._request.dataset,
+                order=self._request.order.NAME,
+                seed=self._request.seed,
+                context_length=context_length,
+                batch_size=batch_size,
+            ),
         )
         self._remote.end_with(self)
         self._reader: Reader | None = None
@@ -147,7 +167,11 @@ class RemoteBatches(IterableDataset[Batch]):
     # --- iterating ---
 
     def __iter__(self) -> RemoteBatches:
-        """Return this iterator itself: every `for` over it goes on where the last one stopped."""
+        """Return this iterator itself: every `for` over it goes on where the last one stopped.
+
+        Raises: InvalidRequest for a loader that would make other batches of these.
+        """
+        require_own_batches(self._request.position.world_size)
         return self
 
     def __next__(self) -> Batch:
@@ -180,7 +204,12 @@ class RemoteBatches(IterableDataset[Batch]):
 
         Every rank has to skip as many.  Raises: InvalidRequest if negative; SamplesExhausted.
         """
-        self._go_to(self._cursor.sample + count("samples", samples))
+        samples, left = count("samples", samples), SAMPLE_END - self._cursor.sample
+        if samples > left:
+            raise SamplesExhausted(
+                "samples", f"{samples} is not in [0, {left}]: so many are left below 2^63"
+            )
+        self._go_to(self._cursor.sample + samples)
 
     def close(self) -> None:
         """End threads and connection. May be called twice; iterating afterwards stops at once."""
@@ -223,10 +252,19 @@ class RemoteBatches(IterableDataset[Batch]):
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
         "fingerprint"); what differs is logged.  num_batches still ends where it did.
+        With another context length an order with epochs goes on at the same fraction of the epoch.
+        In the middle of one, "shuffled" would repeat that fraction of what follows, and is refused
+        unless allow has "mid_epoch" as well.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is none.
         """
         sample, saved = read_state(state)
-        require_same_stream(saved, self._parts(), allow)
+        own = self._parts()
+        require_same_stream(saved, own, allow)
+        if is_rescaled(sample, saved, own):
+            windows_before = None
+            if saved.fingerprint == own.fingerprint:
+                windows_before = self._remote.windows_per_epoch(saved.context_length)
+            sample = rescaled(sample, saved, own, windows_before, self._require_windows(), allow)
         self._go_to(sample)
 
     @property
@@ -271,7 +309,8 @@ class RemoteBatches(IterableDataset[Batch]):
         `start_sample` has put the feed within it. The feed's position follows, and is the next
         epoch's first sample after the last batch; whoever moves the feed meanwhile ends the loop.
         Raises: InvalidRequest for an order without epochs, or together with num_batches;
-        iterating, where no file is long enough for a window, or the feed was moved.
+        iterating, where no file is long enough for a window, or the feed was moved;
+        SamplesExhausted for an epoch that would reach sample 2^63.
         """
         epoch = count("epoch", epoch)
         self._require_epochs()
@@ -279,7 +318,8 @@ class RemoteBatches(IterableDataset[Batch]):
             raise InvalidRequest(
                 "num_batches", "ends a plain loop; an epoch ends by itself, so leave it out"
             )
-        return Epoch(self._cursor, self._plan_epoch, self._open, epoch, tail)
+        world_size = self._request.position.world_size
+        return Epoch(self._cursor, self._plan_epoch, self._open, epoch, tail, world_size)
 
     # --- inside ---
 
@@ -358,17 +398,16 @@ class RemoteBatches(IterableDataset[Batch]):
             )
 
     def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Return which samples an epoch's batches hold.  Raises: InvalidRequest where no file is
-        long enough for a single window.
+        """Return which samples an epoch's batches hold.  Raises: as `_require_windows`;
+        SamplesExhausted.
         """
-        position = self._request.position
-        windows = self._windows_per_epoch()
-        if windows == 0:
-            longest = self._remote.await_described().longest_file_tokens
-            raise InvalidRequest(
-                "context_length",
-                f"{self._request.context_length} has to be below the tokens of the longest file, "
-                f"{longest}",
+        position, windows = self._request.position, self._require_windows()
+        last = (SAMPLE_END - position.stride) // windows - 1
+        if epoch > last:
+            raise SamplesExhausted(
+                "epoch",
+                f"{epoch} is not in [0, {last}]: it has {windows} samples, and all of them stay "
+                "below 2^63",
             )
         return EpochPlan(
             windows,
@@ -378,6 +417,20 @@ class RemoteBatches(IterableDataset[Batch]):
             epoch,
             tail,
         )
+
+    def _require_windows(self) -> int:
+        """Return the windows of an epoch.  Raises: InvalidRequest where no file is long enough for
+        a single one.
+        """
+        windows = self._windows_per_epoch()
+        if windows == 0:
+            longest = self._remote.await_described().longest_file_tokens
+            raise InvalidRequest(
+                "context_length",
+                f"{self._request.context_length} has to be below the tokens of the longest file, "
+                f"{longest}",
+            )
+        return windows
 
     def _windows_per_epoch(self) -> int:
         return self._remote.await_described().windows_per_epoch

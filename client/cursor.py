@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenfeed.errors import SamplesExhausted
-from tokenfeed.position import SAMPLE_END
-
 
 @dataclass(slots=True)
 class Cursor:
@@ -23,9 +20,7 @@ class Cursor:
     placed: bool = True
 
     def go_to(self, sample: int) -> None:
-        """Put it somewhere else.  Raises: SamplesExhausted."""
-        if sample > SAMPLE_END:
-            raise SamplesExhausted("samples", f"{sample} is not in [0, 2^63]")
+        """Put it somewhere else."""
         self.moves += 1
         self.placed = True
         self.sample = sample

@@ -13,7 +13,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from tokenfeed.errors import InvalidRequest, NotTokenfeed, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -23,12 +24,19 @@ from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
 from .replicas import Replica, Replicas, Targets
 from .supervisor import AGAIN_SECONDS, Supervisor, Task
 from .survey import survey
-from .threads import Outcome, start_thread
+from .threads import Outcome, let_go, start_thread
 from .tour import PROGRESS_SECONDS, Tour
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 Result = TypeVar("Result")
+
+
+class Agreement(Protocol):
+    """What the ranks of a feed have in common."""
+
+    def require_same(self, fingerprint: bytes) -> None:
+        """Compare the corpus with that of other ranks.  Raises: StreamMismatch."""
 
 
 class RemoteDataset:
@@ -44,18 +52,24 @@ class RemoteDataset:
         progress_seconds: float = PROGRESS_SECONDS,
         rank: int = 0,
         security: Security = PLAINTEXT,
+        fingerprint: bytes | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         """Remember where to ask; does no I/O.
 
         targets: as for Replicas.  dataset: "" is the only one served.  deadline_seconds: how long
         to wait for servers that are away; None is for ever.  progress_seconds: how long to wait for
         one of them.  rank: says which one a stream asks first, modulo their number, and stands in
-        the log.
+        the log.  fingerprint: that the corpus has to have; None believes the first server that
+        answers, and then agreement, which compares what ranks believe.
         Raises: InvalidRequest if a target is no address.
         """
         self._targets = targets
         self._security = security
-        self._request = pb.DescribeRequest(dataset=dataset, context_length=context_length)
+        self._dataset = dataset
+        self._context_length = context_length
+        self._fingerprint = fingerprint
+        self._agreement = agreement
         self._deadline_seconds = deadline_seconds
         self._progress_seconds = progress_seconds
         self._rank = rank
@@ -116,7 +130,8 @@ class RemoteDataset:
         try:
             with replica.connected() as channel:
                 if channel not in self._accepted:
-                    _require_same(replica, self._ask(channel, timeout_seconds), reference)
+                    described = self._ask(channel, self._context_length, timeout_seconds)
+                    _require_same(replica, described, reference)
                     self._accepted.add(channel)
                 yield channel
         except InvalidRequest as error:
@@ -134,14 +149,19 @@ class RemoteDataset:
         """Return what the servers say of the dataset: fingerprint, tokens, windows per epoch.
 
         Asks all of them, once, from whatever thread comes first; the first in order that answers is
-        believed.  Raises: ServerAway, RequestError where none answers; InvalidRequest where several
-        datasets are served and none was named, or once it is closed.
+        believed, unless it is known which corpus it has to be.
+        Raises: ServerAway, RequestError where none answers; StreamMismatch where none has that
+        corpus; InvalidRequest where several datasets are served and none was named, or once it is
+        closed.
         """
         with self._surveying:
             if self._described is None:
                 if self.closed:
                     raise _closed_unused()
-                self._described = self._survey(timeout_seconds)
+                described = self._survey(self._context_length, timeout_seconds)
+                if self._agreement is not None and self._fingerprint is None:
+                    self._agreement.require_same(described.fingerprint)
+                self._described = described
             return self._described
 
     def await_described(self) -> pb.Dataset:
@@ -173,6 +193,14 @@ class RemoteDataset:
             self._connect()
             left.retire(task)
 
+    def windows_per_epoch(self, context_length: int) -> int:
+        """Return the windows of an epoch at another context length, waiting as `await_described`.
+
+        Raises: StreamMismatch if servers have another corpus by now; as `await_described`.
+        """
+        self.await_described()
+        return self._await(partial(self._survey, context_length)).windows_per_epoch
+
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
         if self.forked:
@@ -196,26 +224,51 @@ class RemoteDataset:
         else:
             self._supervisor.close()
 
-    def _survey(self, timeout_seconds: float) -> pb.Dataset:
-        """Ask all servers, accept those that have the same corpus, and name the others."""
+    def _survey(self, context_length: int, timeout_seconds: float) -> pb.Dataset:
+        """Ask all servers, accept those that have the same corpus, and name the others.
+
+        context_length: for which windows are counted.
+        """
+        replicas = self._replicas.known()
         answers = survey(
-            self._replicas.known(),
-            lambda channel: self._ask(channel, timeout_seconds, is_first_contact=True),
+            replicas,
+            lambda channel: self._ask(
+                channel, context_length, timeout_seconds, is_first_contact=self._described is None
+            ),
             timeout_seconds,
         )
-        reference = answers[0].described
+        wanted = self._described or answers[0].described
+        if self._fingerprint is not None:
+            wanted = pb.Dataset(fingerprint=self._fingerprint)
+        accepted: pb.Dataset | None = None
+        refused: list[StreamMismatch] = []
         for answer in answers:
             try:
-                _require_same(answer.replica, answer.described, reference)
-                self._accepted.add(answer.channel)
+                _require_same(answer.replica, answer.described, accepted or wanted)
             except StreamMismatch as error:  # noqa: PERF203 - the others may have the same
-                _LOG.error("refused %s", error)
-        return reference
+                refused.append(let_go(error))
+            else:
+                self._accepted.add(answer.channel)
+                accepted = accepted or answer.described
+        if accepted is None:
+            if len(answers) == len(replicas):
+                raise refused[0]
+            # One that is away may have it.
+            raise Unreachable(refused[0].subject, refused[0].problem)
+        for mismatch in refused:
+            _LOG.error("refused %s", mismatch)
+        return accepted
 
     def _ask(
-        self, channel: Channel, timeout_seconds: float, *, is_first_contact: bool = False
+        self,
+        channel: Channel,
+        context_length: int,
+        timeout_seconds: float,
+        *,
+        is_first_contact: bool = False,
     ) -> pb.Dataset:
-        call = channel.describe(self._request, timeout_seconds)
+        request = pb.DescribeRequest(dataset=self._dataset, context_length=context_length)
+        call = channel.describe(request, timeout_seconds)
         self._pending.add(call)
         try:
             described = call.result(is_first_contact=is_first_contact)

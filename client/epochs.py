@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from tokenfeed.errors import InvalidRequest
 
 from .cursor import Cursor
+from .loaders import require_own_batches
 from .reader import Reader
 from .widening import Batch
 
@@ -81,11 +82,13 @@ class Epoch(IterableDataset[Batch]):
         open_reader: Callable[[int, int], Reader],
         epoch: int,
         tail: Tail,
+        world_size: int,
     ) -> None:
         """Remember what is to be read; does no I/O.
 
         cursor: of the feed that it is an epoch of.  make_plan: asks the server for the number of
-        windows.  open_reader: begins to read so many batches from a sample on.
+        windows.  open_reader: begins to read so many batches from a sample on.  world_size: ranks
+        that share the epoch.
         Raises: InvalidRequest if tail is none.
         """
         if tail not in TAILS:
@@ -95,6 +98,7 @@ class Epoch(IterableDataset[Batch]):
         self._open_reader = open_reader
         self._epoch = epoch
         self._tail: Tail = tail
+        self._world_size = world_size
 
     def __len__(self) -> int:
         """Return the batches of the whole epoch, the same number on every rank."""
@@ -102,7 +106,14 @@ class Epoch(IterableDataset[Batch]):
         return plan.batch_count(plan.first_sample)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return an iterator over its batches."""
+        """Return an iterator over its batches.
+
+        Raises: InvalidRequest for a loader that would make other batches of these.
+        """
+        require_own_batches(self._world_size)
+        return self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
         plan, cursor = self._make_plan(self._epoch, self._tail), self._cursor
         begin = cursor.enter(plan.first_sample, plan.end_sample)
         if dropped := plan.dropped_count(begin):

@@ -11,9 +11,11 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.position import Position
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -23,13 +25,27 @@ Group: TypeAlias = Any
 _LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """Which data-parallel rank of how many this is, and who said so.
+
+    rank: in [0, world_size).  source: as the log names it.  members: the global ranks of the
+    process group that said so, in its order; none where none did.
+    """
+
+    rank: int
+    world_size: int
+    source: str
+    members: tuple[int, ...] = ()
+
+
 def data_parallel(
     rank: int | None,
     world_size: int | None,
     group: Group | None = None,
     environment: Mapping[str, str] = os.environ,
-) -> tuple[int, int]:
-    """Return (rank, world_size), from the first of: both arguments; group; torch.distributed; RANK
+) -> DataParallel:
+    """Return rank and world size, from the first of: both arguments; group; torch.distributed; RANK
     and WORLD_SIZE; 0 of 1.
 
     Raises: InvalidRequest if only one of the two is known, if this process is not in the group, or
@@ -38,24 +54,23 @@ def data_parallel(
     if group is not None and (rank is not None or world_size is not None):
         raise InvalidRequest("group", "is given together with rank= or world_size=; give one")
     if rank is not None or world_size is not None:
-        found, source = _both("rank=", rank, "world_size=", world_size), "arguments"
+        found = DataParallel(*_both("rank=", rank, "world_size=", world_size), "arguments")
     elif group is not None:
-        found, source = _in_group(group), "group"
+        found = _in_group(group)
     elif (distributed := _torch_distributed()) is not None:
-        found, source = distributed, "torch.distributed"
+        found = distributed
     elif "RANK" in environment or "WORLD_SIZE" in environment:
-        found = _both(
-            "RANK", _integer("RANK", environment), "WORLD_SIZE", _integer("WORLD_SIZE", environment)
-        )
-        source = "RANK and WORLD_SIZE"
+        found = _launched(environment)
     else:
         _require_single_process(environment)
-        found, source = (0, 1), "default"
-    _LOG.info("data-parallel rank=%d world_size=%d from=%s", *found, source)
+        found = DataParallel(0, 1, "default")
+    _LOG.info(
+        "data-parallel rank=%d world_size=%d from=%s", found.rank, found.world_size, found.source
+    )
     return found
 
 
-def _in_group(group: Group) -> tuple[int, int]:
+def _in_group(group: Group) -> DataParallel:
     """Return this process' coordinates in a ProcessGroup or a DeviceMesh."""
     import torch.distributed as dist
 
@@ -76,17 +91,33 @@ def _in_group(group: Group) -> tuple[int, int]:
         ) from error
     if rank < 0:
         raise InvalidRequest("group", "does not hold this process; pass the group that it is in")
-    return rank, dist.get_world_size(group)
+    members = tuple(dist.get_process_group_ranks(group))
+    return DataParallel(rank, dist.get_world_size(group), "group", members)
 
 
-def _torch_distributed() -> tuple[int, int] | None:
+def _torch_distributed() -> DataParallel | None:
     """Return torch.distributed's coordinates if it is initialized; who never imported it has
     not.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    return distributed.get_rank(), distributed.get_world_size()
+    world_size = distributed.get_world_size()
+    return DataParallel(
+        distributed.get_rank(), world_size, "torch.distributed", tuple(range(world_size))
+    )
+
+
+def _launched(environment: Mapping[str, str]) -> DataParallel:
+    """Return the coordinates of RANK and WORLD_SIZE, by whose names errors call them."""
+    rank, world_size = _both(
+        "RANK", _integer("RANK", environment), "WORLD_SIZE", _integer("WORLD_SIZE", environment)
+    )
+    try:
+        Position(0, 1, rank, world_size)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.subject.upper(), error.problem) from None
+    return DataParallel(rank, world_size, "RANK and WORLD_SIZE")
 
 
 def _both(

@@ -36,6 +36,10 @@ class StreamParts:
 
 
 PARTS = tuple(field.name for field in fields(StreamParts))
+MID_EPOCH = "mid_epoch"
+"""A permission that is no part of a stream: to change the context length in the middle of an epoch
+(client/rescale.py).
+"""
 
 
 def write_state(sample: int, parts: StreamParts) -> dict[str, Any]:
@@ -62,6 +66,7 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
         name: integer(f"state.{name}", state[name]) for name in ("sample", "seed", "context_length")
     }
     require_range("state.sample", numbers["sample"], 0, SAMPLE_END + 1)
+    require_range("state.context_length", numbers["context_length"], 1, SAMPLE_END)
     return numbers["sample"], StreamParts(
         order=str(state["order"]),
         seed=numbers["seed"],
@@ -73,11 +78,12 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
 def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
     """Compare the stream that a state belongs to with one's own.
 
-    allow: parts that may differ; a difference is logged.  Raises: StreamMismatch, naming what
-    differs; InvalidRequest if allow names no part.
+    allow: parts that may differ, and MID_EPOCH; a difference is logged.  Raises: StreamMismatch,
+    naming what differs; InvalidRequest if allow names no part.
     """
-    if not isinstance(allow, (tuple, list, set, frozenset)) or not set(allow) <= set(PARTS):
-        raise InvalidRequest("allow", f"{allow!r} is no collection of {', '.join(PARTS)}")
+    known = (*PARTS, MID_EPOCH)
+    if not isinstance(allow, (tuple, list, set, frozenset)) or not set(allow) <= set(known):
+        raise InvalidRequest("allow", f"{allow!r} is no collection of {', '.join(known)}")
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
         if before == now:

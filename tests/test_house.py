@@ -39,6 +39,8 @@ DOORS: dict[str, set[str]] = {
     "client/staging.py": {"torch"},
     "client/delivery.py": {"torch"},
     "client/epochs.py": {"torch"},
+    "client/loaders.py": {"torch"},
+    "client/agreement.py": {"torch"},
     "client/batches.py": {"torch"},
     "client/ranks.py": {"torch"},
     "client/__main__.py": {"tokenizers"},

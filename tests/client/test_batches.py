@@ -164,10 +164,37 @@ def test_an_unknown_order_is_refused_before_anything_is_sent() -> None:
         RemoteBatches("localhost:1", 2, 4, order="shuffle")
 
 
-def test_a_sample_of_2_63_is_refused_before_anything_is_sent() -> None:
-    """It would not fit the wire's int64."""
-    with pytest.raises(SamplesExhausted):
-        RemoteBatches("localhost:1", 2, 4, start_sample=2**63)
+@pytest.mark.parametrize(
+    ("start", "limit"),
+    [
+        ({"start_step": 2**63}, 2**60 - 1),
+        ({"start_step": 2**60}, 2**60 - 1),
+        ({"start_sample": 2**63}, 2**63 - 8),
+        ({"start_sample": 2**63 - 7}, 2**63 - 8),
+    ],
+)
+def test_a_start_whose_samples_reach_2_63_is_refused_by_the_name_that_was_given(
+    start: dict[str, int], limit: int
+) -> None:
+    """Samples have to fit an int64, and nobody has typed first_sample."""
+    ((name, given),) = start.items()
+
+    with pytest.raises(SamplesExhausted, match=rf"{given} is not in \[0, {limit}\]") as caught:
+        RemoteBatches("localhost:1", 2, 4, rank=0, world_size=4, **start)
+
+    assert caught.value.subject == name
+    RemoteBatches("localhost:1", 2, 4, rank=0, world_size=4, **{name: limit})
+
+
+@pytest.mark.parametrize("start", [{"start_step": 2**63}, {"start_step": 1}])
+def test_a_wrong_size_is_named_before_the_start_that_it_makes_wrong(
+    start: dict[str, int],
+) -> None:
+    """The start would be right with the right size."""
+    for batch_size in (0, 2**70):
+        with pytest.raises(InvalidRequest) as caught:
+            RemoteBatches("localhost:1", batch_size, 4, **start)
+        assert caught.value.subject == "batch_size"
 
 
 def test_the_last_batches_below_sample_2_63_come_and_then_the_end(

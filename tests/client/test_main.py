@@ -49,16 +49,21 @@ def test_show_prints_a_batch_with_its_samples(
     [
         (["describe", "localhost"], "write HOST:PORT"),
         (["describe", "localhost:1"], "localhost:1"),
-        (["show", "localhost:1", "--batch-size", "0"], "batch_size: 0"),
-        (["show", "localhost:1", "--seed", "-1"], "seed: -1"),
-        (["show", "localhost:1", "--context-length", "-1"], "context_length: -1"),
+        (["show", "localhost:1", "--batch-size", "0"], "--batch-size: 0"),
+        (["show", "localhost:1", "--seed", "-1"], "--seed: -1"),
+        (["show", "localhost:1", "--context-length", "-1"], "--context-length: -1"),
+        (["show", "localhost:1", "--start-sample", "-1"], "--start-sample: -1"),
+        (["show", "localhost:1", "--start-sample", str(2**63)], f"--start-sample: {2**63} is not"),
+        (["show", "localhost:1", "--start-sample", str(2**63 - 3)], "--start-sample: 92"),
+        (["bench", "localhost:1", "--seconds", "-1"], "--seconds: has to be in"),
+        (["bench", "localhost:1", "--seconds", "nan"], "--seconds: has to be in"),
         (["show", "localhost:1", "--tokenizer", "/dev/null"], "--tokenizer"),
     ],
 )
 def test_what_cannot_be_done_ends_in_one_line(
     arguments: list[str], problem: str, capsys: Captured
 ) -> None:
-    """No traceback for a typing error."""
+    """No traceback for a typing error, and the option under the name that was typed."""
     assert main(arguments) == 1
 
     line = capsys.readouterr().err
@@ -70,12 +75,12 @@ def test_what_cannot_be_done_ends_in_one_line(
 def test_a_refusal_of_the_server_is_shown(
     serve: Serve, write_tokens: WriteTokens, capsys: Captured
 ) -> None:
-    """In the server's own words."""
+    """In the server's own words, about the option that was typed."""
     server = serve("--data", write_tokens(range(10)))
 
     assert main(["show", server.address, "--context-length", "10"]) == 1
 
-    assert "context_length: 10 is not in [1, 10)" in capsys.readouterr().err
+    assert "--context-length: 10 is not in [1, 10)" in capsys.readouterr().err
 
 
 def test_every_command_has_help() -> None:

@@ -6,24 +6,29 @@ import logging
 
 import pytest
 
-from client.ranks import data_parallel
+from client.ranks import DataParallel, data_parallel
 from tokenfeed.errors import InvalidRequest
 
 
 def test_arguments_come_before_the_environment() -> None:
     """A tensor-parallel pair passes the same coordinates although its global ranks differ."""
-    assert data_parallel(1, 2, environment={"RANK": "5", "WORLD_SIZE": "8"}) == (1, 2)
+    assert data_parallel(1, 2, environment={"RANK": "5", "WORLD_SIZE": "8"}) == DataParallel(
+        1, 2, "arguments"
+    )
 
 
 def test_the_environment_of_torchrun_is_understood() -> None:
     """Under torchrun nobody has to pass anything."""
-    assert data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"}) == (5, 8)
+    assert data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"}) == DataParallel(
+        5, 8, "RANK and WORLD_SIZE"
+    )
 
 
 def test_alone_is_rank_0_of_1() -> None:
     """A notebook has no ranks."""
-    assert data_parallel(None, None, environment={}) == (0, 1)
-    assert data_parallel(None, None, environment={"SLURM_NTASKS": "1"}) == (0, 1)
+    for environment in ({}, {"SLURM_NTASKS": "1"}):
+        found = data_parallel(None, None, environment=environment)
+        assert found == DataParallel(0, 1, "default")
 
 
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
@@ -52,6 +57,20 @@ def test_half_an_answer_is_an_error(
         data_parallel(rank, world_size, environment=environment)
 
 
+@pytest.mark.parametrize(
+    ("rank", "world_size", "name"),
+    [("-1", "2", "RANK"), ("2", "2", "RANK"), ("0", "0", "WORLD_SIZE")],
+)
+def test_a_variable_out_of_range_is_named_as_it_is_spelled(
+    rank: str, world_size: str, name: str
+) -> None:
+    """Nobody has passed rank= or world_size=."""
+    with pytest.raises(InvalidRequest) as caught:
+        data_parallel(None, None, environment={"RANK": rank, "WORLD_SIZE": world_size})
+
+    assert caught.value.subject == name
+
+
 def test_torch_distributed_comes_before_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
@@ -62,7 +81,10 @@ def test_torch_distributed_comes_before_the_environment(
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
     try:
-        assert data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"}) == (0, 1)
+        found = data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"})
+        assert found == DataParallel(0, 1, "torch.distributed", members=(0,))
+        found = data_parallel(None, None, dist.group.WORLD)
+        assert found == DataParallel(0, 1, "group", members=(0,))
     finally:
         dist.destroy_process_group()
 

@@ -67,6 +67,7 @@ def test_what_differs_is_named_unless_it_is_allowed(
         (STATE | {"sample": "12"}, "no integer"),
         (STATE | {"sample": -1}, "not in"),
         (STATE | {"sample": 2**63 + 1}, "not in"),
+        (STATE | {"context_length": 0}, r"context_length: 0 is not in"),
     ],
 )
 def test_what_is_no_state_is_refused_with_the_reason(state: Any, problem: str) -> None:
@@ -80,3 +81,14 @@ def test_what_cannot_be_allowed_is_refused(allow: Any) -> None:
     """A typing error there would be found on the day of the accident."""
     with pytest.raises(InvalidRequest, match="allow"):
         require_same_stream(PARTS, PARTS, allow)
+
+
+def test_a_permission_is_no_part_of_a_stream() -> None:
+    """It allows something, and changes no state."""
+    require_same_stream(PARTS, PARTS, allow=("mid_epoch",))
+
+    assert "mid_epoch" not in STATE
+    with pytest.raises(StreamMismatch, match="context_length"):
+        require_same_stream(
+            PARTS, StreamParts("shuffled-1", 2**64 - 1, 8, "ab" * 32), allow=("mid_epoch",)
+        )

@@ -130,6 +130,20 @@ def test_an_epoch_that_cannot_be_is_refused(open_feed: OpenFeed, epoch: int, tai
         open_feed().epoch(epoch, tail)
 
 
+@pytest.mark.parametrize("epoch", [2**63, (2**63 - 4) // WINDOWS])
+def test_an_epoch_whose_samples_reach_2_63_is_refused_by_name(
+    open_feed: OpenFeed, epoch: int
+) -> None:
+    """Samples have to fit an int64, and nobody has typed first_sample."""
+    feed = open_feed()
+    last = (2**63 - 4) // WINDOWS - 1
+
+    for ask in (len, list):
+        with pytest.raises(SamplesExhausted, match=rf"^epoch: {epoch} is not in \[0, {last}\]"):
+            ask(feed.epoch(epoch))
+    assert len(list(feed.epoch(last, "wrap"))) == 26
+
+
 @pytest.mark.parametrize("taken", [0, 1, 24, 25])
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 def test_a_run_resumed_twice_within_an_epoch_goes_on_there_and_then_as_usual(
@@ -251,7 +265,7 @@ def test_skipped_samples_are_left_out(open_feed: OpenFeed, path: Path) -> None:
     assert rows_of([next(feed)]) == expected(path, 14, 18, "random-1")
     with pytest.raises(InvalidRequest, match="negative"):
         feed.skip(-1)
-    with pytest.raises(SamplesExhausted):
+    with pytest.raises(SamplesExhausted, match=rf"^samples: {2**63} is not in \[0, {2**63 - 18}\]"):
         feed.skip(2**63)
     assert rows_of([next(feed)]) == expected(path, 18, 22, "random-1")
 

@@ -73,6 +73,58 @@ def test_three_ranks_stop_and_two_go_on_without_a_sample_lost_or_repeated(
     assert np.array_equal(rows, offline_rows([path], "shuffled-1", 9, T, range(130)))
 
 
+# A rank of a trainer: compares the corpora of its server's datasets with the other rank's. Only
+# rank 0 ever compares the last one.
+COMPARING_RANK = """
+import sys
+import torch.distributed as dist
+from client import RemoteBatches, StreamMismatch
+from client.agreement import rank_agreement
+from client.ranks import data_parallel
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for dataset in ("same", "differs", "lonely"):
+    with RemoteBatches(sys.argv[1 + rank], 5, 8, dataset=dataset) as feed:
+        agreement = rank_agreement(data_parallel(None, None), dataset=dataset, order="random-1",
+                                   seed=0, context_length=8, batch_size=5)
+        if rank == 0 or dataset != "lonely":
+            try:
+                agreement.require_same(bytes.fromhex(feed.state_dict()["fingerprint"]))
+                print(f"{rank} {dataset}: agreed\\n", end="")
+            except StreamMismatch as error:
+                print(f"{rank} {dataset}: {error}\\n", end="")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_whose_servers_have_other_files_find_out_and_wait_for_nobody(
+    serve: Serve, write_tokens: WriteTokens, tmp_path: Path
+) -> None:
+    """Each rank would train on its own corpus, and the loss would not say so."""
+    corpora = [write_tokens(np.arange(500) + 7 * n, f"{n}.bin") for n in range(3)]
+    same, one, other = corpora
+    servers = [
+        serve("--data", f"same={same}", "--data", f"differs={own}", "--data", f"lonely={same}")
+        for own in (one, other)
+    ]
+    script = tmp_path / "rank.py"
+    script.write_text(COMPARING_RANK)
+
+    lines = torchrun(2, script, *(server.address for server in servers)).splitlines()
+
+    assert {"0 same: agreed", "1 same: agreed", "0 lonely: agreed"} <= set(lines)
+    agreed, refused = sorted(
+        (line for line in lines if " differs: " in line), key=lambda line: "agreed" not in line
+    )
+    first, second = agreed[0], refused[0]
+    assert {first, second} == {"0", "1"}
+    assert f"fingerprint: rank {second} reads corpus " in refused
+    assert f", and rank {first} reads " in refused
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_tensor_parallel_pair_gets_the_same_bytes_and_the_other_pair_different_ones(

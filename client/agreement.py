@@ -1,0 +1,99 @@
+"""Whether all ranks of a process group read the same corpus: else they train on different data, and
+nobody notices.
+
+A collective would say so, but a feed is read lazily, and a collective that only some ranks enter
+waits for ever. The key-value store by which the ranks found each other waits for nobody: the first
+rank writes its fingerprint, and all others compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tokenfeed.errors import StreamMismatch
+
+from .ranks import DataParallel
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+_MADE: dict[str, Iterator[int]] = {}
+"""How many feeds of a kind were made in this process. Ranks run one program, so that the third of a
+kind is the third one everywhere.
+"""
+
+
+class RankAgreement:
+    """What one feed and its twins on the other ranks agree about."""
+
+    def __init__(self, store: Callable[[], Any], key: str, rank: int) -> None:
+        """Remember where to compare; does no I/O.
+
+        store: returns a torch.distributed.Store that all ranks share.  key: of this feed, the same
+        on all ranks and no other feed's.  rank: data-parallel, to be named by.
+        """
+        self._store = store
+        self._key = key
+        self._rank = rank
+
+    def require_same(self, fingerprint: bytes) -> None:
+        """Compare the corpus with that of the rank that came first, from any thread.
+
+        Waits for no other rank: it is one exchange with the store, behind whatever else this
+        process asks the store just then. Where the store cannot be asked the log says so, and
+        nothing is compared.
+        fingerprint: 32 bytes.  Raises: StreamMismatch, naming both ranks and both fingerprints.
+        """
+        own = fingerprint.hex()
+        try:
+            # An empty expected value: set where there is none yet. Returns what is there then.
+            first = self._store().compare_set(self._key, "", f"{self._rank} {own}")
+        except (RuntimeError, ValueError, AttributeError) as error:
+            _LOG.warning(
+                "rank=%d cannot compare its corpus with other ranks: %s", self._rank, error
+            )
+            return
+        first_rank, _, its = first.decode().partition(" ")
+        if its != own:
+            raise StreamMismatch(
+                "fingerprint",
+                f"rank {self._rank} reads corpus {own}, and rank {first_rank} reads {its}. Give "
+                "all ranks servers of the same files; fingerprint= says which corpus it has to be",
+            )
+
+
+def rank_agreement(
+    ranks: DataParallel,
+    *,
+    dataset: str,
+    order: str,
+    seed: int,
+    context_length: int,
+    batch_size: int,
+) -> RankAgreement | None:
+    """Return how a feed's ranks compare their corpora; None where no process group says that there
+    are several.
+
+    To be called once for each feed, in the order in which they are made: feeds of equal arguments
+    are told apart by their number.
+    """
+    if ranks.world_size == 1 or not ranks.members:
+        return None
+    feed = repr((dataset, order, seed, context_length, batch_size, ranks.members))
+    # setdefault and next are one step each, so that threads may make feeds.
+    number = next(_MADE.setdefault(feed, itertools.count()))
+    digest = hashlib.sha256(f"{feed} {number}".encode()).hexdigest()
+    return RankAgreement(_default_store, f"tokenfeed/corpus/{digest}", ranks.rank)
+
+
+def _default_store() -> Any:
+    """Return the store that init_process_group was given or made.  Raises: ValueError once the
+    process group is gone.
+    """
+    from torch.distributed import distributed_c10d
+
+    # Torch 2.3, the lowest allowed, has no public way; later ones keep this one too.
+    return distributed_c10d._get_default_store()
