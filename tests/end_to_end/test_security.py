@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.faults.credentials import (
     write_papers,
     write_token_file,
 )
+from tests.waiting import eventually
 from tokenfeed.errors import InvalidRequest, NotAllowed, Unreachable
 
 GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -110,7 +110,7 @@ def test_tokens_are_read_anew(
     with pytest.raises(NotAllowed):
         read(server, token=TOKEN)
     token_file.write_text("\n")
-    time.sleep(1.5)
+    assert eventually(lambda: "kept the old tokens" in server.stderr)
     assert read(server, token=OTHER_TOKEN) == 3
 
 
@@ -175,13 +175,6 @@ def test_tokens_may_come_through_a_pipe(serve: Serve, corpus: Path, token_file: 
 
     assert read(server, token=TOKEN) == 3
     assert "kept the old tokens" not in server.stderr
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
 
 
 def copied(folder: Path, cert: str, key: str) -> tuple[Path, Path]:
