@@ -100,14 +100,17 @@ class Cluster:
             time.sleep(0.1)
         return node
 
-    def encodes(self, node: subprocess.Popen[str]) -> bool:
-        """Say whether a node is at work: Ray names processes after what they do."""
+    def stop_at_work(self, node: subprocess.Popen[str]) -> bool:
+        """Stop a process of a node in the middle of a unit; say whether there was one at work."""
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if (process / "cmdline").read_bytes().startswith(b"ray::encode_unit"):
-                    parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-                    if os.getpgid(int(parent)) == node.pid:
+                if encodes(process) and os.getpgid(int(status(process)[1])) == node.pid:
+                    os.kill(int(process.name), signal.SIGSTOP)
+                    assert eventually(lambda: status(process)[0] == "T")  # noqa: B023
+                    if encodes(process):
                         return True
+                    # It was done just before.
+                    os.kill(int(process.name), signal.SIGCONT)
         return False
 
     def kill(self, node: subprocess.Popen[str]) -> None:
@@ -119,6 +122,16 @@ class Cluster:
         for node in self._nodes:
             if node.poll() is None:
                 self.kill(node)
+
+
+def encodes(process: Path) -> bool:
+    """Ray names processes after what they do."""
+    return (process / "cmdline").read_bytes().startswith(b"ray::encode_unit")
+
+
+def status(process: Path) -> list[str]:
+    """Its state, its parent, and more."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 @pytest.fixture
@@ -160,7 +173,7 @@ def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
         try:
             deadline = time.monotonic() + 120
             first = tmp_path / "ray" / ".ingest" / "train" / "000000.ds"
-            while not (first.exists() and cluster.encodes(other)):
+            while not (first.exists() and cluster.stop_at_work(other)):
                 assert time.monotonic() < deadline
                 assert running.poll() is None, running.communicate()[0]
                 time.sleep(0.01)
