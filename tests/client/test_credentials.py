@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from client.channel import Security
 from tests.client.conftest import ScriptedServer, StartScripted
 from tests.conftest import Serve, WriteTokens
 from tests.faults.credentials import Papers, write_papers
+from tests.waiting import eventually
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -112,13 +113,17 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
             ca.unlink()
         else:
             ca.write_text(content)
-        serve(*arguments, port=int(server.address.rpartition(":")[2]))
-        threading.Timer(1.0, shutil.copy, (papers.ca, ca)).start()
+        with ThreadPoolExecutor(1) as thread:
+            batches = thread.submit(lambda: [next(feed) for _ in range(10)])
+            # It has to connect anew while there is no server, and still in vain once there is one.
+            assert eventually(lambda: log.text.count("tls_ca: ") > 0)
+            serve(*arguments, port=int(server.address.rpartition(":")[2]))
+            asked_in_vain = log.text.count("tls_ca: ")
+            assert eventually(lambda: log.text.count("tls_ca: ") > asked_in_vain)
+            shutil.copy(papers.ca, ca)
 
-        for _ in range(10):
-            next(feed)
+            assert len(batches.result()) == 10
 
-    assert "tls_ca: " in log.text
     assert str(tmp_path) not in log.text
 
 

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +34,7 @@ from tests.faults.mutants import (
     valid_request,
     write_files,
 )
+from tests.waiting import eventually
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 CONNECTIONS = 1_000
@@ -307,10 +308,3 @@ def usage(server: Server) -> tuple[int, int]:
 def resident_bytes(server: Server) -> int:
     with open(f"/proc/{server.process.pid}/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def eventually(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until a condition holds or the time is up; who calls this says what is wrong then."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)

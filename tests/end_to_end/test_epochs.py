@@ -272,7 +272,8 @@ def test_skipped_samples_are_left_out(open_feed: OpenFeed, path: Path) -> None:
 
 def test_a_feed_says_what_it_has_done(open_feed: OpenFeed) -> None:
     """For a progress line, and to see whether data is the bottleneck."""
-    feed = open_feed()
+    # So little room that each batch is asked for anew: the thread is never ahead for long.
+    feed = open_feed(prefetch_bytes=0)
     assert feed.stats() == FeedStats(0, 0, 0.0, 0, 0, None)
     for _ in range(30):
         next(feed)

@@ -113,7 +113,7 @@ def test_tokens_are_read_anew(
     with pytest.raises(NotAllowed):
         read(server, token=TOKEN)
     token_file.write_text("\n")
-    time.sleep(1.5)
+    assert eventually(lambda: "kept the old tokens" in server.stderr)
     assert read(server, token=OTHER_TOKEN) == 3
 
 

@@ -20,7 +20,7 @@ from server.shards import parse_data
 from server.verify import verify
 from tokenfeed.errors import CorpusError
 
-from .lab import Replica, Report, Witness, replicas
+from .lab import Batch, Replica, Report, Witness, replicas
 from .proxy import DESCRIPTION_BYTES, FaultProxy
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -66,9 +66,13 @@ def _cut_some(
 
 
 def _cut_one(witness: Witness, server: Replica, chance: random.Random, report: Report) -> bool:
-    """Cut a file while it is read; say whether that ended the stream, in between."""
+    """Cut a file while it is read; say whether that ended the stream, in between.
+
+    However fast the stream is, it is not read to its end before the file is cut.
+    """
     size = chance.choice((0, witness.corpus.stat().st_size // 2))
     cut_after = chance.randrange(2, _STEPS // 3)
+    done = threading.Event()
     with witness.feed(server.address) as feed:
 
         def cut() -> None:
@@ -76,11 +80,18 @@ def _cut_one(witness: Witness, server: Replica, chance: random.Random, report: R
             while feed.stats().batches < cut_after and time.monotonic() < end:
                 time.sleep(0.0001)
             os.truncate(witness.corpus, size)
+            done.set()
+
+        def batches() -> Iterator[Batch]:
+            for number, batch in enumerate(feed):
+                if number == _STEPS // 2:
+                    done.wait(30)
+                yield batch
 
         beside = threading.Thread(target=cut, daemon=True)
         beside.start()
         try:
-            witness.watch(feed, report)
+            witness.watch(batches(), report)
         except CorpusError as error:
             report.require(error.status == "DATA_LOSS", f"DATA_LOSS instead of {error.status}")
             report.require(str(witness.corpus.parent) not in str(error), "no path in an error")

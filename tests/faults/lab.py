@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from client import RemoteBatches
 from tests.offline import offline_rows
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+Batch = tuple[torch.Tensor, torch.Tensor]
 B, T = 4, 256
 SEED = 7
 
@@ -231,7 +233,7 @@ class Witness:
             **(settings | options),  # type: ignore[arg-type]
         )
 
-    def watch(self, feed: RemoteBatches, report: Report, pace_seconds: float = 0.0) -> None:
+    def watch(self, feed: Iterator[Batch], report: Report, pace_seconds: float = 0.0) -> None:
         """Take all batches, one each pace_seconds, and note in the report what came when."""
         digest = hashlib.sha256()
         expected, missing = 0, set(range(self._rows))

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from client import RemoteBatches
+from tests.waiting import eventually
 
 from .lab import Replica, Report, Witness, replicas
 from .proxy import FaultProxy
@@ -79,13 +80,6 @@ def _under_load(
     return report
 
 
-def _await(condition: Callable[[], bool], seconds: float = _HIT_SECONDS) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
-
-
 def kill(folder: Path, times: int, seed: int) -> Report:
     """Kill -9 of the replica then serving, at random moments; it is started again."""
     report = Report("kill -9 of the replica then serving", times)
@@ -97,7 +91,8 @@ def kill(folder: Path, times: int, seed: int) -> Report:
             victim = scene.serving()
             before = feed.stats().reconnects
             scene.servers[victim].kill()
-            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
+            hit = eventually(lambda: feed.stats().reconnects > before, _HIT_SECONDS)  # noqa: B023
+            report.hits += hit
             scene.servers[victim].start()
 
     _under_load(folder, report, 100 * times, 0.02, harm)
@@ -121,7 +116,8 @@ def rolling_restart(folder: Path, times: int, seed: int) -> Report:
             began = time.monotonic()
             report.require(scene.servers[victim].wait() == 0, "exit code 0")
             exits.append(time.monotonic() - began)
-            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
+            hit = eventually(lambda: feed.stats().reconnects > before, _HIT_SECONDS)  # noqa: B023
+            report.hits += hit
             scene.servers[victim].start()
 
     _under_load(folder, report, 250 * times, 0.02, harm)
@@ -146,7 +142,8 @@ def all_down(folder: Path, seconds: float, seed: int) -> Report:
         scene.servers[0].start()
         returned.append(time.monotonic())
         report.require(
-            _await(lambda: feed.stats().batches > batches, 3.0), "resumed within 3 s of the return"
+            eventually(lambda: feed.stats().batches > batches, 3.0),
+            "resumed within 3 s of the return",
         )
         returned.append(time.monotonic())
 
@@ -181,7 +178,8 @@ def _silenced(folder: Path, report: Report, silence: Callable[[Stage, int, bool]
             victim = scene.serving()
             before = feed.stats().reconnects
             silence(scene, victim, True)
-            report.hits += _await(lambda: feed.stats().reconnects > before)  # noqa: B023
+            hit = eventually(lambda: feed.stats().reconnects > before, _HIT_SECONDS)  # noqa: B023
+            report.hits += hit
             time.sleep(0.2)
             silence(scene, victim, False)
             time.sleep(0.2)

@@ -94,7 +94,7 @@ def test_secrets_that_do_not_fit_are_made_anew_under_running_servers(secured: St
     secured.compose("run", "--rm", "-T", "certificates")
 
     assert secured.run(*show).stdout not in (before, "")
-    assert "dataset train" in secured.run(*DESCRIBE).stdout
+    wait_until(lambda: "dataset train" in secured.run(*DESCRIBE).stdout, "the new token to be read")
     assert (
         "dataset train"
         in secured.run(*DESCRIBE, environment={"TOKENFEED_TOKEN": before.strip()}).stdout

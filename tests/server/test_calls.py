@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -17,6 +17,7 @@ import pytest
 
 from server.calls import Calls, StreamLimits
 from tests.conftest import Serve, Server, WriteTokens
+from tests.waiting import eventually
 from tokenfeed.errors import Busy, ServerAway
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -177,13 +178,6 @@ def refused(calls: list[grpc.Call]) -> int:
     """How many have ended with a limit's status."""
     full = grpc.StatusCode.RESOURCE_EXHAUSTED
     return sum(not call.is_active() and call.code() is full for call in calls)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
 
 
 def test_streams_beyond_a_peers_share_are_asked_to_come_back(serve: Serve, corpus: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from server.corpus import Corpus
 from tests.conftest import WriteTokens
 from tests.server.conftest import asked
+from tests.waiting import let_time_pass
 from tokenfeed.errors import BadCorpus, CorpusChanged
 from tokenfeed.plan import Windows
 
@@ -218,6 +219,7 @@ def test_a_hole_in_a_file_that_ended_in_zeros_is_told_from_growth(
     path = write_tokens(tokens)
     corpus = open_corpus(path)
     gathered(corpus, 10, (0, 0))
+    let_time_pass(path)
     os.truncate(path, 2 * 10 * PAGE_TOKENS)
     os.truncate(path, 2 * 60 * PAGE_TOKENS + grown_by)
     if first_seen_by == "look":
@@ -291,6 +293,7 @@ def test_a_look_at_the_files_finds_what_reading_them_cannot(
     """Other tokens in the same place read as well as the right ones."""
     path = write_tokens([70_000, 80_000, 90_000], dtype="<u4")
     corpus = open_corpus(path, dtype="<u4")
+    let_time_pass(path)
     change(path)
 
     corpus.look(lambda: True)
@@ -314,6 +317,7 @@ def test_a_log_line_names_a_file_and_not_its_folder(
     paths = [write_tokens([1, 2, 3], name) for name in ("one.bin", "two\n.bin")]
     corpus = open_corpus(*paths)
     paths[0].unlink()
+    let_time_pass(paths[1])
     write_tokens([3, 2, 1], "two\n.bin")
 
     corpus.look(lambda: True)

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -85,24 +85,34 @@ def test_no_load_hides_health(serve: Serve, two: list[Path]) -> None:
     """All streams that are allowed are open and read, and more are asked for all the time."""
     server = serve("--data", two[0], "--max-streams", "2")
     with grpc.insecure_channel(server.address) as channel:
-        stopped = threading.Event()
+        stopped, full = threading.Event(), threading.Event()
 
         def consume() -> None:
             while not stopped.is_set():
-                with suppress(grpc.RpcError):
-                    for _ in itertools.islice(frames(channel), 100):
-                        pass
+                if is_refused(itertools.islice(frames(channel), 100)):
+                    full.set()
 
         threads = [threading.Thread(target=consume) for _ in range(12)]
         for thread in threads:
             thread.start()
         try:
+            assert full.wait(SECONDS)
             for _ in range(20):
                 assert health(channel) == STATUS.SERVING
         finally:
             stopped.set()
             for thread in threads:
                 thread.join()
+
+
+def is_refused(call: Iterator[bytes]) -> bool:
+    """Read a call to its end; say whether a limit kept it from beginning."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return False
 
 
 def frames(channel: grpc.Channel) -> Iterator[bytes]:

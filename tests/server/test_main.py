@@ -652,8 +652,10 @@ def test_a_signal_while_tokens_are_checked_ends_the_server(tmp_path: Path) -> No
         sys.executable, "-m", "server", "--port", "0", "--data", path, "--vocab-size", "10",
         "--check-all-tokens", "--log-level", "debug",
     ]  # fmt: skip
+    # Or importing numpy starts a thread for each core.
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
         try:
             wait_for_threads(process.pid, 8)
             process.terminate()

@@ -13,6 +13,7 @@ import pytest
 
 from server.probe import main
 from tests.conftest import ROOT, Serve, WriteTokens
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -43,9 +44,8 @@ def test_a_dataset_that_was_cut_short_is_ill(serve: Serve, write_tokens: WriteTo
     server = serve("--data", paths[0], "--data", paths[1])
     os.truncate(paths[1], 100)
 
-    # It is looked at every half second.
-    answers = [probe(server.address, "--dataset", "val") for _ in range(8)]
-    assert answers[-1] == (1, "NOT_SERVING")
+    ill = (1, "NOT_SERVING")
+    assert eventually(lambda: probe(server.address, "--dataset", "val") == ill)
     assert probe(server.address) == (0, "SERVING")
     assert probe(server.address, "--dataset", "test")[0] == 1
 

@@ -13,6 +13,7 @@ from server.corpus import Corpus
 from server.watch import Rereads, Watch
 from tests.conftest import WriteTokens
 from tests.server.conftest import asked
+from tests.waiting import let_time_pass
 
 
 def test_a_look_that_fails_ends_neither_the_others_nor_itself(
@@ -75,6 +76,7 @@ def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens
         return may_end.wait(5)
 
     try:
+        let_time_pass(path)
         path.chmod(0o600)
         for _ in range(3):
             corpus.look(same_content, rereads.later)
@@ -100,6 +102,7 @@ def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_th
     corpus = Corpus("train", [str(path)], asked("<u2"))
     rereads = Rereads()
     try:
+        let_time_pass(path)
         path.chmod(0o600)
         corpus.look(lambda: False, rereads.later)
         done = threading.Event()

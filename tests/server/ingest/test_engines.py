@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,25 +20,43 @@ from tests.conftest import ROOT
 from tests.ports import free_port
 from tests.server.ingest.corpus import END, documents, tree, write_jsonl
 from tests.server.ingest.running import ingested
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.5, 1.0])
+def has_begun(worker: int, shard: Path) -> bool:
+    return True
+
+
+def imports(worker: int, shard: Path) -> bool:
+    return "numpy" in Path(f"/proc/{worker}/maps").read_text()
+
+
+def has_encoded_something(worker: int, shard: Path) -> bool:
+    return shard.exists()
+
+
+def has_encoded_a_quarter(worker: int, shard: Path) -> bool:
+    """Of 200 MB: a token for each byte, and two bytes for each token."""
+    return shard.exists() and shard.stat().st_size > 50_000_000
+
+
+@pytest.mark.parametrize(
+    "moment", [has_begun, imports, has_encoded_something, has_encoded_a_quarter]
+)
 def test_a_worker_that_is_killed_is_said_and_what_is_done_is_kept(
-    tmp_path: Path, seconds: float
+    tmp_path: Path, moment: Callable[[int, Path], bool]
 ) -> None:
     """As the kernel does where memory is short: also while it starts, which must not hang."""
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(100)))
     words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--workers", "2"]
     command = [sys.executable, "-m", "server.ingest", *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
-        deadline = time.monotonic() + 30
-        while not (workers := workers_of(running)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(seconds)
-        os.kill(workers[0], signal.SIGKILL)
+        assert eventually(lambda: workers_of(running) != [])
+        worker, shard = workers_of(running)[0], tmp_path / "out" / ".ingest/train/000000.ds"
+        assert eventually(lambda: moment(worker, shard), 60)
+        os.kill(worker, signal.SIGKILL)
         _, said = running.communicate(timeout=20)
 
     assert running.returncode == 1
@@ -82,14 +100,17 @@ class Cluster:
             time.sleep(0.1)
         return node
 
-    def encodes(self, node: subprocess.Popen[str]) -> bool:
-        """Say whether a node is at work: Ray names processes after what they do."""
+    def stop_at_work(self, node: subprocess.Popen[str]) -> bool:
+        """Stop a process of a node in the middle of a unit; say whether there was one at work."""
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if (process / "cmdline").read_bytes().startswith(b"ray::encode_unit"):
-                    parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-                    if os.getpgid(int(parent)) == node.pid:
+                if encodes(process) and os.getpgid(int(status(process)[1])) == node.pid:
+                    os.kill(int(process.name), signal.SIGSTOP)
+                    assert eventually(lambda: status(process)[0] == "T")  # noqa: B023
+                    if encodes(process):
                         return True
+                    # It was done just before.
+                    os.kill(int(process.name), signal.SIGCONT)
         return False
 
     def kill(self, node: subprocess.Popen[str]) -> None:
@@ -101,6 +122,16 @@ class Cluster:
         for node in self._nodes:
             if node.poll() is None:
                 self.kill(node)
+
+
+def encodes(process: Path) -> bool:
+    """Ray names processes after what they do."""
+    return (process / "cmdline").read_bytes().startswith(b"ray::encode_unit")
+
+
+def status(process: Path) -> list[str]:
+    """Its state, its parent, and more."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 @pytest.fixture
@@ -142,7 +173,7 @@ def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
         try:
             deadline = time.monotonic() + 120
             first = tmp_path / "ray" / ".ingest" / "train" / "000000.ds"
-            while not (first.exists() and cluster.encodes(other)):
+            while not (first.exists() and cluster.stop_at_work(other)):
                 assert time.monotonic() < deadline
                 assert running.poll() is None, running.communicate()[0]
                 time.sleep(0.01)
