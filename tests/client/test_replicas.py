@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import socket
 import threading
@@ -15,9 +16,10 @@ import pytest
 
 from client import RemoteBatches
 from client.replicas import Replicas
-from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_frames
+from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, honest, honest_frames
 from tests.ports import free_port
-from tokenfeed.errors import InvalidRequest, Unreachable
+from tests.waiting import eventually
+from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 B, T = 3, 5
@@ -148,6 +150,66 @@ def test_an_outage_that_ends_before_a_pause_of_the_trainer_is_no_error(
 
     assert found == list(range(600))
     assert scripted.scripts == []
+
+
+def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
+    start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks that begin with different servers of different corpora would each believe their own."""
+    other, right = start_scripted(), start_scripted()
+    other.fingerprint = b"another corpus, of as many bytes"
+    both = [other.address, right.address]
+    for rank in range(2):
+        with feed_from(
+            both, fingerprint=FINGERPRINT.hex().upper(), rank=rank, world_size=2
+        ) as feed:
+            next(feed)
+            assert feed.state_dict()["fingerprint"] == FINGERPRINT.hex()
+
+    assert other.requests == []
+    assert caplog.text.count(f"refused {other.address}: serves another corpus") == 2
+
+
+def test_a_fingerprint_that_nobody_has_is_an_error_at_once_that_names_both(
+    scripted: ScriptedServer,
+) -> None:
+    with feed_from(scripted.address, fingerprint="0" * 64, deadline_seconds=60.0) as feed:
+        with pytest.raises(StreamMismatch, match=f"{FINGERPRINT.hex()}, not {'0' * 64}"):
+            next(feed)
+
+
+def test_who_may_have_the_corpus_and_is_away_is_waited_for(start_scripted: StartScripted) -> None:
+    """The only one up is the wrong one, for now."""
+    other, address = start_scripted(), f"127.0.0.1:{free_port()}"
+    other.fingerprint = b"another corpus, of as many bytes"
+    with feed_from([other.address, address], fingerprint=FINGERPRINT.hex()) as feed:
+        threading.Timer(0.5, start_scripted, (address,)).start()
+        assert samples(feed) == list(range(20 * B))
+
+
+def test_a_fingerprint_that_is_none_is_refused_when_the_feed_is_made() -> None:
+    for wrong in ("", "abc", "0" * 63 + "g", "0" * 65, 7):
+        with pytest.raises(InvalidRequest, match=r"fingerprint: .* (64 hexadecimal|no text)"):
+            feed_from("localhost:1", fingerprint=wrong)
+
+
+def test_the_log_names_the_rank_that_waits_and_says_when_it_is_over(
+    caplog: pytest.LogCaptureFixture, start_scripted: StartScripted
+) -> None:
+    """Of 512 ranks one waits, and its log is looked at afterwards."""
+    address = f"127.0.0.1:{free_port()}"
+    with feed_from(address, rank=3, world_size=4, deadline_seconds=60.0) as feed:
+        threading.Timer(0.5, start_scripted, (address,)).start()
+        next(feed)
+
+        assert f"waiting for server rank=3 target={address}" in caplog.text
+        assert eventually(lambda: "back after " in caplog.text)
+        assert f" s rank=3 target={address}" in caplog.text
+
+
+def test_a_feed_gives_up_before_nccl_s_watchdog_does() -> None:
+    """At 600 s that ends the ranks that wait for this one, and what is seen is its message."""
+    assert inspect.signature(RemoteBatches).parameters["deadline_seconds"].default == 480.0
 
 
 def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
