@@ -214,6 +214,7 @@ class RemoteBatches(IterableDataset[Batch]):
     def close(self) -> None:
         """End threads and connection. May be called twice; iterating afterwards stops at once."""
         self._remote.close()
+        self._reader = None
 
     def __enter__(self) -> RemoteBatches:
         """Return this iterator; the `with` block closes it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 import time
 import weakref
@@ -18,6 +19,8 @@ from typing import Protocol
 
 from .bell import Bell
 from .threads import start_thread
+
+_LOG = logging.getLogger("tokenfeed.client")
 
 END_SECONDS = 1.0
 """How long to wait for what was cancelled, which takes milliseconds. What has not ended by then is
@@ -102,6 +105,7 @@ class Supervisor:
             self._end_bell.wait_until(lambda: self._ended, seconds + AGAIN_SECONDS)
 
     def _run(self) -> None:
+        self._started = True  # also where `add` was interrupted before it could say so
         _remember_until_exit(self)
         try:
             next_look_seconds = self._look()
@@ -132,13 +136,22 @@ class Supervisor:
             if task.ended:
                 self._forget(task)
             else:
-                left_seconds.append(task.look(now))
+                left_seconds.append(_look_at(task, now))
         return max(0.0, min(left_seconds))
 
     def _forget(self, task: Task) -> None:
         # Another thread may have done so.
         with suppress(ValueError):
             self._tasks.remove(task)
+
+
+def _look_at(task: Task, now: float) -> float:
+    try:
+        return task.look(now)
+    except Exception:
+        # The others still have to be looked at, and so has this one.
+        _LOG.exception("could not look after a task")
+        return AGAIN_SECONDS
 
 
 _IDLE_SECONDS = 60.0

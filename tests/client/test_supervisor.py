@@ -124,6 +124,21 @@ def test_what_does_not_end_is_waited_for_not_for_ever() -> None:
     assert work.looks > 1
 
 
+def test_a_task_that_cannot_be_looked_after_stops_nobody_from_being_looked_after(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without its supervisor a feed would wait for a silent server for ever."""
+    damaged, work = Work(ends=False), Work(ends=False)
+    damaged.look = lambda now: 1 / 0  # type: ignore[method-assign]
+    supervisor = Supervisor(lambda: None)
+    supervisor.add(damaged)
+    supervisor.add(work)
+
+    assert eventually(lambda: work.looks > 1)
+    assert "ZeroDivisionError" in caplog.text
+    supervisor.close()
+
+
 def test_a_retired_supervisor_ends_with_the_last_of_its_tasks() -> None:
     """What still runs on connections that were left behind is looked after until it ends."""
     closed = threading.Event()
