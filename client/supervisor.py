@@ -148,10 +148,9 @@ class Supervisor:
 def _look_at(task: Task, now: float) -> float:
     try:
         return task.look(now)
-    except Exception:
-        # The others still have to be looked at, and so has this one.
+    except Exception:  # noqa: BLE001 - the others still have to be looked at, and so has this one
         _LOG.exception("could not look after a task")
-        return AGAIN_SECONDS
+        return END_SECONDS
 
 
 _IDLE_SECONDS = 60.0
