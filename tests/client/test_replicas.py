@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,23 @@ def test_an_outage_that_ends_before_a_pause_of_the_trainer_is_no_error(
 
     assert found == list(range(600))
     assert scripted.scripts == []
+
+
+def test_a_busy_proxy_and_a_stranger_among_the_replicas_end_no_run(
+    scripted: ScriptedServer,
+) -> None:
+    """The one comes back, and the other, which knows no method of ours, never serves."""
+
+    def busy(context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
+
+    scripted.scripts = [after_frames(1, busy), *[after_frames(0, busy)] * 4]
+    stranger = grpc.server(ThreadPoolExecutor(1))
+    port = stranger.add_insecure_port("127.0.0.1:0")
+    stranger.start()
+    with feed_from([f"127.0.0.1:{port}", scripted.address], deadline_seconds=60.0) as feed:
+        assert samples(feed) == list(range(20 * B))
+    stranger.stop(None).wait()
 
 
 def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(

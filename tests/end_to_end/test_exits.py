@@ -125,6 +125,7 @@ def test_a_fork_with_a_live_iterator_is_told_what_to_do_and_the_parent_goes_on(
 LEAKS = """
 import gc, os, sys, threading
 from client import RemoteBatches
+from tests.waiting import eventually
 def once():
     feed = RemoteBatches(sys.argv[1], 8, 64, order="shuffled")
     for x, y in feed:
@@ -133,6 +134,8 @@ def once():
         break
 def counts():
     gc.collect()
+    # What was let go of ends in the background.
+    eventually(lambda: threading.active_count() == 1)
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 for _ in range(5):
     once()
