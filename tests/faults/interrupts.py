@@ -86,4 +86,4 @@ def _judge(way: str, outcome: dict[str, Any], report: Report) -> None:
     report.batches += outcome["batches"]
     report.gaps += [outcome["slowest_seconds"], outcome["closing_seconds"]]
     report.require(outcome["goes_on"], f"{way}: the next rows were others")
-    report.require(outcome["threads_ended"], f"{way}: threads were left")
+    report.require(not outcome["threads_left"], f"{way}: left {outcome['threads_left']}")
