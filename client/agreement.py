@@ -16,7 +16,8 @@ from typing import Any
 
 from tokenfeed.errors import StreamMismatch
 
-from .ranks import DataParallel
+from .ranks import DataParallel, has_process_group
+from .replicas import Targets
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -73,16 +74,21 @@ def rank_agreement(
     seed: int,
     context_length: int,
     batch_size: int,
+    targets: Targets,
 ) -> RankAgreement | None:
-    """Return how a feed's ranks compare their corpora; None where no process group says that there
-    are several.
+    """Return how a feed's ranks compare their corpora; None where there is one rank, or no process
+    group.
+
+    targets: of the feed. They tell feeds apart whose coordinates were given by hand, since nobody
+    knows then which ranks belong together.
 
     To be called once for each feed, in the order in which they are made: feeds of equal arguments
     are told apart by their number.
     """
-    if ranks.world_size == 1 or not ranks.members:
+    if ranks.world_size == 1 or not (ranks.members or has_process_group()):
         return None
-    feed = repr((dataset, order, seed, context_length, batch_size, ranks.members))
+    together = ranks.members or (ranks.world_size, targets)
+    feed = repr((dataset, order, seed, context_length, batch_size, together))
     # setdefault and next are one step each, so that threads may make feeds.
     number = next(_MADE.setdefault(feed, itertools.count()))
     digest = hashlib.sha256(f"{feed} {number}".encode()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,17 @@ def text(name: str, value: str | None) -> str:
     if not isinstance(value, str) or not _encodable(value):
         raise InvalidRequest(name, f"{value!r} is no text")
     return value
+
+
+def hash_digits(name: str, value: str | None) -> bytes | None:
+    """Return a hash of 32 bytes that is written as 64 hexadecimal digits; None stays None.  Raises:
+    InvalidRequest.
+    """
+    if value is None:
+        return None
+    if re.fullmatch("[0-9A-Fa-f]{64}", text(name, value)) is None:
+        raise InvalidRequest(name, f"{value!r} is not 64 hexadecimal digits")
+    return bytes.fromhex(value)
 
 
 def seconds(name: str, value: float, *, zero: bool) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from types import TracebackType
 from typing import Any, NoReturn
@@ -15,7 +14,16 @@ from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
 from .agreement import rank_agreement
-from .arguments import count, first_position, integer, optional_integer, seconds, security, text
+from .arguments import (
+    count,
+    first_position,
+    hash_digits,
+    integer,
+    optional_integer,
+    seconds,
+    security,
+    text,
+)
 from .channel import Token
 from .cursor import Cursor
 from .dataset import RemoteDataset
@@ -137,10 +145,6 @@ class RemoteBatches(IterableDataset[Batch]):
         self._device = _device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
-        if fingerprint is not None:
-            fingerprint = text("fingerprint", fingerprint)
-            if re.fullmatch("[0-9A-Fa-f]{64}", fingerprint) is None:
-                raise InvalidRequest("fingerprint", f"{fingerprint!r} is not 64 hexadecimal digits")
         self._remote = RemoteDataset(
             target,
             self._request.dataset,
@@ -149,7 +153,7 @@ class RemoteBatches(IterableDataset[Batch]):
             progress_seconds=progress_seconds,
             rank=ranks.rank,
             security=security(tls_ca, tls_cert, tls_key, token),
-            fingerprint=None if fingerprint is None else bytes.fromhex(fingerprint),
+            fingerprint=hash_digits("fingerprint", fingerprint),
             agreement=rank_agreement(
                 ranks,
                 dataset=self._request.dataset,
@@ -157,6 +161,7 @@ class RemoteBatches(IterableDataset[Batch]):
                 seed=self._request.seed,
                 context_length=context_length,
                 batch_size=batch_size,
+                targets=target,
             ),
         )
         self._remote.end_with(self)

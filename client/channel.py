@@ -10,6 +10,7 @@ import ipaddress
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -28,8 +29,8 @@ if not _IS_SET:
 from tokenfeed.errors import Busy, InvalidRequest, TokenfeedError, Unreachable, from_status
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .threads import let_go
-from .tls_check import tls_problem
+from .threads import Outcome, start_thread, without_frames
+from .tls_check import TLS_CHECK_SECONDS, tls_problem
 
 RpcError = grpc.RpcError
 """What a call raises while it is iterated."""
@@ -92,13 +93,14 @@ class DescribeCall:
         """Wait for the answer.
 
         is_first_contact: nobody has answered yet, so that credentials may be wrong.
-        Raises: TokenfeedError, as `translated`; InvalidRequest where they are.
+        Raises: TokenfeedError, as `translated`; InvalidRequest where they are, which takes up to
+        TLS_CHECK_SECONDS longer.
         """
         try:
             return pb.DescribeResponse.FromString(self._call.result())
         except grpc.RpcError as error:
             is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-            failure = translated(let_go(error), self._target)
+            failure = translated(without_frames(error), self._target)
         except grpc.FutureCancelledError:
             raise Unreachable(self._target, "was not waited for any longer") from None
         except DecodeError:
@@ -225,12 +227,18 @@ class Channel:
         self._channel.close()
 
     def _require_no_tls_problem(self) -> None:
-        """Raise InvalidRequest if it is TLS that keeps the two from talking to each other."""
+        """Raise InvalidRequest if it is TLS that keeps the two from talking to each other;
+        Unreachable if it may be.
+        """
         if self.target.startswith(_UNIX):
             return
         place = _host_and_port(self.target)
         name = self._authority or place[0]
-        if (problem := tls_problem(self.target, place, name, self._security)) is not None:
+        found: Outcome[TokenfeedError | None] = Outcome()
+        check = partial(tls_problem, self.target, place, name, self._security)
+        # It asks the system's resolver, which may hang.
+        start_thread(partial(found.run, check), "tokenfeed-tls-check")
+        if (problem := found.wait_for(TLS_CHECK_SECONDS)) is not None:
             raise problem
 
 

@@ -22,14 +22,16 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from .bell import Bell
 from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
 from .replicas import Replica, Replicas, Targets
-from .supervisor import AGAIN_SECONDS, Supervisor, Task
+from .supervisor import Supervisor, Task
 from .survey import survey
-from .threads import Outcome, let_go, start_thread
+from .threads import Outcome, start_thread, without_frames
 from .tour import PROGRESS_SECONDS, Tour
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 Result = TypeVar("Result")
+Ask = Callable[[float, set[DescribeCall]], Result]
+"""Asks servers, with so many seconds for it; the set holds the calls that are waited for."""
 
 
 class Agreement(Protocol):
@@ -86,7 +88,6 @@ class RemoteDataset:
             self._supervisor.end_with(owner)
         # Never taken by a thread that a signal may interrupt.
         self._surveying = threading.Lock()
-        self._pending: set[DescribeCall] = set()
         self._accepted: weakref.WeakSet[Channel] = weakref.WeakSet()
 
     def end_with(self, owner: object) -> None:
@@ -120,18 +121,23 @@ class RemoteDataset:
         )
 
     @contextmanager
-    def connected(self, replica: Replica, timeout_seconds: float) -> Iterator[Channel]:
+    def connected(
+        self, replica: Replica, timeout_seconds: float, asked: set[DescribeCall]
+    ) -> Iterator[Channel]:
         """Lend the connection to a server, once it has said that it serves the same corpus as the
         others.
 
+        asked: holds the calls that are waited for, so that another thread can cancel them.
         Raises: ServerAway; StreamMismatch, naming it; RequestError.
         """
-        reference = self.described(timeout_seconds)
+        reference = self.described(timeout_seconds, asked)
         try:
             with replica.connected() as channel:
                 if channel not in self._accepted:
-                    described = self._ask(channel, self._context_length, timeout_seconds)
+                    described = self._ask(channel, self._context_length, timeout_seconds, asked)
                     _require_same(replica, described, reference)
+                    if described.digest and not reference.digest:
+                        self._described = described  # it has become known meanwhile
                     self._accepted.add(channel)
                 yield channel
         except InvalidRequest as error:
@@ -145,7 +151,7 @@ class RemoteDataset:
             # It is one: this is what a proxy says while the server behind it is replaced.
             raise Unreachable(replica.address, str(error)) from None
 
-    def described(self, timeout_seconds: float) -> pb.Dataset:
+    def described(self, timeout_seconds: float, asked: set[DescribeCall]) -> pb.Dataset:
         """Return what the servers say of the dataset: fingerprint, tokens, windows per epoch.
 
         Asks all of them, once, from whatever thread comes first; the first in order that answers is
@@ -158,7 +164,7 @@ class RemoteDataset:
             if self._described is None:
                 if self.closed:
                     raise _closed_unused()
-                described = self._survey(self._context_length, timeout_seconds)
+                described = self._survey(self._context_length, timeout_seconds, asked)
                 if self._agreement is not None and self._fingerprint is None:
                     self._agreement.require_same(described.fingerprint)
                 self._described = described
@@ -170,10 +176,10 @@ class RemoteDataset:
         """
         return self._described or self._await(self.described)
 
-    def _await(self, ask: Callable[[float], Result]) -> Result:
+    def _await(self, ask: Ask[Result]) -> Result:
         """Return what servers answer, as soon as there is one that does.
 
-        ask: asks all of them, with so many seconds for it.  Raises: as `await_described`.
+        ask: asks all of them.  Raises: as `await_described`.
         """
         self.require_own_process()
         return _Question(self, ask).answer()
@@ -210,11 +216,6 @@ class RemoteDataset:
                 f"{os.getpid()}; make it in the process that uses it",
             )
 
-    def interrupt(self) -> None:
-        """Have whoever waits for a description wait no longer; it may ask again."""
-        for call in list(self._pending):
-            call.cancel()
-
     def close(self) -> None:
         """End the connections and all calls on them, also one that nobody answers. May be called
         twice, from any thread, and by a signal handler.
@@ -224,7 +225,9 @@ class RemoteDataset:
         else:
             self._supervisor.close()
 
-    def _survey(self, context_length: int, timeout_seconds: float) -> pb.Dataset:
+    def _survey(
+        self, context_length: int, timeout_seconds: float, asked: set[DescribeCall]
+    ) -> pb.Dataset:
         """Ask all servers, accept those that have the same corpus, and name the others.
 
         context_length: for which windows are counted.
@@ -232,9 +235,7 @@ class RemoteDataset:
         replicas = self._replicas.known()
         answers = survey(
             replicas,
-            lambda channel: self._ask(
-                channel, context_length, timeout_seconds, is_first_contact=self._described is None
-            ),
+            lambda channel: self._ask(channel, context_length, timeout_seconds, asked),
             timeout_seconds,
         )
         wanted = self._described or answers[0].described
@@ -246,7 +247,7 @@ class RemoteDataset:
             try:
                 _require_same(answer.replica, answer.described, accepted or wanted)
             except StreamMismatch as error:  # noqa: PERF203 - the others may have the same
-                refused.append(let_go(error))
+                refused.append(without_frames(error))
             else:
                 self._accepted.add(answer.channel)
                 accepted = accepted or answer.described
@@ -264,16 +265,15 @@ class RemoteDataset:
         channel: Channel,
         context_length: int,
         timeout_seconds: float,
-        *,
-        is_first_contact: bool = False,
+        asked: set[DescribeCall],
     ) -> pb.Dataset:
         request = pb.DescribeRequest(dataset=self._dataset, context_length=context_length)
         call = channel.describe(request, timeout_seconds)
-        self._pending.add(call)
+        asked.add(call)
         try:
-            described = call.result(is_first_contact=is_first_contact)
+            described = call.result(is_first_contact=self._described is None)
         finally:
-            self._pending.discard(call)
+            asked.discard(call)
         if len(described.datasets) != 1:
             names = ", ".join(dataset.name for dataset in described.datasets) or "there are none"
             raise InvalidRequest("dataset", f"has to name one of those served: {names}")
@@ -283,11 +283,12 @@ class RemoteDataset:
 class _Question(Generic[Result]):
     """What a consumer's thread asks servers, and waits for."""
 
-    def __init__(self, remote: RemoteDataset, ask: Callable[[float], Result]) -> None:
-        """ask: asks all servers, with so many seconds for it."""
+    def __init__(self, remote: RemoteDataset, ask: Ask[Result]) -> None:
+        """ask: asks all servers."""
         self._remote = remote
         self._supervisor = remote.begin_use()
         self._ask = ask
+        self._asked: set[DescribeCall] = set()
         self._outcome: Outcome[Result] = Outcome()
         self._bell = Bell()
         self._given_up = False
@@ -306,15 +307,19 @@ class _Question(Generic[Result]):
             self._given_up = True
             self._supervisor.wake()
 
-    def look(self, now: float) -> float:
-        """Have it end, once nobody waits any more."""
+    def due_seconds(self, now: float) -> float:
+        """Return when to cancel: once nobody waits any more; for the supervisor."""
         if not self._is_over():
             return math.inf
         if not self._begun:
             self.ended = True  # its thread never began, or finds that it is over
-        self._remote.interrupt()
         self._bell.ring()
-        return AGAIN_SECONDS
+        return 0.0
+
+    def cancel(self) -> None:
+        """Cancel all that is under way; for the supervisor."""
+        for call in tuple(self._asked):
+            call.cancel()
 
     def _is_over(self) -> bool:
         return self._given_up or self._remote.closed
@@ -328,7 +333,7 @@ class _Question(Generic[Result]):
     def _ask_all(self) -> Result:
         tour = self._remote.tour()
         answer = tour.until_done(
-            lambda _: self._ask(tour.progress_seconds),
+            lambda _: self._ask(tour.progress_seconds, self._asked),
             pause=self._bell.wait,
             is_over=self._is_over,
             asks_all=True,

@@ -23,7 +23,7 @@ def require_own_batches(world_size: int) -> None:
     called in `__iter__`.
     """
     reader = sys._getframe(1).f_back
-    if reader is not None and _collates(reader.f_locals.get("self")):
+    if reader is not None and _collates(reader):
         raise InvalidRequest(
             "batch_size",
             "of the DataLoader has to be None: the feed makes whole batches already, and another "
@@ -41,21 +41,31 @@ def require_own_batches(world_size: int) -> None:
         reader = reader.f_back
 
 
-def _collates(fetcher: Any) -> bool:
-    """Return whether this is what fetches for a DataLoader that stacks batches.
+def _collates(reader: FrameType) -> bool:
+    """Return whether a frame is that of what fetches for a DataLoader that stacks batches.
 
     A collate_fn of the caller's gets a list of batches, and may know what to do with it.
     """
-    return bool(getattr(fetcher, "auto_collation", False)) and fetcher.collate_fn is default_collate
+    fetcher = _self_in(reader, "torch.utils.data._utils.fetch")
+    return fetcher is not None and fetcher.auto_collation and fetcher.collate_fn is default_collate
 
 
 def _processes_served(reader: FrameType) -> int:
     """Return among how many processes accelerate shares out what is read in a frame."""
-    if reader.f_globals.get("__name__") != "accelerate.data_loader":
-        return 1
-    loader: Any = reader.f_locals.get("self")
+    loader = _self_in(reader, "accelerate.data_loader")
     if type(loader).__name__ == "DataLoaderDispatcher":
         return int(loader.state.num_processes)
     if type(loader).__name__ == "IterableDatasetShard":
         return int(loader.num_processes)
     return 1
+
+
+def _self_in(frame: FrameType, module: str) -> Any:
+    """Return whose method a frame of a module runs, None for a frame of any other.
+
+    The locals of others' frames are not even looked at: Python keeps what it was asked for, and so
+    a training function's tensors.
+    """
+    if frame.f_globals.get("__name__") != module:
+        return None
+    return frame.f_locals.get("self")

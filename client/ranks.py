@@ -99,13 +99,18 @@ def _torch_distributed() -> DataParallel | None:
     """Return torch.distributed's coordinates if it is initialized; who never imported it has
     not.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if not has_process_group():
         return None
-    world_size = distributed.get_world_size()
-    return DataParallel(
-        distributed.get_rank(), world_size, "torch.distributed", tuple(range(world_size))
-    )
+    import torch.distributed as dist
+
+    world_size = dist.get_world_size()
+    return DataParallel(dist.get_rank(), world_size, "torch.distributed", tuple(range(world_size)))
+
+
+def has_process_group() -> bool:
+    """Return whether torch.distributed is initialized; who never imported it has not."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _launched(environment: Mapping[str, str]) -> DataParallel:

@@ -39,6 +39,7 @@ class Replica:
         self._generations = itertools.count()
         self._channel: Channel | None = None
         self._users: dict[Channel, int] = {}
+        self._closed = False
         self.has_served = False
         """Whether rows ever came from it."""
 
@@ -61,6 +62,7 @@ class Replica:
     def close(self) -> None:
         """Cancel all calls and close what is open. May be called twice."""
         with self._lock:
+            self._closed = True
             channels = {*self._users, *([self._channel] if self._channel else [])}
             self._channel = None
         for channel in channels:
@@ -86,7 +88,7 @@ class Replica:
             last = not self._users[channel]
             if last:
                 del self._users[channel]
-            unwanted = last and self._channel is not channel
+            unwanted = last and (self._closed or self._channel is not channel)
         if unwanted:
             channel.close()
 

@@ -21,13 +21,13 @@ from tokenfeed.errors import BadFrame, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .bell import LOOK_SECONDS, Bell
-from .channel import Call, Channel, RpcError, settle, translated
+from .channel import Call, Channel, DescribeCall, RpcError, settle, translated
 from .dataset import RemoteDataset
 from .memory import keep_freed_memory
 from .replicas import Replica
 from .request import StreamRequest
-from .supervisor import AGAIN_SECONDS, END_SECONDS
-from .threads import handed_over, let_go, start_thread
+from .supervisor import END_SECONDS
+from .threads import handed_over, start_thread, without_frames
 
 Rows = npt.NDArray[np.unsignedinteger]
 
@@ -92,6 +92,7 @@ class FrameStream:
         # so before it looks for the last time, and only then is its bell rung.
         self._queue: deque[Rows] = deque()
         self._calls: deque[Call] = deque()
+        self._asked: set[DescribeCall] = set()
         self._received_row = 0
         self._taken_row = 0
         self._moved = 0.0
@@ -185,29 +186,32 @@ class FrameStream:
         if not self._end_bell.wait_until(lambda: self.ended, END_SECONDS):
             self._remote.leave_behind(self)
 
-    def look(self, now: float) -> float:
-        """Cancel calls that have brought nothing for too long, or all once nobody wants them; for
-        the supervisor.
+    def due_seconds(self, now: float) -> float:
+        """Return when to cancel: once calls have brought nothing for too long, or nobody wants
+        them; for the supervisor.
         """
         if self._owner is not None and self._owner() is None:
             self._closed = True
         if self._is_closed():
             if not self._begun:
                 self.ended = True  # its thread never began, or finds that it is over
-            self._cancel_calls()
-            self._remote.interrupt()
             self._consumer_bell.ring()
             self._receiver_bell.ring()
-            return AGAIN_SECONDS
+            return 0.0
         patience_seconds = left_seconds = self._patience_seconds()
         if self._calls:
             left_seconds -= now - self._moved
             if left_seconds <= 0:
                 self._silent_seconds = patience_seconds
-                self._cancel_calls()
-                left_seconds = patience_seconds
         # Patience may shrink meanwhile.
         return min(left_seconds, _WATCH_SECONDS)
+
+    def cancel(self) -> None:
+        """Cancel all that is under way; for the supervisor."""
+        for call in tuple(self._calls):
+            call.cancel()
+        for question in tuple(self._asked):
+            question.cancel()
 
     def _run(self) -> None:
         """The receiving thread."""
@@ -224,10 +228,6 @@ class FrameStream:
     def _patience_seconds(self) -> float:
         return self._tour.progress_seconds + self._frame_seconds
 
-    def _cancel_calls(self) -> None:
-        for call in tuple(self._calls):
-            call.cancel()
-
     def _attempt(self, replica: Replica) -> None:
         """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
         broke it, unless that was `close`.
@@ -236,10 +236,10 @@ class FrameStream:
         self._taken_up = received_before > 0
         self._silent_seconds = 0.0
         patience_seconds = self._patience_seconds()
-        with self._remote.connected(replica, patience_seconds) as channel:
+        with self._remote.connected(replica, patience_seconds, self._asked) as channel:
             failure: Exception | None = None
             try:
-                self._receive(channel, self._remote.described(patience_seconds))
+                self._receive(channel, self._remote.described(patience_seconds, self._asked))
             except (RpcError, ValueError) as error:
                 failure = self._failure(error, replica)
             finally:
@@ -252,7 +252,7 @@ class FrameStream:
 
     def _failure(self, error: Exception, replica: Replica) -> Exception | None:
         """Return what broke a call; None if that was `close`."""
-        let_go(error)
+        without_frames(error)
         # A call on a channel that was closed meanwhile is a ValueError.
         if self._is_closed():
             return None
@@ -321,8 +321,8 @@ class FrameStream:
                 self._moved = time.monotonic()
             self._calls.append(channel.get_batch(message))
             if self._closed:
-                # `close` may have looked just before.
-                self._cancel_calls()
+                # The supervisor may have looked just before.
+                self.cancel()
 
     def _await_room(self, batches: int) -> None:
         while not (self._is_closed() or self._has_room(batches)):
@@ -347,6 +347,6 @@ class FrameStream:
         return asked_rows <= self._room() * self._batch_rows
 
     def _drop_calls(self) -> None:
-        self._cancel_calls()
+        self.cancel()
         while self._calls:
             settle(self._calls.popleft())

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import logging
 import os
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from .bell import Bell
@@ -37,10 +39,14 @@ class Task(Protocol):
     def ended(self) -> bool:
         """Whether nothing of it is under way any more."""
 
-    def look(self, now: float) -> float:
-        """Cancel what has to be cancelled.  now: by time.monotonic.  Returns: seconds until the
-        next look at the latest.
+    def due_seconds(self, now: float) -> float:
+        """Return after how many seconds to ask again; 0 or less: it has to be cancelled now.
+
+        now: by time.monotonic.
         """
+
+    def cancel(self) -> None:
+        """Cancel what is under way, in a thread of its own: it may hang in gRPC."""
 
 
 class Supervisor:
@@ -52,6 +58,8 @@ class Supervisor:
         """
         self._close_connections = close_connections
         self._tasks: list[Task] = []
+        self._cancelling: list[Task] = []
+        self._claims = itertools.count()
         self._owner: weakref.ref[object] | None = None
         self._started = False
         self._retired = False
@@ -105,7 +113,9 @@ class Supervisor:
             self._end_bell.wait_until(lambda: self._ended, seconds + AGAIN_SECONDS)
 
     def _run(self) -> None:
-        self._started = True  # also where `add` was interrupted before it could say so
+        self._started = True
+        if next(self._claims):
+            return  # `add` was interrupted before it could say that there is a thread
         _remember_until_exit(self)
         try:
             next_look_seconds = self._look()
@@ -136,21 +146,38 @@ class Supervisor:
             if task.ended:
                 self._forget(task)
             else:
-                left_seconds.append(_look_at(task, now))
-        return max(0.0, min(left_seconds))
+                left_seconds.append(self._look_at(task, now))
+        return min(left_seconds)
+
+    def _look_at(self, task: Task, now: float) -> float:
+        """Cancel a task if that is due.  Returns: seconds until the next look."""
+        try:
+            left_seconds = task.due_seconds(now)
+        except Exception:  # noqa: BLE001 - it and the others still have to be looked at
+            _LOG.exception("could not look after a task")
+            return END_SECONDS
+        if left_seconds > 0:
+            return left_seconds
+        if task not in self._cancelling:
+            self._cancelling.append(task)
+            try:
+                start_thread(partial(self._cancel, task), "tokenfeed-cancel")
+            except RuntimeError:
+                self._cancel(task)  # no more threads, as at the end of the process
+        return AGAIN_SECONDS
+
+    def _cancel(self, task: Task) -> None:
+        try:
+            task.cancel()
+        except Exception:  # noqa: BLE001 - it is cancelled again
+            _LOG.exception("could not cancel a task")
+        finally:
+            self._cancelling.remove(task)
 
     def _forget(self, task: Task) -> None:
         # Another thread may have done so.
         with suppress(ValueError):
             self._tasks.remove(task)
-
-
-def _look_at(task: Task, now: float) -> float:
-    try:
-        return task.look(now)
-    except Exception:  # noqa: BLE001 - the others still have to be looked at, and so has this one
-        _LOG.exception("could not look after a task")
-        return END_SECONDS
 
 
 _IDLE_SECONDS = 60.0

@@ -15,7 +15,8 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .channel import Channel
 from .replicas import Replica
-from .threads import let_go, start_thread
+from .threads import start_thread, without_frames
+from .tls_check import TLS_CHECK_SECONDS
 
 _OTHERS_SECONDS = 1.0
 """For how long after the first answer the other servers are waited for, and all of them after they
@@ -48,13 +49,13 @@ def survey(
             with replica.connected() as channel:
                 came.put(Answer(replica, channel, ask(channel)))
         except Exception as error:  # noqa: BLE001 - raised below, where it was asked
-            came.put(let_go(error))
+            came.put(without_frames(error))
 
     for replica in replicas:
         start_thread(partial(ask_one, replica), "tokenfeed-survey")
     answers: list[Answer] = []
     errors: list[Exception] = []
-    end = time.monotonic() + timeout_seconds + _OTHERS_SECONDS
+    end = time.monotonic() + timeout_seconds + TLS_CHECK_SECONDS + _OTHERS_SECONDS
     for _ in replicas:
         try:
             answer = came.get(timeout=max(0.0, end - time.monotonic()))

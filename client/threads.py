@@ -64,15 +64,23 @@ class Outcome(Generic[Result]):
         """Return what the function returned, once it has; for one waiter.  Raises: what it raised,
         and KeyboardInterrupt meanwhile.
         """
-        while True:
-            try:
-                returned = self._came.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                continue
-            return returned()
+        while (come := self._get(LOOK_SECONDS)) is None:
+            pass
+        return come()
+
+    def wait_for(self, seconds: float) -> Result | None:
+        """As `wait`, but return None after so long; for a thread that no signal interrupts."""
+        come = self._get(seconds)
+        return None if come is None else come()
+
+    def _get(self, seconds: float) -> Callable[[], Result] | None:
+        try:
+            return self._came.get(timeout=seconds)
+        except queue.Empty:
+            return None
 
 
-def let_go(error: Error) -> Error:
+def without_frames(error: Error) -> Error:
     """Return an error without the frames that it, and what it came from, came through.
 
     They hold calls and connections, and the error: whoever is the last to let go of it, or the
@@ -91,7 +99,7 @@ def handed_over(error: BaseException) -> BaseException:
     """
     if not isinstance(error, TokenfeedError):
         _LOG.error("failed thread=%s", threading.current_thread().name, exc_info=error)
-    return let_go(error)
+    return without_frames(error)
 
 
 def _throw(error: BaseException) -> NoReturn:

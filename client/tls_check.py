@@ -10,41 +10,68 @@ import socket
 import ssl
 from typing import TYPE_CHECKING
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable
 
 if TYPE_CHECKING:
     from .channel import Security
 
-_STEP_SECONDS = 2.0
-"""For the connection, and for each message of the handshake."""
-_REFUSAL_SECONDS = 0.5
+TLS_CHECK_SECONDS = 2.0
+"""For all of it; where it takes longer nobody knows more than gRPC has said."""
+_ANSWER_SECONDS = 0.5
 """How long a server has to say something once the handshake is done: gRPC does so at once."""
 
 
 def tls_problem(
     target: str, place: tuple[str, int], name: str, security: Security
-) -> InvalidRequest | None:
+) -> TokenfeedError | None:
     """Connect to a server, and return what is wrong with TLS; None if nothing is, or nobody says.
-    Takes a few seconds at most, where packets are lost.
 
     target: its address, for the error.  place: its host and port.  name: that its certificate has
     to have.
+    Returns: InvalidRequest for what waiting does not heal; Unreachable with a hint for what it may.
+    Waits without a limit of its own, as for the system's resolver.
     """
+    context = _context(security)
+    if isinstance(context, InvalidRequest):
+        return context
     try:
-        with socket.create_connection(place, timeout=_STEP_SECONDS) as connection:
+        with socket.create_connection(place, timeout=TLS_CHECK_SECONDS) as connection:
             if security.tls_ca is None:
-                return _of_plaintext(connection, target)
-            return _of_tls(connection, target, name, security)
+                return _of_plaintext(connection, target, context)
+            return _of_tls(connection, target, name, context)
     except OSError:  # ssl.SSLError too: nobody there, or nobody who says more
         return None
 
 
-def _of_plaintext(connection: socket.socket, server: str) -> InvalidRequest | None:
-    """Return the problem of a server that speaks TLS with a client that does not."""
+def _context(security: Security) -> ssl.SSLContext | InvalidRequest:
+    """Return what a connection is protected by, or which file of one's own is of no use."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether it answers counts
     context.set_alpn_protocols(["h2"])
+    if security.tls_ca is None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether it answers counts
+        return context
+    try:
+        context.load_verify_locations(security.tls_ca)
+    except OSError as error:
+        return InvalidRequest("tls_ca", f"holds no certificate that can be read ({_reason(error)})")
+    if security.tls_cert is not None:
+        try:
+            # One that is encrypted would be asked for at the terminal.
+            context.load_cert_chain(security.tls_cert, security.tls_key, password=lambda: "")
+        except OSError as error:
+            return InvalidRequest(
+                "tls_key",
+                f"is not the key of tls_cert, or cannot be read ({_reason(error)}); both have to "
+                "be PEM, and the key without a passphrase",
+            )
+    return context
+
+
+def _of_plaintext(
+    connection: socket.socket, server: str, context: ssl.SSLContext
+) -> TokenfeedError | None:
+    """Return the problem of a server that speaks TLS with a client that does not."""
     try:
         context.wrap_socket(connection).close()
     except ssl.SSLError as error:
@@ -58,15 +85,9 @@ def _of_plaintext(connection: socket.socket, server: str) -> InvalidRequest | No
 
 
 def _of_tls(
-    connection: socket.socket, server: str, name: str, security: Security
-) -> InvalidRequest | None:
+    connection: socket.socket, server: str, name: str, context: ssl.SSLContext
+) -> TokenfeedError | None:
     """Return the problem of a server with a client that speaks TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(security.tls_ca)
-    if security.tls_cert is not None:
-        # A key that is encrypted would be asked for at the terminal.
-        context.load_cert_chain(security.tls_cert, security.tls_key, password=lambda: "")
-    context.set_alpn_protocols(["h2"])
     try:
         protected = context.wrap_socket(connection, server_hostname=name)
     except ssl.SSLCertVerificationError as error:
@@ -77,7 +98,7 @@ def _of_tls(
         )
     except ssl.SSLError as error:
         if _is_alert(error):
-            return _refused(server, str(error.reason))
+            return _refused(server, error)
         if error.reason in _PLAINTEXT:
             return InvalidRequest(
                 "tls_ca",
@@ -86,23 +107,31 @@ def _of_tls(
             )
         raise
     with protected:
-        protected.settimeout(_REFUSAL_SECONDS)
+        protected.settimeout(_ANSWER_SECONDS)
         try:
-            answered = protected.recv(1)
+            if protected.recv(1):
+                return None
         except TimeoutError:
             return None
         except OSError as error:
-            return _refused(server, str(getattr(error, "reason", error)))
-        # Under TLS 1.3 a certificate is refused after the handshake: gRPC hangs up.
-        return None if answered else _refused(server, "it hung up")
+            if _is_alert(error):
+                return _refused(server, error)
+    # So gRPC refuses a certificate under TLS 1.3; and so does a proxy that has no server behind it.
+    return Unreachable(
+        server, "hangs up after the TLS handshake; does it ask for a tls_cert, or for another one?"
+    )
 
 
-def _refused(server: str, reason: str) -> InvalidRequest:
+def _refused(server: str, error: OSError) -> InvalidRequest:
     return InvalidRequest(
         "tls_cert",
-        f"is missing, or not one that {server} takes ({reason}); pass a tls_cert and its tls_key "
-        "that the authority of its --tls-client-ca has signed",
+        f"is missing, or not one that {server} takes ({_reason(error)}); pass a tls_cert and its "
+        "tls_key that the authority of its --tls-client-ca has signed",
     )
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror or type(error).__name__)
 
 
 _CURES = {
@@ -116,5 +145,5 @@ _PLAINTEXT = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO
 """What OpenSSL 1.1 to 3 say of an answer that is not TLS."""
 
 
-def _is_alert(error: ssl.SSLError) -> bool:
-    return "_ALERT_" in (error.reason or "")
+def _is_alert(error: OSError) -> bool:
+    return "_ALERT_" in (getattr(error, "reason", None) or "")

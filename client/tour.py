@@ -15,7 +15,7 @@ from typing import TypeVar
 from tokenfeed.errors import Busy, ServerAway, TokenfeedError, Unreachable
 
 from .replicas import Replica, Replicas
-from .threads import let_go
+from .threads import without_frames
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -121,7 +121,7 @@ class Tour:
                 self._say_back()
                 return result
             except TokenfeedError as error:
-                failure = let_go(error)
+                failure = without_frames(error)
             if is_over():
                 break
             now = time.monotonic()

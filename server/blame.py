@@ -24,7 +24,7 @@ def log_blame(level: int, message: str, *values: object) -> None:
     the last line of ours that it came from.
     """
     _LOG.log(level, f"{message}: %s", *values, _blame())
-    _LOG.debug("traceback of the line above", exc_info=True)
+    _LOG.debug(message, *values, exc_info=True)
 
 
 def _blame() -> str:

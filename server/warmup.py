@@ -76,6 +76,8 @@ class WarmUp:
             log_blame(logging.ERROR, "could not warm up")
         # Once all are in: streams wait for pages, and for a digest nobody does.
         for dataset in self._datasets:
+            if self._closed.is_set():
+                return
             if dataset.digest:
                 continue
             problem = "not all of it was brought into memory"

@@ -127,7 +127,7 @@ class Unreachable(ServerAway):
 
 
 class Busy(ServerAway):
-    """The server is at a limit that will pass, and said when to come back."""
+    """The server, or a proxy in front of it, is at a limit that will pass."""
 
     status = "RESOURCE_EXHAUSTED"
 

@@ -61,7 +61,7 @@ def test_without_a_store_the_log_says_so_and_nothing_is_compared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The process group was destroyed before the first batch."""
-    agreement = rank_agreement(RANKS, **FEED)
+    agreement = rank_agreement(RANKS, **FEED, targets="a:1")
     assert agreement is not None
 
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
@@ -83,7 +83,7 @@ def keys_of(ranks: DataParallel, *feeds: dict[str, Any]) -> list[str]:
     from client import agreement
 
     agreement._MADE.clear()
-    made = [rank_agreement(ranks, **feed) for feed in feeds]
+    made = [rank_agreement(ranks, **feed, targets="a:1") for feed in feeds]
     return [each._key for each in made if each is not None]
 
 
@@ -122,15 +122,29 @@ def test_without_a_process_group_of_several_there_is_nothing_to_compare(
     ranks: DataParallel,
 ) -> None:
     """Nobody else, or no way to them."""
-    assert rank_agreement(ranks, **FEED) is None
+    assert rank_agreement(ranks, **FEED, targets="a:1") is None
 
 
 @pytest.mark.usefixtures("one_process")
 def test_the_store_is_the_one_of_init_process_group() -> None:
     """Whatever torch calls it in its next version."""
-    ranks = [rank_agreement(replace(RANKS, rank=rank), **FEED) for rank in range(2)]
+    ranks = [rank_agreement(replace(RANKS, rank=rank), **FEED, targets="a:1") for rank in range(2)]
     first, second = (RankAgreement(each._store, "key", each._rank) for each in ranks if each)
 
     first.require_same(ONE)
     with pytest.raises(StreamMismatch, match="rank 1 reads"):
         second.require_same(OTHER)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_coordinates_given_by_hand_are_compared_among_feeds_of_the_same_servers() -> None:
+    """Nobody knows which ranks belong together; those of other servers may have another corpus."""
+    by_hand = DataParallel(0, 2, "arguments")
+    first, second = (
+        rank_agreement(by_hand, **FEED, targets=targets) for targets in (["a:1"], ["b:1"])
+    )
+
+    assert first is not None
+    assert second is not None
+    assert first._key != second._key
+    assert first._key not in keys_of(RANKS, FEED)

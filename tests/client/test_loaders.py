@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,3 +114,36 @@ def test_accelerate_on_a_single_process_is_no_trouble(scripted: ScriptedServer) 
         shard = IterableDatasetShard(feed, batch_size=1, num_processes=1, process_index=0)
 
         assert [x[:, 0].tolist() for x, _ in shard] == [[3, 4, 5], [9, 10, 11]]
+
+
+def test_a_loop_keeps_none_of_its_function_s_locals_alive(scripted: ScriptedServer) -> None:
+    """Python keeps what is asked of a frame's locals: the last logits, through the next epoch."""
+
+    class Logits:
+        pass
+
+    with RemoteBatches(scripted.address, 3, 5, rank=0, world_size=2) as feed:
+        logits = Logits()
+        kept = weakref.ref(logits)
+        for _ in feed:
+            break
+        del logits
+        assert kept() is None
+
+
+def test_a_trainer_that_makes_up_its_attributes_may_iterate(scripted: ScriptedServer) -> None:
+    """By a __getattr__ that knows only some names."""
+
+    class Trainer:
+        def __init__(self, feed: RemoteBatches) -> None:
+            self.feed = feed
+
+        def __getattr__(self, name: str) -> object:
+            raise KeyError(name)
+
+        def train(self) -> None:
+            for _ in self.feed:
+                break
+
+    with RemoteBatches(scripted.address, 3, 5, rank=0, world_size=2) as feed:
+        Trainer(feed).train()

@@ -170,6 +170,22 @@ def test_a_busy_proxy_and_a_stranger_among_the_replicas_end_no_run(
     stranger.stop(None).wait()
 
 
+def test_a_digest_that_becomes_known_later_is_compared_from_then_on(
+    start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers take theirs while they serve; the feed runs already when one is found to differ."""
+    first, second = start_scripted(), start_scripted()
+    first.scripts = [after_frames(1, going_away)]
+    second.scripts = [after_frames(1, going_away)]
+    with feed_from([first.address, second.address], prefetch_bytes=0) as feed:
+        next(feed)
+        first.digest, second.digest = b"a" * 32, b"b" * 32
+        assert samples(feed) == list(range(B, 20 * B))
+
+    assert not first.requests[0].expected_digest
+    assert first.requests[-1].expected_digest == first.digest
+
+
 def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
     start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from client import RemoteBatches
-from client.supervisor import END_SECONDS, Supervisor
-from tests.client.conftest import ScriptedServer, honest_frames
+from client.stream import FrameStream
+from client.supervisor import END_SECONDS, Supervisor, Task
+from tests.client.conftest import ScriptedServer, StartScripted, honest_frames
 from tests.conftest import ROOT
 from tests.waiting import eventually
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -29,10 +30,12 @@ class Work:
         self.ended = False
         self.looks = 0
 
-    def look(self, now: float) -> float:
+    def due_seconds(self, now: float) -> float:
         self.looks += 1
-        self.ended |= self.ends
-        return 60.0
+        return 0.0 if self.ends else 60.0
+
+    def cancel(self) -> None:
+        self.ended = True
 
 
 def feed_from(address: str) -> RemoteBatches:
@@ -58,22 +61,51 @@ def test_a_lock_of_grpc_s_that_is_held_for_good_holds_up_no_close_and_no_later_b
     assert next(feed)[0][0, 0] == 0
     assert feed._reader is not None
     call = feed._reader._stream._calls[0]
-    held = call._state.condition  # type: ignore[attr-defined]
-    held.acquire()
-    began = time.monotonic()
-    feed.skip(0)
-    seconds = [time.monotonic() - began]
+    with call._state.condition:  # type: ignore[attr-defined]
+        began = time.monotonic()
+        feed.skip(0)
+        seconds = [time.monotonic() - began]
 
-    assert [int(next(feed)[0][0, 0]) for _ in range(3)] == [B, 2 * B, 3 * B]
-    began = time.monotonic()
-    feed.close()
-    seconds.append(time.monotonic() - began)
+        assert [int(next(feed)[0][0, 0]) for _ in range(3)] == [B, 2 * B, 3 * B]
+        began = time.monotonic()
+        feed.close()
+        seconds.append(time.monotonic() - began)
+    over.set()
 
     assert max(seconds) < END_SECONDS + 1
     assert "left a connection behind" in caplog.text
-    held.release()
-    over.set()
     assert eventually(lambda: threads() == [])
+
+
+def test_a_call_that_hangs_while_it_is_cancelled_keeps_nobody_from_leaving_a_silent_server(
+    start_scripted: StartScripted,
+) -> None:
+    """Nobody waits for the end of an epoch that a loop has left; the next one is watched over."""
+    over = threading.Event()
+    silent, other = start_scripted(), start_scripted()
+
+    def stalls(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield next(honest_frames(request, B))[1]
+        over.wait(60)
+
+    silent.scripts = [stalls] * 4
+    for server in (silent, other):
+        server.windows_per_epoch = 6 * B
+    with RemoteBatches(
+        [silent.address, other.address], B, T, order="shuffled", rank=0, world_size=1,
+        progress_seconds=0.5,
+    ) as feed:  # fmt: skip
+        epoch = iter(feed.epoch(0))
+        next(epoch)
+        (stream,) = (task for task in tasks(feed) if isinstance(task, FrameStream))
+        with stream._calls[0]._state.condition:  # type: ignore[attr-defined]
+            del epoch
+            assert sum(1 for _ in feed.epoch(0)) == 6
+        over.set()
+
+
+def tasks(feed: RemoteBatches) -> list[Task]:
+    return feed._remote._supervisor._tasks
 
 
 def test_a_feed_that_was_let_go_of_leaves_no_thread_and_no_connection(
@@ -129,13 +161,42 @@ def test_a_task_that_cannot_be_looked_after_stops_nobody_from_being_looked_after
 ) -> None:
     """Without its supervisor a feed would wait for a silent server for ever."""
     damaged, work = Work(ends=False), Work(ends=False)
-    damaged.look = lambda now: 1 / 0  # type: ignore[method-assign]
+    damaged.due_seconds = lambda now: 1 / 0  # type: ignore[method-assign]
     supervisor = Supervisor(lambda: None)
     supervisor.add(damaged)
     supervisor.add(work)
 
     assert eventually(lambda: work.looks > 1)
     assert "ZeroDivisionError" in caplog.text
+    supervisor.close()
+
+
+def test_a_task_that_hangs_while_it_is_cancelled_stops_nobody_from_being_cancelled() -> None:
+    """Not even itself from being looked after, in case that helps."""
+    over, stuck, work = threading.Event(), Work(), Work()
+    stuck.cancel = lambda: over.wait(60)  # type: ignore[assignment, method-assign]
+    supervisor = Supervisor(lambda: None)
+    supervisor.add(stuck)
+    assert eventually(lambda: stuck.looks > 1)
+    supervisor.add(work)
+
+    assert eventually(lambda: work.ended)
+    assert threads().count("tokenfeed-cancel") == 1
+    over.set()
+    stuck.ended = True
+    supervisor.close()
+
+
+def test_an_add_that_was_interrupted_makes_no_second_supervisor() -> None:
+    """A Ctrl-C just after the thread has begun, before anybody knows."""
+    supervisor = Supervisor(lambda: None)
+    supervisor.add(Work(ends=False))
+    assert eventually(lambda: threads() == ["tokenfeed-supervisor"])
+    supervisor._started = False
+    supervisor.add(Work(ends=False))
+
+    assert eventually(lambda: supervisor._started)
+    assert eventually(lambda: threads() == ["tokenfeed-supervisor"])
     supervisor.close()
 
 

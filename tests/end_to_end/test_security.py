@@ -217,14 +217,12 @@ def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_t
     """Nobody waits eight minutes for a typing error in a path."""
     plain = serve("--data", corpus)
     protected = serve("--data", corpus, *tls(papers.cert, papers.key))
-    mutual = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
     elsewhere = serve("--data", corpus, *tls(papers.other_host_cert, papers.other_host_key))
     seconds = []
     for server, ca, problem in (
         (protected, papers.wrong_ca, "tls_ca: does not make .* pass the authority that has signed"),
         (protected, None, "tls_ca: is missing, and .* speaks TLS"),
         (plain, papers.ca, "tls_ca: is given, and .* does not speak TLS"),
-        (mutual, papers.ca, "tls_cert: is missing, or not one that .* takes"),
         (elsewhere, papers.ca, "tls_ca: .*ostname mismatch.* ask for a name that it was made out"),
     ):
         began = time.monotonic()
@@ -237,6 +235,32 @@ def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_t
             describe(server.address, security=Security(tls_ca=ca))
         seconds.append(time.monotonic() - began)
     assert max(seconds) < 10
+
+
+def test_files_of_one_s_own_that_are_of_no_use_are_an_error_at_once(
+    serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
+) -> None:
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_bytes(GARBAGE)
+    mine = {"tls_ca": papers.ca, "tls_cert": papers.client_cert}
+    for files, problem in (
+        ({"tls_ca": str(garbage)}, "tls_ca: holds no certificate that can be read"),
+        (mine | {"tls_key": papers.expired_key}, "tls_key: is not the key of tls_cert"),
+    ):
+        with pytest.raises(InvalidRequest, match=problem):
+            read(server, deadline_seconds=60.0, **files)
+
+
+def test_a_server_that_hangs_up_after_the_handshake_is_waited_for_and_the_log_says_why_it_may(
+    serve: Serve, corpus: Path, papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It wants a certificate; or it is a proxy, and the server behind it is still starting."""
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
+
+    with pytest.raises(Unreachable, match="hangs up after the TLS handshake; does it ask for a"):
+        read(server, tls_ca=papers.ca)
+    assert "does it ask for a tls_cert" in caplog.text
 
 
 def test_a_server_that_is_away_hides_no_wrong_credentials_of_another(

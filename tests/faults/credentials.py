@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trustme
 
-from tokenfeed.errors import InvalidRequest, NotAllowed, TokenfeedError
+from tokenfeed.errors import InvalidRequest, NotAllowed, TokenfeedError, Unreachable
 
 from .lab import Report, Witness, replicas
 
@@ -71,7 +71,7 @@ def wrong_credentials(papers: Papers) -> dict[str, tuple[Mapping[str, str], type
         "none": ({}, InvalidRequest),
         "a token in plaintext": ({"token": TOKEN}, InvalidRequest),
         "wrong CA": ({"tls_ca": papers.wrong_ca, "token": TOKEN} | mine, InvalidRequest),
-        "no certificate": (trusting | {"token": TOKEN}, InvalidRequest),
+        "no certificate": (trusting | {"token": TOKEN}, Unreachable),
         "no token": (trusting | mine, NotAllowed),
         "wrong token": (trusting | mine | {"token": OTHER_TOKEN}, NotAllowed),
         "a token too short": (trusting | mine | {"token": TOKEN[:-1]}, NotAllowed),

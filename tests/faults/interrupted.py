@@ -40,7 +40,8 @@ class Work:
         self._x = torch.empty(B, T, dtype=torch.int64)
         self._y = torch.empty_like(self._x)
         self.feed = self.make()
-        self.batches = 0
+        self.batches = self.wrong = 0
+        self.first_batches: list[torch.Tensor] = []
 
     def make(self, start_sample: int = 0) -> RemoteBatches:
         """A feed of the server."""
@@ -81,18 +82,21 @@ class Work:
         """Feeds that a `with` block closes."""
         while self.has_time():
             with self.make() as feed:
-                self._take(feed, 4)
+                self._take(feed, 4, begins_anew=True)
 
     def let_go(self) -> None:
         """Feeds that nobody closes."""
         while self.has_time():
-            self._take(self.make(), 4)
+            self._take(self.make(), 4, begins_anew=True)
 
-    def _take(self, batches: Iterable[object], count: int) -> None:
-        for _ in batches:
+    def _take(
+        self, batches: Iterable[tuple[torch.Tensor, ...]], count: int, *, begins_anew: bool = False
+    ) -> None:
+        for index, (x, _) in enumerate(batches):
             self.batches += 1
-            count -= 1
-            if not (count and self.has_time()):
+            if begins_anew:
+                self.wrong += not x.equal(self.first_batches[index])
+            if index + 1 == count or not self.has_time():
                 break
 
     def goes_on(self) -> bool:
@@ -112,6 +116,9 @@ def main() -> None:
     chance, work = random.Random(seed), Work(address)
     answers = way not in ("stopped", "unresolved")
     do = getattr(work, way) if answers else work.let_go
+    if answers:
+        with work.make() as feed:
+            work.first_batches = [next(feed)[0] for _ in range(4)]
     raised, slowest_seconds = 0, 0.0
     for _ in range(count):
         delay_seconds = 1e-4 + chance.random() * (DELAY_SECONDS - 1e-4)
@@ -137,6 +144,7 @@ def main() -> None:
             {
                 "raised": raised,
                 "batches": work.batches,
+                "wrong": work.wrong,
                 "goes_on": goes_on,
                 "threads_left": [] if ended else own_threads(),
                 "slowest_seconds": slowest_seconds,

@@ -85,5 +85,7 @@ def _judge(way: str, outcome: dict[str, Any], report: Report) -> None:
     report.hits += outcome["raised"]
     report.batches += outcome["batches"]
     report.gaps += [outcome["slowest_seconds"], outcome["closing_seconds"]]
+    report.corrupted += outcome["wrong"]
+    report.require(outcome["wrong"] == 0, f"{way}: wrong batches")
     report.require(outcome["goes_on"], f"{way}: the next rows were others")
     report.require(not outcome["threads_left"], f"{way}: left {outcome['threads_left']}")
