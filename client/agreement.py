@@ -12,15 +12,18 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from tokenfeed.errors import StreamMismatch
+from tokenfeed.errors import StreamMismatch, Unreachable
 
 from .ranks import DataParallel, has_process_group
 from .replicas import Targets
+from .threads import Outcome, start_thread
 
 _LOG = logging.getLogger("tokenfeed.client")
 
+_STORE_SECONDS = 3.0
 _MADE: dict[str, Iterator[int]] = {}
 """How many feeds of a kind were made in this process. Ranks run one program, so that the third of a
 kind is the third one everywhere.
@@ -40,21 +43,30 @@ class RankAgreement:
         self._key = key
         self._rank = rank
 
-    def require_same(self, fingerprint: bytes) -> None:
+    def require_same(self, dataset: str, fingerprint: bytes) -> None:
         """Compare the corpus with that of the rank that came first, from any thread.
 
         Waits for no other rank: it is one exchange with the store, behind whatever else this
-        process asks the store just then. Where the store cannot be asked the log says so, and
-        nothing is compared.
-        fingerprint: 32 bytes.  Raises: StreamMismatch, naming both ranks and both fingerprints.
+        process asks the store just then. Where the store cannot be asked, or does not answer in
+        3 s, the log says so, and nothing is compared.
+        dataset: its name, as served: feeds of others are not compared.  fingerprint: 32 bytes.
+        Raises: StreamMismatch, naming both ranks and both fingerprints.
         """
         own = fingerprint.hex()
+        key = f"{self._key}/{dataset}"
+        outcome: Outcome[bytes] = Outcome()
+        # An empty expected value: set where there is none yet. Returns what is there then. A thread
+        # of its own, since it waits for whoever has the store, without an end.
+        exchange = partial(self._exchange, key, f"{self._rank} {own}")
+        start_thread(partial(outcome.run, exchange), "tokenfeed-compare")
+        first, problem = None, f"no answer within {_STORE_SECONDS:.0f} s"
         try:
-            # An empty expected value: set where there is none yet. Returns what is there then.
-            first = self._store().compare_set(self._key, "", f"{self._rank} {own}")
-        except (RuntimeError, ValueError, AttributeError) as error:
+            first = outcome.wait_for(_STORE_SECONDS)
+        except Unreachable as error:
+            problem = error.problem
+        if first is None:
             _LOG.warning(
-                "rank=%d cannot compare its corpus with other ranks: %s", self._rank, error
+                "rank=%d cannot compare its corpus with other ranks: %s", self._rank, problem
             )
             return
         first_rank, _, its = first.decode().partition(" ")
@@ -62,8 +74,17 @@ class RankAgreement:
             raise StreamMismatch(
                 "fingerprint",
                 f"rank {self._rank} reads corpus {own}, and rank {first_rank} reads {its}. Give "
-                "all ranks servers of the same files; fingerprint= says which corpus it has to be",
+                "all ranks servers of the same files; fingerprint= says which corpus it has to "
+                "be. Ranks that make their feeds in another order look like this too",
             )
+
+    def _exchange(self, key: str, own: str) -> bytes:
+        """Return what the first rank has set.  Raises: Unreachable if the store cannot be asked."""
+        try:
+            first: bytes = self._store().compare_set(key, "", own)
+            return first
+        except (RuntimeError, ValueError, AttributeError) as error:
+            raise Unreachable("store", str(error)) from error
 
 
 def rank_agreement(

@@ -36,7 +36,7 @@ from .reader import Reader
 from .replicas import Targets
 from .request import StreamRequest
 from .rescale import is_rescaled, rescaled
-from .state import StreamParts, read_state, require_same_stream, write_state
+from .state import StreamParts, log_differences, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
 from .tour import DEADLINE_SECONDS, PROGRESS_SECONDS
 from .widening import WIDE_NUMPY, Batch, require_fits
@@ -259,8 +259,9 @@ class RemoteBatches(IterableDataset[Batch]):
         allow: parts of the stream that may differ ("order", "seed", "context_length",
         "fingerprint"); what differs is logged.  num_batches still ends where it did.
         With another context length an order with epochs goes on at the same fraction of the epoch.
-        In the middle of one, "shuffled" would repeat that fraction of what follows, and is refused
-        unless allow has "mid_epoch" as well.
+        In the middle of one, "shuffled" would repeat that fraction of what follows, and so does
+        "sequential" with some of it where there are several files; both are refused unless allow
+        has "mid_epoch" as well.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is none.
         """
         sample, saved = read_state(state)
@@ -270,7 +271,16 @@ class RemoteBatches(IterableDataset[Batch]):
             windows_before = None
             if saved.fingerprint == own.fingerprint:
                 windows_before = self._remote.windows_per_epoch(saved.context_length)
-            sample = rescaled(sample, saved, own, windows_before, self._require_windows(), allow)
+            sample = rescaled(
+                sample,
+                saved,
+                own,
+                windows_before,
+                self._require_windows(),
+                self._remote.await_described().file_count,
+                allow,
+            )
+        log_differences(saved, own)
         self._go_to(sample)
 
     @property

@@ -364,9 +364,16 @@ def describe(
     Unreachable.
     """
     require_address(target)
-    channel = Channel(target, security=security)
-    try:
-        request = pb.DescribeRequest(dataset=dataset or "", context_length=context_length)
-        return channel.describe(request, timeout_seconds).result(is_first_contact=True)
-    finally:
-        channel.close()
+    request = pb.DescribeRequest(dataset=dataset or "", context_length=context_length)
+
+    def ask() -> pb.DescribeResponse:
+        channel = Channel(target, security=security)
+        try:
+            return channel.describe(request, timeout_seconds).result(is_first_contact=True)
+        finally:
+            channel.close()
+
+    # Not in the thread of the caller, where a Ctrl-C could leave a lock of gRPC's held for good.
+    answer: Outcome[pb.DescribeResponse] = Outcome()
+    start_thread(partial(answer.run, ask), "tokenfeed-describe")
+    return answer.wait()

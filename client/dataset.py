@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ Ask = Callable[[float, set[DescribeCall]], Result]
 class Agreement(Protocol):
     """What the ranks of a feed have in common."""
 
-    def require_same(self, fingerprint: bytes) -> None:
+    def require_same(self, dataset: str, fingerprint: bytes) -> None:
         """Compare the corpus with that of other ranks.  Raises: StreamMismatch."""
 
 
@@ -166,7 +167,7 @@ class RemoteDataset:
                     raise _closed_unused()
                 described = self._survey(self._context_length, timeout_seconds, asked)
                 if self._agreement is not None and self._fingerprint is None:
-                    self._agreement.require_same(described.fingerprint)
+                    self._agreement.require_same(described.name, described.fingerprint)
                 self._described = described
             return self._described
 
@@ -293,16 +294,18 @@ class _Question(Generic[Result]):
         self._bell = Bell()
         self._given_up = False
         self._begun = False
+        began = time.monotonic()
+        self._tour = remote.tour(lambda: began)
         self.ended = False
 
     def answer(self) -> Result:
         """Return the answer; for one waiter.  Raises: what asking raises; InvalidRequest if the
-        feed is closed before there is an answer.
+        feed is closed before there is an answer; Unreachable where nobody comes back from asking.
         """
         try:
             self._supervisor.add(self)
             start_thread(self._run, "tokenfeed-describe")
-            return self._outcome.wait()
+            return self._outcome.wait(self._require_in_time)
         finally:
             self._given_up = True
             self._supervisor.wake()
@@ -330,10 +333,14 @@ class _Question(Generic[Result]):
         self.ended = True
         self._supervisor.wake()
 
+    def _require_in_time(self) -> None:
+        self._tour.require_in_time(0.0)
+        if self._remote.closed:
+            raise _closed_unused()
+
     def _ask_all(self) -> Result:
-        tour = self._remote.tour()
-        answer = tour.until_done(
-            lambda _: self._ask(tour.progress_seconds, self._asked),
+        answer = self._tour.until_done(
+            lambda _: self._ask(self._tour.progress_seconds, self._asked),
             pause=self._bell.wait,
             is_over=self._is_over,
             asks_all=True,

@@ -37,15 +37,18 @@ def rescaled(
     own: StreamParts,
     windows_before: int | None,
     windows_now: int,
+    file_count: int,
     allow: Collection[str],
 ) -> int:
-    """Return the sample at the same fraction of the same epoch, rounded down.
+    """Return the sample at the same fraction of the same epoch, rounded down; in the order of a
+    corpus of one file, that at the same token.
 
     sample: of the saved stream, above 0.  windows_before: in an epoch at the saved context length;
-    None or 0 where the corpus is another one, so that nobody knows.  windows_now: at one's own.
+    None or 0 where nobody knows, since the corpus is another one, or has no window of that length.
+    windows_now: at one's own.  file_count: of the corpus.
     Where the fraction is unknown the sample stays what it is.
-    Raises: StreamMismatch in the middle of an epoch that is shuffled, unless allow has "mid_epoch";
-    SamplesExhausted.
+    Raises: StreamMismatch in the middle of an epoch that would repeat or leave out windows, unless
+    allow has "mid_epoch"; SamplesExhausted.
     """
     if not windows_before:
         if MID_EPOCH not in allow:
@@ -58,35 +61,46 @@ def rescaled(
                 f"{_permission(allow)} to go on with sample {sample}",
             )
         _LOG.warning(
-            "resumed at another context length and on another corpus: an unknown part of the epoch "
-            "may repeat sample=%d",
+            "resumed at another context length: an unknown part of the epoch may repeat, or be "
+            "left out sample=%d",
             sample,
         )
         return sample
     epoch, into = divmod(sample, windows_before)
-    found = epoch * windows_now + into * windows_now // windows_before
+    in_order = _in_corpus_order(saved, own)
+    if in_order and file_count == 1:
+        found_into = into * saved.context_length // own.context_length
+    else:
+        found_into = into * windows_now // windows_before
+    found = epoch * windows_now + found_into
     percent = f"{100 * into / windows_before:.4g} %"
     if found > SAMPLE_END:
         raise SamplesExhausted("state.sample", f"{found} at this context length is above 2^63")
-    if into == 0 or _in_corpus_order(saved, own):
-        _LOG.warning(
-            "resumed at another context length, nothing repeats: epoch=%d seen=%s sample=%d",
-            *(epoch, percent, found),
-        )
-    elif MID_EPOCH in allow:
-        _LOG.warning(
-            "resumed at another context length: of what follows in epoch=%d, %s may repeat "
-            "sample=%d",
-            *(epoch, percent, found),
+    if into == 0:
+        problem = "nothing repeats"
+    elif in_order and file_count == 1:
+        problem = f"less than {own.context_length} tokens repeat"
+    elif in_order:
+        problem = (
+            f"of each of the {file_count} files it makes other windows, so that some of what "
+            "follows in that epoch was seen already, or is left out"
         )
     else:
+        problem = (
+            f"it is another permutation: {percent} of what follows in that epoch was seen already"
+        )
+    if not (into == 0 or (in_order and file_count == 1) or MID_EPOCH in allow):
         raise StreamMismatch(
             "context_length",
             f"the state was saved with {saved.context_length}, {percent} into epoch {epoch}, and "
-            f"{own.context_length} is another permutation: {percent} of what follows in that epoch "
-            f"was seen already. Pass start_sample={(epoch + 1) * windows_now} instead of the state "
-            f"to begin with epoch {epoch + 1}, or {_permission(allow)} to go on all the same",
+            f"this stream has {own.context_length}; {problem}. Pass "
+            f"start_sample={(epoch + 1) * windows_now} instead of the state to begin with epoch "
+            f"{epoch + 1}, or {_permission(allow)} to go on all the same",
         )
+    _LOG.warning(
+        "resumed at another context length, %d instead of %d: %s; epoch=%d seen=%s sample=%d",
+        *(own.context_length, saved.context_length, problem, epoch, percent, found),
+    )
     return found
 
 

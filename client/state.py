@@ -78,7 +78,7 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
 def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
     """Compare the stream that a state belongs to with one's own.
 
-    allow: parts that may differ, and MID_EPOCH; a difference is logged.  Raises: StreamMismatch,
+    allow: parts that may differ, and MID_EPOCH.  Raises: StreamMismatch,
     naming what differs; InvalidRequest if allow names no part.
     """
     known = (*PARTS, MID_EPOCH)
@@ -86,12 +86,17 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
         raise InvalidRequest("allow", f"{allow!r} is no collection of {', '.join(known)}")
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
-        if before == now:
-            continue
-        if name not in allow:
+        if before != now and name not in allow:
             raise StreamMismatch(
                 name,
                 f"the state was saved with {before}, and this stream has {now}: its samples are "
                 f"others. allow=({name!r},) resumes all the same",
             )
-        _LOG.warning("resumed on another stream: %s was %s, is %s", name, before, now)
+
+
+def log_differences(saved: StreamParts, own: StreamParts) -> None:
+    """Say in what the stream that is resumed is another one."""
+    for name in PARTS:
+        before, now = getattr(saved, name), getattr(own, name)
+        if before != now:
+            _LOG.warning("resumed on another stream: %s was %s, is %s", name, before, now)

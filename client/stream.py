@@ -133,7 +133,7 @@ class FrameStream:
         """
         if not self._has_answer(row_count):
             self._await_rows(row_count)
-        if self._closed:
+        if self._is_closed():
             return None
         if not self.ready(row_count):
             if self._error is not None:
@@ -161,7 +161,7 @@ class FrameStream:
             self._receiver_bell.ring()
 
     def _has_answer(self, row_count: int) -> bool:
-        return self.ready(row_count) or self.ended or self._closed
+        return self.ready(row_count) or self.ended or self._is_closed()
 
     def _await_rows(self, row_count: int) -> None:
         began = self._awaited_since = time.monotonic()
@@ -170,6 +170,7 @@ class FrameStream:
                 self._rows_awaited = True
                 if not self._has_answer(row_count):
                     self._consumer_bell.wait(LOOK_SECONDS)
+                self._tour.require_in_time(self._frame_seconds)
         finally:
             self._awaited_since = None
         self._counters.wait_seconds += time.monotonic() - began

@@ -42,26 +42,26 @@ def survey(
     by several threads.
     Raises: what one of them raised where none answers; if possible a ServerAway, which may heal.
     """
-    came: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+    came: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
 
     def ask_one(replica: Replica) -> None:
         try:
             with replica.connected() as channel:
                 came.put(Answer(replica, channel, ask(channel)))
-        except Exception as error:  # noqa: BLE001 - raised below, where it was asked
+        except BaseException as error:  # noqa: BLE001 - raised below, where it was asked
             came.put(without_frames(error))
 
     for replica in replicas:
         start_thread(partial(ask_one, replica), "tokenfeed-survey")
     answers: list[Answer] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     end = time.monotonic() + timeout_seconds + TLS_CHECK_SECONDS + _OTHERS_SECONDS
     for _ in replicas:
         try:
             answer = came.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             errors.append(answer)
         else:
             answers.append(answer)
@@ -73,7 +73,7 @@ def survey(
     return sorted(answers, key=lambda answer: replicas.index(answer.replica))
 
 
-def _one_of(errors: Sequence[Exception]) -> Exception:
+def _one_of(errors: Sequence[BaseException]) -> BaseException:
     """Return one that stands for all: if possible one that may heal, with what will not."""
     away = [error for error in errors if isinstance(error, ServerAway)]
     if not away or len(away) == len(errors):

@@ -60,12 +60,14 @@ class Outcome(Generic[Result]):
         else:
             self._came.put(lambda: result)
 
-    def wait(self) -> Result:
-        """Return what the function returned, once it has; for one waiter.  Raises: what it raised,
-        and KeyboardInterrupt meanwhile.
+    def wait(self, look: Callable[[], object] = lambda: None) -> Result:
+        """Return what the function returned, once it has; for one waiter.
+
+        look: called every LOOK_SECONDS; what it raises ends the wait.
+        Raises: what the function raised, and KeyboardInterrupt meanwhile.
         """
         while (come := self._get(LOOK_SECONDS)) is None:
-            pass
+            look()
         return come()
 
     def wait_for(self, seconds: float) -> Result | None:

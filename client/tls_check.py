@@ -39,7 +39,8 @@ def tls_problem(
             if security.tls_ca is None:
                 return _of_plaintext(connection, target, context)
             return _of_tls(connection, target, name, context)
-    except OSError:  # ssl.SSLError too: nobody there, or nobody who says more
+    except (OSError, ValueError):
+        # Nobody there, or nobody who says more (ssl.SSLError); or no name that can be asked for.
         return None
 
 

@@ -36,6 +36,8 @@ _PAUSE_SECONDS_FIRST = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _ASKED_SECONDS_MAX = 30.0
 _LOG_AGAIN_SECONDS = 30.0
+_ATTEMPT_GRACE_SECONDS = 5.0
+"""By so much an attempt may outlast its timeout: the slowest of all servers, a check of TLS."""
 _REFUSALS = 2
 """A bit flipped on the way to a server looks like a wrong request: so often a server has to refuse,
 each time on a new connection.
@@ -139,6 +141,25 @@ class Tour:
             if len(self._failures) >= count:
                 pause(self._end_tour())
         return None
+
+    def require_in_time(self, grace_seconds: float) -> None:
+        """Raise Unreachable if somebody has waited for longer than the deadline and no attempt has
+        ended: it hangs where no timeout reaches, in a file or in code of the caller's.
+
+        grace_seconds: for a row so long that one may see nothing of it.  For who waits; all else is
+        for who asks.
+        """
+        since = self._awaited_since()
+        if self._deadline_seconds is None or since is None:
+            return
+        waited_seconds = time.monotonic() - max(since, self._alive_at)
+        grace_seconds += self.progress_seconds + _ATTEMPT_GRACE_SECONDS
+        if waited_seconds > self._deadline_seconds + grace_seconds:
+            raise Unreachable(
+                str(self._replicas),
+                f"no batches for {waited_seconds:.0f} s, and whoever asks for them does not come "
+                "back: does a file of credentials, or a token function, hang?",
+            )
 
     def _end_tour(self) -> float:
         """Return how long to pause before the next tour.  Raises: as `until_done`."""

@@ -27,9 +27,12 @@ def mask_path(shard_path: str) -> str:
 
 
 def masks_beside(paths: Sequence[str]) -> list[str]:
-    """Return the masks that lie beside shards, in order."""
-    masks = [mask_path(path) for path in paths if path.endswith(SUFFIX)]
-    return [mask for mask in masks if os.path.lexists(mask)]
+    """Return the masks that lie beside shards, or beside what they are links to, in order."""
+    found = []
+    for path in paths:
+        places = [path for path in (path, os.path.realpath(path)) if path.lower().endswith(SUFFIX)]
+        found += [mask_path(place) for place in places if os.path.lexists(mask_path(place))][:1]
+    return found
 
 
 def require_none(source: Source, *, ignored: bool) -> None:

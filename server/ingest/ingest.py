@@ -143,7 +143,11 @@ def _require_whole(out: str, made: dict[str, Any]) -> None:
     """
     cure = f"is damaged; remove {out} to make it anew"
     try:
+        shards = [shard for split in made["splits"].values() for shard in split["shards"]]
         is_pairs = len(made["job"]["columns"]) > 1
+        if is_pairs and not any("loss_mask" in shard for shard in shards):
+            problem = "lists no loss masks, as an older version made it; ingest into another folder"
+            raise BadCorpus(os.path.join(out, MANIFEST), problem)
         width = int(made["dtype"].removeprefix("uint")) // 8
         sizes = {
             os.path.join(out, name, file): size_bytes

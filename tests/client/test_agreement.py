@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,11 +38,11 @@ def test_the_rank_with_another_corpus_is_told_with_both_names(
     store = make(tmp_path)
     ranks = [RankAgreement(lambda: store, "key", rank) for rank in range(3)]
 
-    ranks[2].require_same(ONE)
-    ranks[0].require_same(ONE)
-    ranks[2].require_same(ONE)
+    ranks[2].require_same("train", ONE)
+    ranks[0].require_same("train", ONE)
+    ranks[2].require_same("train", ONE)
     with pytest.raises(StreamMismatch) as caught:
-        ranks[1].require_same(OTHER)
+        ranks[1].require_same("train", OTHER)
 
     assert caught.value.subject == "fingerprint"
     assert f"rank 1 reads corpus {OTHER.hex()}" in caught.value.problem
@@ -53,8 +54,8 @@ def test_another_feed_may_have_another_corpus() -> None:
     """Training and validation."""
     store = dist.HashStore()
 
-    RankAgreement(lambda: store, "train", 0).require_same(ONE)
-    RankAgreement(lambda: store, "val", 1).require_same(OTHER)
+    RankAgreement(lambda: store, "train", 0).require_same("train", ONE)
+    RankAgreement(lambda: store, "val", 1).require_same("train", OTHER)
 
 
 def test_without_a_store_the_log_says_so_and_nothing_is_compared(
@@ -65,7 +66,7 @@ def test_without_a_store_the_log_says_so_and_nothing_is_compared(
     assert agreement is not None
 
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
-        agreement.require_same(ONE)
+        agreement.require_same("train", ONE)
 
     assert caplog.text.count("rank=0 cannot compare its corpus with other ranks") == 1
 
@@ -131,9 +132,9 @@ def test_the_store_is_the_one_of_init_process_group() -> None:
     ranks = [rank_agreement(replace(RANKS, rank=rank), **FEED, targets="a:1") for rank in range(2)]
     first, second = (RankAgreement(each._store, "key", each._rank) for each in ranks if each)
 
-    first.require_same(ONE)
+    first.require_same("train", ONE)
     with pytest.raises(StreamMismatch, match="rank 1 reads"):
-        second.require_same(OTHER)
+        second.require_same("train", OTHER)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -148,3 +149,29 @@ def test_coordinates_given_by_hand_are_compared_among_feeds_of_the_same_servers(
     assert second is not None
     assert first._key != second._key
     assert first._key not in keys_of(RANKS, FEED)
+
+
+def test_a_store_that_does_not_answer_holds_up_no_batch_for_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that has it is stopped."""
+    monkeypatch.setattr("client.agreement._STORE_SECONDS", 0.2)
+    over = threading.Event()
+
+    class Stopped:
+        def compare_set(self, *_: str) -> bytes:
+            over.wait(60)
+            return b""
+
+    RankAgreement(Stopped, "key", 3).require_same("train", ONE)
+
+    assert "rank=3 cannot compare its corpus with other ranks: no answer within" in caplog.text
+    over.set()
+
+
+def test_datasets_of_other_names_are_not_compared() -> None:
+    """A feed for validation on rank 0 alone, made before the one for training."""
+    store = dist.HashStore()
+
+    RankAgreement(lambda: store, "key", 0).require_same("val", OTHER)
+    RankAgreement(lambda: store, "key", 1).require_same("train", ONE)

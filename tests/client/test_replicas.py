@@ -170,16 +170,31 @@ def test_a_busy_proxy_and_a_stranger_among_the_replicas_end_no_run(
     stranger.stop(None).wait()
 
 
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", "foo..bar", ".example.com"])
+def test_a_name_that_no_resolver_takes_is_waited_for_like_one_that_it_does_not_know(
+    host: str,
+) -> None:
+    with feed_from(f"{host}:50051", deadline_seconds=0.3) as feed:
+        with pytest.raises(Unreachable, match=r"no batches for"):
+            next(feed)
+
+
 def test_a_digest_that_becomes_known_later_is_compared_from_then_on(
     start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Servers take theirs while they serve; the feed runs already when one is found to differ."""
-    first, second = start_scripted(), start_scripted()
+    known, (first, second) = threading.Event(), (start_scripted(), start_scripted())
+
+    def going_away_later(context: grpc.ServicerContext) -> None:
+        assert known.wait(10)
+        going_away(context)
+
     first.scripts = [after_frames(1, going_away)]
-    second.scripts = [after_frames(1, going_away)]
-    with feed_from([first.address, second.address], prefetch_bytes=0) as feed:
+    second.scripts = [after_frames(1, going_away_later)]
+    with feed_from([first.address, second.address]) as feed:
         next(feed)
         first.digest, second.digest = b"a" * 32, b"b" * 32
+        known.set()
         assert samples(feed) == list(range(B, 20 * B))
 
     assert not first.requests[0].expected_digest

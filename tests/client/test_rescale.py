@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from client.rescale import is_rescaled, rescaled
@@ -25,26 +25,29 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next_one(
 ) -> None:
     """Everything of it was seen once, and nothing of the next one."""
     if epoch * now <= 2**63:
-        assert rescaled(epoch * before, LONG, SHORT, before, now, ALLOWED) == epoch * now
+        assert rescaled(epoch * before, LONG, SHORT, before, now, 3, ALLOWED) == epoch * now
 
 
 @given(
     epoch=st.integers(0, 1000),
-    before=st.integers(1, 10**9),
-    now=st.integers(1, 10**9),
+    tokens=st.integers(2, 10**9),
+    lengths=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
     data=st.data(),
 )
-def test_a_place_within_an_epoch_stays_at_its_fraction_of_that_epoch(
-    epoch: int, before: int, now: int, data: st.DataObject
+def test_in_the_order_of_one_file_a_place_stays_at_its_token(
+    epoch: int, tokens: int, lengths: tuple[int, int], data: st.DataObject
 ) -> None:
-    """Rounded down, so that at most a part of one window comes again in corpus order."""
+    """Rounded down, so that less than one window comes again, and nothing is left out."""
+    before, now = ((tokens - 1) // length for length in lengths)
+    assume(before and now)
     into = data.draw(st.integers(0, before - 1))
+    saved, own = (replace(IN_ORDER[0], context_length=length) for length in lengths)
 
-    found = rescaled(epoch * before + into, *IN_ORDER, before, now, ALLOWED)
+    found = rescaled(epoch * before + into, saved, own, before, now, 1, ALLOWED) - epoch * now
 
-    assert found // now == epoch
-    assert found % now <= into * now / before + 1e-6 * now
-    assert (found % now + 1) * before > into * now
+    assert 0 <= found <= now
+    repeated = into * lengths[0] - found * lengths[1]
+    assert 0 <= repeated < lengths[1]
 
 
 def test_the_middle_of_a_shuffled_epoch_is_refused_with_what_would_come_twice_and_the_cures() -> (
@@ -52,7 +55,7 @@ def test_the_middle_of_a_shuffled_epoch_is_refused_with_what_would_come_twice_an
 ):
     """3 of 8 windows of epoch 2 were seen, so 3 of 8 of what follows were."""
     with pytest.raises(StreamMismatch) as caught:
-        rescaled(2 * 8 + 3, LONG, SHORT, 8, 17, ALLOWED)
+        rescaled(2 * 8 + 3, LONG, SHORT, 8, 17, 3, ALLOWED)
 
     assert caught.value.subject == "context_length"
     assert "saved with 2048, 37.5 % into epoch 2" in caught.value.problem
@@ -66,19 +69,24 @@ def test_the_middle_of_a_shuffled_epoch_may_be_allowed_and_is_logged(
 ) -> None:
     """Whoever has a large epoch and little left of the run."""
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
-        assert rescaled(2 * 8 + 3, LONG, SHORT, 8, 17, (*ALLOWED, "mid_epoch")) == 2 * 17 + 6
+        assert rescaled(2 * 8 + 3, LONG, SHORT, 8, 17, 3, (*ALLOWED, "mid_epoch")) == 2 * 17 + 6
 
-    assert "of what follows in epoch=2, 37.5 % may repeat sample=40" in caplog.text
+    assert "37.5 % of what follows in that epoch was seen already; epoch=2" in caplog.text
+    assert "sample=40" in caplog.text
 
 
-def test_in_corpus_order_nothing_comes_twice_and_nothing_is_refused(
+def test_in_the_order_of_several_files_it_is_refused_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The corpus before that place was seen, and what follows was not."""
+    """Each file has other windows then: at a fraction of all of them is another place."""
+    with pytest.raises(StreamMismatch, match="of each of the 3 files it makes other windows"):
+        rescaled(2 * 8 + 3, *IN_ORDER, 8, 17, 3, ALLOWED)
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
-        assert rescaled(2 * 8 + 3, *IN_ORDER, 8, 17, ALLOWED) == 2 * 17 + 6
+        assert rescaled(2 * 8 + 3, *IN_ORDER, 8, 17, 3, (*ALLOWED, "mid_epoch")) == 2 * 17 + 6
+        assert rescaled(2 * 8, *IN_ORDER, 8, 17, 3, ALLOWED) == 2 * 17
 
-    assert "nothing repeats: epoch=2 seen=37.5 % sample=40" in caplog.text
+    assert "was seen already, or is left out; epoch=2 seen=37.5 % sample=40" in caplog.text
+    assert "nothing repeats; epoch=2 seen=0 % sample=34" in caplog.text
 
 
 @pytest.mark.parametrize(("saved", "own"), [(LONG, IN_ORDER[1]), (IN_ORDER[0], SHORT)])
@@ -87,7 +95,7 @@ def test_corpus_order_on_one_side_alone_is_refused_all_the_same(
 ) -> None:
     """What was seen and what follows lie across each other."""
     with pytest.raises(StreamMismatch, match=r"37\.5 %"):
-        rescaled(3, saved, own, 8, 17, (*ALLOWED, "order"))
+        rescaled(3, saved, own, 8, 17, 1, (*ALLOWED, "order"))
 
 
 def test_how_far_an_epoch_of_another_corpus_was_is_not_guessed(
@@ -98,17 +106,17 @@ def test_how_far_an_epoch_of_another_corpus_was_is_not_guessed(
     allow = (*ALLOWED, "fingerprint")
 
     with pytest.raises(StreamMismatch, match="cannot be known") as caught:
-        rescaled(19, LONG, own, None, 17, allow)
+        rescaled(19, LONG, own, None, 17, 3, allow)
     assert "('context_length', 'fingerprint', 'mid_epoch')" in caught.value.problem
 
-    assert rescaled(19, LONG, own, None, 17, (*allow, "mid_epoch")) == 19
-    assert "an unknown part of the epoch may repeat sample=19" in caplog.text
+    assert rescaled(19, LONG, own, None, 17, 3, (*allow, "mid_epoch")) == 19
+    assert "an unknown part of the epoch may repeat, or be left out sample=19" in caplog.text
 
 
 def test_a_place_that_would_reach_2_63_is_refused() -> None:
     """A corpus of one window then, and of many now."""
     with pytest.raises(SamplesExhausted, match=r"^state\.sample"):
-        rescaled(2**62, LONG, SHORT, 1, 3, ALLOWED)
+        rescaled(2**62, LONG, SHORT, 1, 3, 3, ALLOWED)
 
 
 @pytest.mark.parametrize(

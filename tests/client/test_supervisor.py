@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -14,9 +16,10 @@ import pytest
 from client import RemoteBatches
 from client.stream import FrameStream
 from client.supervisor import END_SECONDS, Supervisor, Task
-from tests.client.conftest import ScriptedServer, StartScripted, honest_frames
+from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_frames
 from tests.conftest import ROOT
 from tests.waiting import eventually
+from tokenfeed.errors import Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 B, T = 3, 5
@@ -38,8 +41,8 @@ class Work:
         self.ended = True
 
 
-def feed_from(address: str) -> RemoteBatches:
-    return RemoteBatches(address, B, T, rank=0, world_size=1)
+def feed_from(address: str, **options: Any) -> RemoteBatches:
+    return RemoteBatches(address, B, T, rank=0, world_size=1, **options)
 
 
 def threads() -> list[str]:
@@ -102,6 +105,53 @@ def test_a_call_that_hangs_while_it_is_cancelled_keeps_nobody_from_leaving_a_sil
             del epoch
             assert sum(1 for _ in feed.epoch(0)) == 6
         over.set()
+
+
+def hangs_at(call: int, over: threading.Event) -> Callable[[], str]:
+    """A token function of which one call does not come back."""
+    calls = itertools.count(1)
+
+    def token() -> str:
+        if next(calls) == call:
+            over.wait(60)
+        return "abcd"
+
+    return token
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["at the first contact", "later"])
+def test_closing_ends_a_wait_for_who_hangs_in_code_of_the_caller_s(
+    scripted: ScriptedServer, call: int
+) -> None:
+    """No call is under way that could be cancelled."""
+    over, scripted.scripts = threading.Event(), [honest]
+    feed = feed_from(scripted.address, token=hangs_at(call, over), deadline_seconds=None)
+    threading.Timer(0.5, feed.close).start()
+    began = time.monotonic()
+    for _ in feed:
+        pass
+
+    assert time.monotonic() - began < 0.5 + END_SECONDS + 1
+    over.set()
+
+
+def test_the_deadline_reaches_who_hangs_in_code_of_the_caller_s(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody comes back who could count it."""
+    monkeypatch.setattr("client.tour._ATTEMPT_GRACE_SECONDS", 0.5)
+    over = threading.Event()
+    for ask in (next, RemoteBatches.state_dict):
+        feed = feed_from(
+            scripted.address,
+            token=hangs_at(1, over),
+            deadline_seconds=0.5,
+            progress_seconds=0.5,
+        )
+        with pytest.raises(Unreachable, match=r"whoever asks for them does not come back"):
+            ask(feed)  # type: ignore[operator]
+        feed.close()
+    over.set()
 
 
 def tasks(feed: RemoteBatches) -> list[Task]:

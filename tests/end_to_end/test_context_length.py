@@ -93,7 +93,7 @@ def test_in_the_middle_of_a_shuffled_epoch_it_goes_on_where_that_is_allowed(
         feed.load_state_dict(state, allow=("context_length", "mid_epoch"))
 
     assert feed.position == (40 * 203 // 101, 0)
-    assert "39.6 % may repeat" in caplog.text
+    assert "39.6 % of what follows in that epoch was seen already" in caplog.text
     rows = received_rows([next(feed)])
     assert np.array_equal(rows, offline_rows([path], "shuffled-1", 5, SHORT, [80]))
 
@@ -101,7 +101,7 @@ def test_in_the_middle_of_a_shuffled_epoch_it_goes_on_where_that_is_allowed(
 def test_in_corpus_order_it_goes_on_with_the_same_part_of_the_corpus(
     open_feed: OpenFeed, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Token 640 follows, give or take a window."""
+    """Token 640 follows: it is the first of window 80."""
     state = open_feed(LONG, "sequential", start_sample=101 + 40).state_dict()
     feed = open_feed(SHORT, "sequential")
 
@@ -109,7 +109,7 @@ def test_in_corpus_order_it_goes_on_with_the_same_part_of_the_corpus(
         feed.load_state_dict(state, allow=("context_length",))
 
     assert feed.position == (203 + 80, 1)
-    assert "nothing repeats" in caplog.text
+    assert f"less than {SHORT} tokens repeat" in caplog.text
     assert next(feed)[0][0, 0] == 640
 
 

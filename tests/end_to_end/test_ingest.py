@@ -18,6 +18,7 @@ import pytest
 
 from client import RemoteBatches
 from client.channel import describe
+from server.ingest.ingest import _require_whole
 from server.shards import parse_text
 from server.texts import Tokenizing
 from tests.commands import run
@@ -193,6 +194,28 @@ def test_a_mask_beside_the_last_of_several_shards_is_enough(pairs: Path) -> None
     (pairs / "train" / f"{first.name}.loss").unlink()
 
     assert f"{last}.loss: the loss mask of dataset '000000'" in failed("--data", first, last)
+
+
+def test_a_mask_beside_what_a_link_leads_to_counts_too(pairs: Path, tmp_path: Path) -> None:
+    """A mix is often a folder of links to shards."""
+    link = tmp_path / "mix" / "first.ds"
+    link.parent.mkdir()
+    link.symlink_to(pairs / "train" / "000000.ds")
+
+    assert "000000.ds.loss: the loss mask of dataset 'first'" in failed("--data", link)
+
+
+def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) -> None:
+    """Their manifest lists no masks; nobody should remove a good folder for that."""
+    manifest = pairs / "manifest.json"
+    made = json.loads(manifest.read_text())
+    for split in made["splits"].values():
+        for shard in split["shards"]:
+            del shard["loss_mask"], shard["loss_mask_sha256"]
+    manifest.write_text(json.dumps(made))
+
+    with pytest.raises(BadCorpus, match="lists no loss masks, as an older version made it"):
+        _require_whole(str(pairs), made)
 
 
 def test_who_ignores_a_loss_mask_is_warned_once_a_dataset(serve: Serve, pairs: Path) -> None:

@@ -69,7 +69,8 @@ def address(serve: Serve, write_tokens: WriteTokens) -> str:
 IN_GRPC = """
 import gc, os, sys, threading
 import torch
-from client import InvalidRequest, RemoteBatches
+from client import InvalidRequest, RemoteBatches, Unreachable
+from client.channel import describe
 import grpc
 folder = os.path.dirname(grpc.__file__) + os.sep
 calls = []
@@ -97,6 +98,11 @@ dropped = make()
 next(dropped)
 del dropped
 make().state_dict()
+describe(sys.argv[1])
+try:
+    describe("localhost:1", timeout_seconds=1.0)
+except Unreachable:
+    pass
 try:
     next(make(dataset="none"))
 except InvalidRequest:
