@@ -96,7 +96,8 @@ def test_an_iterator_that_is_let_go_of_leaves_no_thread(scripted: ScriptedServer
         break
     gc.collect()
 
-    assert eventually(lambda: not any("tokenfeed" in t.name for t in threading.enumerate()))
+    receivers = "tokenfeed-receiver"
+    assert eventually(lambda: all(t.name != receivers for t in threading.enumerate()))
 
 
 def test_a_closed_iterator_is_at_its_end(scripted: ScriptedServer) -> None:

@@ -45,8 +45,21 @@ def feed_from(address: str, **options: Any) -> RemoteBatches:
     return RemoteBatches(address, B, T, rank=0, world_size=1, **options)
 
 
+@pytest.fixture(autouse=True)
+def _others() -> Iterator[None]:
+    """Threads that other tests have left are not looked at."""
+    OTHERS[:] = threading.enumerate()
+    yield
+    OTHERS.clear()
+
+
+OTHERS: list[threading.Thread] = []
+
+
 def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("tokenfeed-")]
+    """Threads of feeds that a test has started."""
+    own = [t.name for t in threading.enumerate() if t not in OTHERS]
+    return [name for name in own if name.startswith("tokenfeed-")]
 
 
 def test_a_lock_of_grpc_s_that_is_held_for_good_holds_up_no_close_and_no_later_batch(
