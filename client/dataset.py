@@ -269,7 +269,10 @@ class RemoteDataset:
         asked: set[DescribeCall],
     ) -> pb.Dataset:
         request = pb.DescribeRequest(dataset=self._dataset, context_length=context_length)
-        call = channel.describe(request, timeout_seconds)
+        try:
+            call = channel.describe(request, timeout_seconds)
+        except ValueError:  # the channel was closed meanwhile
+            raise Unreachable(channel.target, "was not asked any more") from None
         asked.add(call)
         try:
             described = call.result(is_first_contact=self._described is None)

@@ -124,7 +124,7 @@ def test_large_corpora_that_differ_in_one_token_are_told_apart_once_verified(
     assert digests[0] != digests[1]
     both = [server.address for server in servers]
     remote = RemoteDataset(both, "", 64, deadline_seconds=10.0)
-    assert remote.described(10.0).digest == digests[0]
+    assert remote.await_described().digest == digests[0]
     assert f"refused {both[1]}: serves another corpus: digest" in caplog.text
     remote.close()
 
