@@ -55,8 +55,7 @@ class RankAgreement:
         own = fingerprint.hex()
         key = f"{self._key}/{dataset}"
         outcome: Outcome[bytes] = Outcome()
-        # An empty expected value: set where there is none yet. Returns what is there then. A thread
-        # of its own, since it waits for whoever has the store, without an end.
+        # In a thread of its own: the store has no timeout, and whoever has it may be stopped.
         exchange = partial(self._exchange, key, f"{self._rank} {own}")
         start_thread(partial(outcome.run, exchange), "tokenfeed-compare")
         first, problem = None, f"no answer within {_STORE_SECONDS:.0f} s"
@@ -81,6 +80,7 @@ class RankAgreement:
     def _exchange(self, key: str, own: str) -> bytes:
         """Return what the first rank has set.  Raises: Unreachable if the store cannot be asked."""
         try:
+            # An empty expected value: set where there is none yet. Returns what is there then.
             first: bytes = self._store().compare_set(key, "", own)
             return first
         except (RuntimeError, ValueError, AttributeError) as error:

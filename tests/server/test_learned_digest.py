@@ -26,6 +26,7 @@ from server.warmup import WarmUp, take_digest
 from tests import reference
 from tests.conftest import Serve, Server, WriteTokens
 from tests.server.conftest import asked
+from tests.waiting import eventually
 from tokenfeed import identity
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -259,10 +260,7 @@ def large(tmp_path: Path) -> Path:
 
 def wait_for(server: Server, line: str, seconds: float = 60) -> None:
     """Wait until a server has logged something."""
-    deadline = time.monotonic() + seconds
-    while line not in server.stderr:
-        assert time.monotonic() < deadline, server.stderr
-        time.sleep(0.01)
+    assert eventually(lambda: line in server.stderr, seconds), server.stderr
 
 
 UNKNOWN = (
