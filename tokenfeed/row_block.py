@@ -1,0 +1,56 @@
+"""Rows with what belongs to them: tokens, and planes beside the tokens. One value travels from the
+gather to the device, never a bare array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """What comes beside the tokens of rows, ragged: a row has as many bytes of it as it needs.
+
+    kind: its field number in a frame (planes.py).  row_lengths: uint32[rows], bytes of each row.
+    content: uint8[n], row after row, as on the wire.
+    """
+
+    kind: int
+    row_lengths: npt.NDArray[np.uint32]
+    content: npt.NDArray[np.uint8]
+
+    def __getitem__(self, rows: slice) -> Plane:
+        """Return the plane of consecutive rows, without copying its content."""
+        first, end, _ = rows.indices(self.row_lengths.size)
+        lengths = self.row_lengths[first : max(first, end)]
+        first_byte = int(self.row_lengths[:first].sum())
+        return Plane(
+            self.kind, lengths, self.content[first_byte : first_byte + int(lengths.sum())]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Consecutive rows of a stream.
+
+    tokens: uint16 or uint32 [rows, T + 1], little-endian.  planes: in ascending order of their
+    kinds, each of as many rows.
+    """
+
+    tokens: npt.NDArray[np.unsignedinteger]
+    planes: tuple[Plane, ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.tokens)
+
+    def __getitem__(self, rows: slice) -> RowBlock:
+        """Return some of the rows, without copying tokens or planes."""
+        return RowBlock(self.tokens[rows], tuple(plane[rows] for plane in self.planes))
+
+    def plane(self, kind: int) -> Plane | None:
+        """Return a plane; None if these rows have none of that kind."""
+        return next((plane for plane in self.planes if plane.kind == kind), None)
