@@ -13,7 +13,8 @@ import numpy as np
 
 from benchmarks.report import print_table
 from tokenfeed import orders
-from tokenfeed.plan import Plan
+from tokenfeed.plan import Shape, plan
+from tokenfeed.spec import StreamSpec
 
 ROUNDS = 5
 CALLS = 100
@@ -23,22 +24,27 @@ FILE_COUNTS = (1, 1000)
 def main() -> None:
     """Print a table for one file and one for a thousand."""
     for files in FILE_COUNTS:
-        counts = np.full(files, 10**12 // files, dtype=np.int64)
-        plans = {name: Plan(counts, 2048, order, 1337) for name, order in orders.ORDERS.items()}
+        shape = Shape(np.full(files, 10**12 // files, dtype=np.int64))
+        specs = {
+            name: StreamSpec.of_dataset("", order, 1337, 2048)
+            for name, order in orders.ORDERS.items()
+        }
         figures: dict[str, list[float]] = {}
         for _ in range(ROUNDS):
-            for name, plan in plans.items():
+            for name, spec in specs.items():
                 for rows in (32, 256, 4096):
-                    figures.setdefault(f"{name}, {rows} rows", []).append(nanoseconds(plan, rows))
+                    figures.setdefault(f"{name}, {rows} rows", []).append(
+                        nanoseconds(spec, shape, rows)
+                    )
             philox = figures.setdefault("numpy Philox, a run of 32 rows", [])
             philox.append(philox_nanoseconds(32))
         print_table(f"planning, {files} file(s)", "ns a row", figures)
 
 
-def nanoseconds(plan: Plan, rows: int) -> float:
+def nanoseconds(spec: StreamSpec, shape: Shape, rows: int) -> float:
     """Return the median time of a row when so many are planned at once, on rank 0 of 8."""
     samples = np.arange(rows, dtype=np.int64) * 8
-    return _median_seconds(lambda: plan.windows(samples)) * 1e9 / rows
+    return _median_seconds(lambda: plan(spec, [shape], samples)) * 1e9 / rows
 
 
 def philox_nanoseconds(rows: int) -> float:

@@ -1,4 +1,4 @@
-"""Rows of a stream -> (x, y) on a device: one way for each kind of device."""
+"""Rows of a source -> (x, y) on a device: one way for each kind of device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Generic, Protocol
 import numpy as np
 import torch
 
+from .row_source import RowSource
 from .staging import Engine, Mark, Ring, cuda_engine
-from .stream import FrameStream
 from .widening import (
     WIDE_NUMPY,
     Batch,
@@ -21,9 +21,9 @@ from .widening import (
 
 
 class Delivery(Protocol):
-    """Takes batches from a stream and puts them where the model is."""
+    """Takes batches from a source of rows and puts them where the model is."""
 
-    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+    def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch, in out where that is given, else in fresh tensors; None at the
         end. Waits.
         """
@@ -37,9 +37,9 @@ class HostDelivery:
         self._shape = shape
         self._x_dtype = WIDE_NUMPY[x_dtype]
 
-    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+    def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch in host memory."""
-        parts = stream.peek(self._shape[0])
+        parts = rows.peek(self._shape[0])
         if parts is None:
             return None
         if out is None:
@@ -53,7 +53,7 @@ class HostDelivery:
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         widen_here(parts, x, y)
         # Last of all, so that a Ctrl-C on the way here leaves the stream where it was.
-        stream.advance(self._shape[0])
+        rows.advance(self._shape[0])
         return batch
 
 
@@ -76,18 +76,18 @@ class _DeviceDelivery:
 class PlainDelivery(_DeviceDelivery):
     """To a device without a ring, such as MPS: one narrow copy, widened there."""
 
-    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+    def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch on the device."""
-        parts = stream.peek(self._shape[0])
+        parts = rows.peek(self._shape[0])
         if parts is None:
             return None
         batch = out or self._fresh()
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         batch_size, context_length = self._shape
-        rows = torch.empty((batch_size, context_length + 1), dtype=narrow_dtype(parts))
-        join_into(parts, rows)
-        widen_there(rows.to(self._device), *batch)
-        stream.advance(batch_size)
+        narrow = torch.empty((batch_size, context_length + 1), dtype=narrow_dtype(parts))
+        join_into(parts, narrow)
+        widen_there(narrow.to(self._device), *batch)
+        rows.advance(batch_size)
         return batch
 
 
@@ -106,22 +106,22 @@ class StagedDelivery(_DeviceDelivery, Generic[Mark]):
         self._engine = engine
         self._ring: Ring[Mark] | None = None
 
-    def next(self, stream: FrameStream, out: Batch | None) -> Batch | None:
+    def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch on the device; work that widens it is enqueued on the current
         stream.
         """
-        if (self._ring is None or not self._ring.staged_count) and not self._stage(stream):
+        if (self._ring is None or not self._ring.staged_count) and not self._stage(rows):
             return None
         assert self._ring is not None
         batch = out or self._fresh()
         self._ring.take(*batch)
-        if stream.ready(self._shape[0]):
-            self._stage(stream)
+        if rows.ready(self._shape[0]):
+            self._stage(rows)
         return batch
 
-    def _stage(self, stream: FrameStream) -> bool:
+    def _stage(self, rows: RowSource) -> bool:
         batch_size, context_length = self._shape
-        parts = stream.peek(batch_size)
+        parts = rows.peek(batch_size)
         if parts is None:
             return False
         if self._ring is None:
@@ -130,7 +130,7 @@ class StagedDelivery(_DeviceDelivery, Generic[Mark]):
             self._ring = Ring(self._engine, shape, narrow_dtype(parts))
         require_tokens_fit(parts, self._x_dtype)
         self._ring.stage(parts)
-        stream.advance(batch_size)
+        rows.advance(batch_size)
         return True
 
 

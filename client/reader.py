@@ -1,36 +1,29 @@
-"""One pass over consecutive batches: a stream and the delivery of its rows."""
+"""One pass over consecutive batches: a source of rows and the delivery of what it hands out."""
 
 from __future__ import annotations
 
+from tokenfeed.position import Position
+
 from .dataset import RemoteDataset
 from .delivery import Delivery
-from .request import StreamRequest
-from .stream import Counters, FrameStream
+from .row_source import RowSource
 from .widening import Batch
 
 
 class Reader:
-    """Hands out the batches of a request in order. Starts to receive when it is made."""
+    """Hands out the batches of a source in order, which begins to receive when this is made."""
 
     def __init__(
-        self,
-        remote: RemoteDataset,
-        request: StreamRequest,
-        delivery: Delivery,
-        *,
-        prefetch_bytes: int,
-        counters: Counters,
+        self, remote: RemoteDataset, rows: RowSource, delivery: Delivery, position: Position
     ) -> None:
-        """Begin to receive ahead."""
+        """Begin to receive ahead.  rows: of remote, not started yet.  position: of the first."""
         self._delivery = delivery
-        self._stride = request.position.stride
+        self._stride = position.stride
         self._remote = remote
-        self._stream = FrameStream(
-            remote, request, prefetch_bytes=prefetch_bytes, counters=counters
-        )
-        self.sample = request.position.first_sample
+        self._rows = rows
+        self.sample = position.first_sample
         """Of row 0 of rank 0 in the batch that comes next."""
-        self._stream.start(owner=self)
+        rows.start(owner=self)
 
     def next(self, out: Batch | None = None) -> Batch | None:
         """Return the next batch, in out where that is given; None at the end, or once the feed is
@@ -42,7 +35,7 @@ class Reader:
         self._remote.require_own_process()
         if self._remote.closed:
             return None
-        batch = self._delivery.next(self._stream, out)
+        batch = self._delivery.next(self._rows, out)
         if batch is not None:
             self.sample += self._stride
         return batch
@@ -50,4 +43,4 @@ class Reader:
     def close(self) -> None:
         """End the thread. May be called twice; a reader that is let go of is closed too."""
         if not self._remote.forked:
-            self._stream.close()
+            self._rows.close()

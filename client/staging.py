@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.row_block import RowBlock
 
-from .stream import Rows
 from .widening import join_into, narrow_dtype, widen_there
 
 SLOTS = 4
@@ -83,7 +84,7 @@ class Ring(Generic[Mark]):
         """Batches staged and not yet taken."""
         return len(self._staged)
 
-    def stage(self, parts: list[Rows]) -> None:
+    def stage(self, parts: Sequence[RowBlock]) -> None:
         """Send a batch on its way to the device. The rows may be let go of afterwards."""
         slot = self._free[0]
         if slot.copied is not None:

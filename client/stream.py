@@ -1,4 +1,4 @@
-"""Frames in order, whatever happens to the server. Knows nothing of torch.
+"""Rows in order, whatever happens to the server. Knows nothing of torch.
 
 One thread receives: it asks for as many batches as there is room for, sends the next request before
 the call ends, checks every frame and queues its rows. It never stops reading a call for lack of
@@ -13,23 +13,18 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from tokenfeed import frame
 from tokenfeed.errors import BadFrame, Unreachable
-from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.request import StreamRequest, to_message
+from tokenfeed.row_block import RowBlock
 
 from .bell import LOOK_SECONDS, Bell
 from .channel import Call, Channel, DescribeCall, RpcError, settle, translated
 from .dataset import RemoteDataset
 from .memory import keep_freed_memory
 from .replicas import Replica
-from .request import StreamRequest
 from .supervisor import END_SECONDS
 from .threads import handed_over, start_thread, without_frames
-
-Rows = npt.NDArray[np.unsignedinteger]
 
 PREFETCH_BYTES = 32 << 20
 """Two calls of 16 frames: one being read, one sent ahead. That ran as fast as a stream without
@@ -75,11 +70,11 @@ class FrameStream:
         self._request = request
         self._counters = counters
         self._batch_rows = request.position.batch_size
-        batch_bytes = 2 * (request.context_length + 1) * self._batch_rows
+        batch_bytes = 2 * request.spec.row_tokens * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
         # A long row is one frame, of which nothing is seen before all of it is there.
-        row_bytes = min(4 * (request.context_length + 1), _MESSAGE_BYTES_MAX)
+        row_bytes = min(4 * request.spec.row_tokens, _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
         self._tour = remote.tour(lambda: self._awaited_since)
 
@@ -90,7 +85,7 @@ class FrameStream:
         # Each changed by one thread alone, and read by the others without a lock: the consumer may
         # be interrupted anywhere, also by a signal handler that closes this stream. Who waits says
         # so before it looks for the last time, and only then is its bell rung.
-        self._queue: deque[Rows] = deque()
+        self._queue: deque[RowBlock] = deque()
         self._calls: deque[Call] = deque()
         self._asked: set[DescribeCall] = set()
         self._received_row = 0
@@ -124,10 +119,10 @@ class FrameStream:
         """Say whether `peek` would return at once with so many rows."""
         return self._received_row - self._taken_row >= row_count
 
-    def peek(self, row_count: int) -> list[Rows] | None:
+    def peek(self, row_count: int) -> list[RowBlock] | None:
         """Return the next rows, in as many parts as frames brought them; None at the end. Waits.
 
-        Each part: uint16 or uint32 [n, T + 1], read-only; row_count rows in all, at most a batch.
+        The parts are read-only; row_count rows in all, at most a batch.
         They stay the next ones until `advance`.
         Raises: the error that ended the stream, once too few rows are left for a batch.
         """
@@ -139,7 +134,7 @@ class FrameStream:
             if self._error is not None:
                 raise self._error
             return None
-        parts: list[Rows] = []
+        parts: list[RowBlock] = []
         while row_count:
             # By index: the receiving thread may append meanwhile, which ends an iteration.
             parts.append(self._queue[len(parts)][:row_count])

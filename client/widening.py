@@ -7,13 +7,14 @@ stream's identity: from one server to the next it may change, within a batch too
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tokenfeed.errors import InvalidRequest
-
-from .stream import Rows
+from tokenfeed.row_block import RowBlock
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -32,24 +33,25 @@ _INT32_MAX = (1 << 31) - 1
 _MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
 
 
-def widen_here(parts: list[Rows], x: WideRows, y: WideRows) -> None:
+def widen_here(parts: Sequence[RowBlock], x: WideRows, y: WideRows) -> None:
     """Widen rows into x and y on the CPU, straight from the frames that they came in.
 
-    parts: uint16 or uint32 [n, T + 1], B rows in all.  x, y: [B, T].
+    parts: B rows in all.  x, y: [B, T].
     """
     first = 0
-    for rows in parts:
-        end = first + len(rows)
-        np.copyto(x[first:end], rows[:, :-1], casting="unsafe")
-        np.copyto(y[first:end], rows[:, 1:], casting="unsafe")
+    for part in parts:
+        tokens = part.tokens
+        end = first + len(tokens)
+        np.copyto(x[first:end], tokens[:, :-1], casting="unsafe")
+        np.copyto(y[first:end], tokens[:, 1:], casting="unsafe")
         first = end
 
 
-def require_tokens_fit(parts: list[Rows], *dtypes: torch.dtype) -> None:
+def require_tokens_fit(parts: Sequence[RowBlock], *dtypes: torch.dtype) -> None:
     """Raise InvalidRequest if a token of 4 bytes does not fit an int32 among dtypes."""
     if torch.int32 not in dtypes or narrow_dtype(parts).itemsize < 4:
         return
-    largest = max(int(rows.max()) for rows in parts)
+    largest = max(int(part.tokens.max()) for part in parts)
     if largest > _INT32_MAX:
         raise InvalidRequest(
             "x_dtype", f"token {largest} does not fit torch.int32, only torch.int64"
@@ -67,17 +69,17 @@ def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
             wide.bitwise_and_(_MASKS[narrow.element_size()])
 
 
-def narrow_dtype(parts: list[Rows]) -> torch.dtype:
+def narrow_dtype(parts: Sequence[RowBlock]) -> torch.dtype:
     """Return the narrowest type that rows can be joined in, part after part."""
-    return NARROW[max(rows.itemsize for rows in parts)]
+    return NARROW[max(part.tokens.itemsize for part in parts)]
 
 
-def join_into(parts: list[Rows], narrow: torch.Tensor) -> None:
+def join_into(parts: Sequence[RowBlock], narrow: torch.Tensor) -> None:
     """Copy rows, part after part, into a signed tensor [B, T + 1] in host memory, at least as wide
     as their `narrow_dtype`.
     """
     unsigned = narrow.numpy().view(_UNSIGNED[narrow.itemsize])
-    np.concatenate(parts, out=unsigned)
+    np.concatenate([part.tokens for part in parts], out=unsigned)
 
 
 def require_fits(

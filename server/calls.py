@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import random
 import threading
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from tokenfeed.errors import Busy, InvalidRequest, OverLimit, ServerAway, TokenfeedError
+from tokenfeed.errors import Busy, InvalidRequest, ServerAway, TokenfeedError
 from tokenfeed.frame import BYTES_PER_SECOND_MIN
 
 from .blame import log_blame
@@ -197,9 +198,8 @@ def answering(context: grpc.ServicerContext) -> Iterator[None]:
     except TokenfeedError as error:
         _LOG.debug("refused peer=%s status=%s %s", context.peer(), error.status, error)
         if isinstance(error, Busy):
-            _hint(context, int(1000 * error.retry_seconds))
-        elif isinstance(error, OverLimit):
-            _hint(context, -1)
+            # Varied, or all that were refused together come back together.
+            _hint(context, int(1000 * error.retry_seconds * random.uniform(0.5, 1.5)))
         context.abort(grpc.StatusCode[error.status], str(error))
     except grpc.RpcError:
         pass  # the client went away before it asked

@@ -1,4 +1,4 @@
-"""Answers requests: request -> plan -> corpus -> frames.
+"""Answers requests: request -> plan -> store -> frames.
 
 Messages come and go as bytes: a request is parsed here, so that garbage is the caller's error and
 not an internal one, and a frame is encoded without the protobuf runtime. Nothing of the inside
@@ -7,32 +7,32 @@ leaves: an unforeseen exception goes to the log alone.
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
 
 import grpc
 
 from tokenfeed import __version__, frame, orders
-from tokenfeed.errors import (
-    InvalidRequest,
-    NotServed,
-    OverLimit,
-    SamplesExhausted,
-    StreamMismatch,
+from tokenfeed.errors import InvalidRequest, NotServed, OverLimit, StreamMismatch
+from tokenfeed.identity import VERSIONS_SERVED
+from tokenfeed.plan import row_count
+from tokenfeed.planes import KINDS, LOSS_MASK
+from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
+from tokenfeed.request import (
+    CLIENT_NAME_MAX,
+    CONTRACT_REVISION,
+    Expected,
+    StreamRequest,
+    from_message,
+    require_understood,
 )
-from tokenfeed.identity import IDENTITY_VERSION, stream_identity
-from tokenfeed.plan import PLAN_ROWS, Plan, Windows, window_places
-from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position, require_range
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .calls import Calls, answering, parsed
 from .dataset import Dataset
-from .planned import PlannedRows
-from .readahead import READ_AHEAD_BYTES, major_faults
+from .frame_producer import FrameProducer
 
-_HASH_BYTES = 32
+_LOG = logging.getLogger("tokenfeed.server")
 _NAME_SHOWN = 64
 _NAMES_SHOWN = 16  # a refusal has to fit into a header
 
@@ -80,9 +80,10 @@ class TokenFeed:
     ) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
         with answering(context), self._calls.admit(context) as call:
-            message = self._calls.request(call, messages)
-            stream = self._open(parsed(pb.GetBatchRequest, message))
-            for frame_message in stream.frames(call.peer):
+            message = parsed(pb.GetBatchRequest, self._calls.request(call, messages))
+            producer = self._open(message)
+            _log_opened(producer, call.peer, message.client_name)
+            for frame_message in producer.frames(call.peer):
                 yield from self._calls.hand_over(call, frame_message)
 
     def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -92,47 +93,36 @@ class TokenFeed:
             return self._describe(parsed(pb.DescribeRequest, message)).SerializeToString()
         return b""
 
-    def _open(self, request: pb.GetBatchRequest) -> _Stream:
-        """Check a request field by field and return the stream that it asks for."""
-        dataset = self._dataset(request.dataset)
-        dataset.corpus.require_intact()
-        order = orders.find(request.order)
-        position = Position(
-            request.first_sample,
-            request.batch_size,
-            request.rank,
-            request.world_size if request.HasField("world_size") else 1,
-        )
-        require_range("first_row", request.first_row, 0, request.batch_size)
-        if request.planes:
-            raise InvalidRequest(
-                "planes", f"this server has no plane {request.planes[0]}, only the tokens"
-            )
-        plan = Plan(dataset.corpus.token_counts, request.context_length, order, request.seed)
-        row_bytes = (request.context_length + 1) * dataset.corpus.dtype.itemsize
-        self._require_within_limits(request.batch_size, row_bytes)
-        batch_count = request.num_batches if request.HasField("num_batches") else None
-        if position.batches_left < (1 if batch_count is None else batch_count):
-            raise SamplesExhausted(
-                "first_sample" if batch_count is None else "num_batches",
-                f"only {position.batches_left} batches from first_sample on stay below sample 2^63",
-            )
-        identity = stream_identity(order, request.seed, request.context_length, dataset.fingerprint)
+    def _open(self, message: pb.GetBatchRequest) -> FrameProducer:
+        """Check a request field by field and return what makes its frames."""
+        request, expected = from_message(message)
+        spec = request.spec
+        dataset = self._dataset(spec.source.dataset)
+        dataset.store.require_intact()
+        dataset.shape.require_window(spec.context_length)
+        row_bytes = spec.row_tokens * dataset.store.dtype.itemsize
+        self._require_within_limits(request.position.batch_size, row_bytes)
+        identity = spec.identity([dataset.fingerprint])
         _require_expected(
             "expected_identity",
-            request.expected_identity,
+            expected.identity,
             identity,
             "this stream's identity, {}: another corpus, order, seed or context length",
         )
         _require_expected(
             "expected_digest",
-            request.expected_digest,
+            expected.digest,
             dataset.digest,
             "this corpus' digest, {}: other content",
         )
-        return _Stream(dataset, plan, position, identity, row_bytes, request.first_row, batch_count)
+        planes = _planes(dataset, request, expected)
+        stream = frame.Stream(spec, request.position, identity, planes)
+        return FrameProducer(dataset, request, stream)
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        require_understood(request)
+        if request.long_documents:
+            raise InvalidRequest("long_documents", "is set, and no order here is over documents")
         names = (
             [self._dataset(request.dataset).name]
             if request.dataset
@@ -152,7 +142,8 @@ class TokenFeed:
                 row_bytes_max=frame.ROW_BYTES_MAX,
             ),
             server_version=__version__,
-            identity_version=IDENTITY_VERSION,
+            identity_versions=VERSIONS_SERVED,
+            contract_revisions=[CONTRACT_REVISION],
         )
 
     def _dataset(self, name: str) -> Dataset:
@@ -183,90 +174,74 @@ class TokenFeed:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """One call of GetBatch, checked: what is left is to do it.  batch_count: None is without
-    end.
-    """
-
-    dataset: Dataset
-    plan: Plan
-    position: Position
-    identity: bytes
-    row_bytes: int
-    first_row: int
-    batch_count: int | None
-
-    def frames(self, peer: str) -> Iterator[bytes]:
-        """Yield the frames in order, made in turn with those of other peers.
-
-        Raises: CorpusChanged; SamplesExhausted at sample 2^63.
-        """
-        batches = self.position.batches_left if self.batch_count is None else self.batch_count
-        end_row = batches * self.position.batch_size
-        rows = PlannedRows(self.plan, self.position, self.first_row, end_row)
-        # Of the shortest rows not all, or the first frame waits for their plan.
-        rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, self.row_bytes))
-        frame_bytes = frame.FRAME_BYTES_FIRST
-        first = advised_end = self.first_row
-        while first < end_row:
-            end = min(first + frame.rows_per_frame(frame_bytes, self.row_bytes), end_row)
-            ahead = rows.between(advised_end, end + rows_ahead)
-            self.dataset.readahead.advise(ahead, self.row_bytes)
-            advised_end = min(end + rows_ahead, end_row)
-            message = self._frame(rows.between(first, end), first, peer)
-            handed_over = time.monotonic()
-            yield message
-            rows.forget(end)
-            frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
-            first = end
-            had_bytes = (end - self.first_row) * self.row_bytes
-            frame_bytes = self.dataset.turns.modest(frame_bytes, had_bytes)
-        if self.batch_count is None:
-            raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
-
-    def _frame(self, windows: Windows, stream_row: int, peer: str) -> bytes:
-        """Return windows as an encoded frame.  stream_row: where in the stream they begin."""
-        faults_before = major_faults()
-        # Whoever waits for the disk must not keep others from waiting for it too.
-        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take(peer)
-        with turn, self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
-            self.dataset.readahead.observe(major_faults() - faults_before)
-            return frame.encode(
-                self.identity,
-                self.position,
-                stream_row,
-                windows.shard.size,
-                self.dataset.corpus.dtype.itemsize,
-                tokens,
-            )
-
-
 def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Dataset:
-    corpus = dataset.corpus
+    shape = dataset.shape
     described = pb.Dataset(
         name=dataset.name,
-        dtype=corpus.stored.name,
-        token_bytes=corpus.dtype.itemsize,
-        token_count=int(corpus.token_counts.sum()),
-        file_count=len(corpus.shards),
-        longest_file_tokens=int(corpus.token_counts.max()),
+        dtype=dataset.store.stored.name,
+        token_bytes=dataset.store.dtype.itemsize,
+        token_count=shape.token_count,
+        file_count=shape.token_counts.size,
+        longest_file_tokens=shape.longest_file_tokens,
         fingerprint=dataset.fingerprint,
         digest=dataset.digest,
+        planes=[
+            pb.DatasetPlane(kind=kind, fingerprint=fingerprint)
+            for kind, fingerprint in sorted(dataset.store.planes.items())
+        ],
     )
     if context_length is not None:
-        described.windows_per_epoch = int(
-            window_places(corpus.token_counts, context_length, has_epochs=True).sum()
+        described.rows.extend(
+            pb.OrderRows(order=name, rows=row_count(order, shape, context_length))
+            for name, order in orders.ORDERS.items()
         )
-        described.window_starts = int(
-            window_places(corpus.token_counts, context_length, has_epochs=False).sum()
-        )
+    if (known := dataset.documents) is not None:
+        described.documents.CopyFrom(pb.Documents(count=known.count, file_count=known.file_count))
     return described
+
+
+def _planes(dataset: Dataset, request: StreamRequest, expected: Expected) -> dict[int, bytes]:
+    """Return the fingerprint of each plane that is wanted, by its kind.
+
+    Raises: InvalidRequest if the dataset has no such plane; StreamMismatch if it is another one, or
+    if one that says what is to be learned is neither wanted nor declined.
+    """
+    had = dataset.store.planes
+    for kind in request.spec.planes:
+        if kind not in had:
+            raise InvalidRequest(
+                "planes", f"dataset {dataset.name!r} has no plane {kind} ({KINDS[kind]})"
+            )
+    for kind, fingerprint in expected.planes:
+        _require_expected(
+            "expected_fingerprint",
+            fingerprint,
+            had[kind],
+            f"the fingerprint of plane {kind} ({KINDS[kind]}), {{}}: other content",
+        )
+    if LOSS_MASK in had and LOSS_MASK not in (*request.spec.planes, *request.declined_planes):
+        raise StreamMismatch(
+            "declined_planes",
+            f"dataset {dataset.name!r} has a loss mask: ask for plane {LOSS_MASK}, or decline it",
+        )
+    return {kind: had[kind] for kind in request.spec.planes}
 
 
 def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:
     """Compare a hash of 32 bytes with ours, where both are known."""
-    if expected and len(expected) != _HASH_BYTES:
-        raise InvalidRequest(field, f"has {len(expected)} bytes, not {_HASH_BYTES}")
     if expected and actual and expected != actual:
         raise StreamMismatch(field, f"{expected.hex()} is not {what.format(actual.hex())}")
+
+
+def _log_opened(producer: FrameProducer, peer: str, client_name: str) -> None:
+    """Say whose call begins."""
+    if _LOG.isEnabledFor(logging.DEBUG):
+        name = "".join(sign for sign in client_name[:CLIENT_NAME_MAX] if sign.isprintable())
+        _LOG.debug(
+            "call opened peer=%s client=%r dataset=%s order=%s first_sample=%d",
+            peer,
+            name,
+            producer.dataset.name,
+            producer.request.spec.order.NAME,
+            producer.request.position.first_sample,
+        )

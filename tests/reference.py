@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 ORDERS = ("random-1", "shuffled-1", "sequential-1")
 WORD = 2**64 - 1
@@ -118,7 +118,7 @@ def rows(
     return result
 
 
-# Sections 4 and 5: fingerprint, identity.
+# Sections 4 and 5: fingerprint, identities.
 
 
 def blocks(content_bytes: int) -> list[tuple[int, int]]:
@@ -149,31 +149,205 @@ def digest(dtype: str, contents: list[bytes], token_bytes: int) -> bytes:
 def _corpus_hash(
     kind: str, dtype: str, contents: list[bytes], token_bytes: int, ranges: list[tuple[int, int]]
 ) -> bytes:
-    content = b"".join(contents)
-    hashes = [hashlib.sha256(content[first:end]).digest() for first, end in ranges]
     lines = [f"tokenfeed-{kind}-1", f"dtype={dtype}", f"files={len(contents)}"]
     lines += [f"tokens={len(file) // token_bytes}" for file in contents]
-    lines += [f"content={hashlib.sha256(b''.join(hashes)).hexdigest()}"]
+    lines += [f"content={_content_hash(b''.join(contents), ranges).hex()}"]
     return _sha256_of_lines(lines)
 
 
-def identity(order: str, seed: int, context_length: int, fingerprint: bytes) -> bytes:
-    """Identity of a stream, 32 bytes."""
-    seed_used = 0 if order == "sequential-1" else seed
+def _content_hash(content: bytes, ranges: list[tuple[int, int]]) -> bytes:
+    hashes = [hashlib.sha256(content[first:end]).digest() for first, end in ranges]
+    return hashlib.sha256(b"".join(hashes)).digest()
+
+
+def identity(
+    order: str, seed: int, context_length: int, fingerprint: bytes, pieces: bytes | None = None
+) -> bytes:
+    """Identity of a stream, version 1, 32 bytes; pieces is the pieces hash, 32 bytes, and only an
+    order over documents has one.
+    """
     lines = [
         "tokenfeed-identity-1",
         f"order={order}",
-        f"seed={seed_used}",
+        f"seed={_seed_used(order, seed)}",
         f"context_length={context_length}",
+        f"fingerprint={fingerprint.hex()}",
     ]
-    return _sha256_of_lines([*lines, f"fingerprint={fingerprint.hex()}"])
+    return _sha256_of_lines([*lines, *_pieces_lines(pieces)])
+
+
+def mixture_start(seed: int, context_length: int) -> bytes:
+    """H(0) of a mixture, 32 bytes: before its first stage."""
+    return _sha256_of_lines(
+        [
+            "tokenfeed-identity-2",
+            "order=mixture-1",
+            f"seed={seed}",
+            f"context_length={context_length}",
+        ]
+    )
+
+
+class Source(NamedTuple):
+    """A source of a stage: weight is its samples in a block, base what it gave before the stage."""
+
+    source: int
+    fingerprint: bytes
+    order: str
+    seed: int
+    base: int
+    weight: int
+    pieces: bytes | None = None
+
+
+def stage_identity(
+    previous: bytes, stage: int, first_sample: int, sources: Iterable[Source]
+) -> bytes:
+    """H(i + 1) of a mixture, 32 bytes: version 2, of the rows of stage i, after previous, H(i).
+
+    first_sample is e_i; sources of weight 0 are left out, and any order of them is the same stage.
+    """
+    present = sorted(source for source in sources if source.weight > 0)
+    lines = [
+        "tokenfeed-stage-1",
+        f"previous={previous.hex()}",
+        f"stage={stage}",
+        f"first_sample={first_sample}",
+        f"sources={len(present)}",
+    ]
+    for source in present:
+        lines += [
+            f"source={source.source}",
+            f"fingerprint={source.fingerprint.hex()}",
+            f"order={source.order}",
+            f"seed={_seed_used(source.order, source.seed)}",
+            f"base={source.base}",
+            f"weight={source.weight}",
+            *_pieces_lines(source.pieces),
+        ]
+    return _sha256_of_lines(lines)
+
+
+def list_hash(fill: int, ranges: list[tuple[int, int, int]]) -> bytes:
+    """Hash of a list of redactions, 32 bytes: fill is a token, each range a file from 0 and its
+    tokens [first, end).
+    """
+    lines = ["tokenfeed-redactions-1", f"fill={fill}", f"ranges={len(ranges)}"]
+    lines += [f"range={file} {first} {end}" for file, first, end in sorted(ranges)]
+    return _sha256_of_lines(lines)
+
+
+def redacted_identity(identity: bytes, redactions: list[tuple[int, int, bytes]]) -> bytes:
+    """Identity, version 3, 32 bytes, of rows that have another one without these redactions:
+    (first_sample, source, list hash) of each that is in force.
+    """
+    lines = [
+        "tokenfeed-identity-3",
+        f"identity={identity.hex()}",
+        f"redactions={len(redactions)}",
+    ]
+    for first_sample, source, hashed in sorted(redactions):
+        lines += [f"first_sample={first_sample}", f"source={source}", f"list={hashed.hex()}"]
+    return _sha256_of_lines(lines)
+
+
+def pieces_hash(
+    context_length: int, long: str, delimiter: int | None, lengths: list[list[int]]
+) -> bytes:
+    """Pieces hash, 32 bytes: lengths are the tokens of each piece of each file, in order."""
+    sizes = [tokens.to_bytes(4, "little") for file in lengths for tokens in file]
+    lines = [
+        "tokenfeed-pieces-1",
+        f"context_length={context_length}",
+        f"long={long}",
+        f"delimiter={'none' if delimiter is None else delimiter}",
+        f"files={len(lengths)}",
+    ]
+    lines += [f"pieces={len(file)}" for file in lengths]
+    lines += [f"lengths={hashlib.sha256(b''.join(sizes)).hexdigest()}"]
+    return _sha256_of_lines(lines)
+
+
+def _seed_used(order: str, seed: int) -> int:
+    return 0 if order == "sequential-1" else seed
+
+
+def _pieces_lines(pieces: bytes | None) -> list[str]:
+    return [] if pieces is None else [f"pieces={pieces.hex()}"]
 
 
 def _sha256_of_lines(lines: list[str]) -> bytes:
     return hashlib.sha256("".join(line + "\n" for line in lines).encode("ascii")).digest()
 
 
-# Section 7: checksum.
+# Section 8: planes.
+
+
+class Plane(NamedTuple):
+    """A plane of a frame: its field number, fingerprint (32 bytes), the bytes of content of each
+    row, and these contents one after another.
+    """
+
+    kind: int
+    fingerprint: bytes
+    row_bytes: list[int]
+    content: bytes
+
+
+def mask_entries(learned: list[bool]) -> bytes:
+    """Entries of plane 51 of a file: whether each of its tokens is to be learned."""
+    return bytes(learned)
+
+
+def document_entries(starts: list[int]) -> bytes:
+    """Entries of plane 50 of a file: the tokens that its documents begin with."""
+    return b"".join(start.to_bytes(8, "little") for start in starts)
+
+
+def plane_fingerprint(kind: int, entries: list[bytes]) -> bytes:
+    """Fingerprint, 32 bytes, of plane 50 or 51, given the entries of each file; of plane 52, which
+    has none, 32 zero bytes.
+    """
+    if kind == 52:
+        return bytes(32)
+    entry_bytes = {50: 8, 51: 1}[kind]
+    content = b"".join(entries)
+    lines = ["tokenfeed-plane-1", f"plane={kind}", f"files={len(entries)}"]
+    lines += [f"entries={len(file) // entry_bytes}" for file in entries]
+    lines += [f"content={_content_hash(content, blocks(len(content))).hex()}"]
+    return _sha256_of_lines(lines)
+
+
+def stage_plane_fingerprint(kind: int, sources: Iterable[tuple[int, bytes]]) -> bytes:
+    """Fingerprint, 32 bytes, of plane 50 or 51 of a stage of a mixture: (number, fingerprint of
+    its plane) of each source that has it.
+    """
+    present = sorted(sources)
+    lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(present)}"]
+    for source, fingerprint in present:
+        lines += [f"source={source}", f"fingerprint={fingerprint.hex()}"]
+    return _sha256_of_lines(lines)
+
+
+def document_starts_row(starts: list[int], first_token: int, context_length: int) -> bytes:
+    """Content of plane 50 of a row from first_token of its file on, in which documents begin with
+    the tokens starts.
+    """
+    places = [start - first_token for start in sorted(starts)]
+    inside = [place for place in places if 1 <= place <= context_length]
+    return b"".join(place.to_bytes(4, "little") for place in inside)
+
+
+def loss_mask_row(learned: list[bool], first_token: int, context_length: int) -> bytes:
+    """Content of plane 51 of a row from first_token of its file on."""
+    content = bytearray((context_length + 8) // 8)
+    for j in range(context_length + 1):
+        if learned[first_token + j]:
+            content[j // 8] |= 1 << (j % 8)
+    return bytes(content)
+
+
+# Section 9: checksum. And section 7: a frame on the wire.
 
 
 def _crc_table() -> Iterator[int]:
@@ -203,13 +377,67 @@ def frame_checksum(
     rank: int,
     world_size: int,
     tokens: bytes,
+    planes: list[Plane] | None = None,
 ) -> int:
     """Checksum, in [0, 2^32), of a frame; batch_size, rank and world_size are those of the
-    request.
+    request, and planes are None where it names none.
     """
     numbers = (first_sample, first_row, row_count, batch_size, rank, world_size)
     header = identity + b"".join(number.to_bytes(8, "little") for number in numbers)
-    return crc32c(tokens, crc32c(header))
+    return crc32c(_plane_bytes(planes), crc32c(tokens, crc32c(header)))
+
+
+def _plane_bytes(planes: list[Plane] | None) -> bytes:
+    if planes is None:
+        return b""
+    data = len(planes).to_bytes(4, "little")
+    for plane in sorted(planes):
+        data += plane.kind.to_bytes(4, "little") + plane.fingerprint
+        data += len(plane.row_bytes).to_bytes(8, "little")
+        data += b"".join(length.to_bytes(4, "little") for length in plane.row_bytes)
+        data += len(plane.content).to_bytes(8, "little") + plane.content
+    return data
+
+
+def frame_message(
+    identity: bytes,
+    first_sample: int,
+    first_row: int,
+    row_count: int,
+    token_bytes: int,
+    checksum: int,
+    tokens: bytes,
+    planes: list[Plane] | None = None,
+) -> bytes:
+    """A frame as a message, its fields by ascending number and the tokens last; what is 0 or empty
+    is left out.
+    """
+    numbers = (first_sample, first_row, row_count, token_bytes)
+    message = b"".join(_number(field, number) for field, number in enumerate(numbers, 1))
+    if checksum:
+        message += _varint(5 << 3 | 5) + checksum.to_bytes(4, "little")
+    message += _bytes(6, identity)
+    for plane in sorted(planes or []):
+        lengths = b"".join(_varint(length) for length in plane.row_bytes)
+        parts = _bytes(1, lengths) + _bytes(2, plane.content) + _bytes(3, plane.fingerprint)
+        message += _bytes(plane.kind, parts)
+    return message + _bytes(100, tokens)
+
+
+def _varint(value: int) -> bytes:
+    result = b""
+    while value > 0x7F:
+        result += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return result + bytes([value])
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value) if value else b""
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value if value else b""
 
 
 # Golden vectors.
@@ -228,6 +456,11 @@ def golden() -> dict[str, list[dict[str, Any]]]:
             for data in (b"", b"123456789", bytes(range(256)))
         ],
         "checksums": list(_golden_checksums()),
+        "mixtures": list(_golden_mixtures()),
+        "redactions": list(_golden_redactions()),
+        "pieces": list(_golden_pieces()),
+        "planes": list(_golden_planes()),
+        "plane_checksums": list(_golden_plane_checksums()),
     }
 
 
@@ -326,6 +559,165 @@ def _golden_checksums() -> Iterator[dict[str, Any]]:
             "checksum": frame_checksum(
                 name, first_sample, first_row, row_count, batch_size, rank, world_size, tokens
             ),
+        }
+
+
+# The corpus of the examples of the document: one file with the uint16 tokens 1, 2, 3.
+_EXAMPLE = fingerprint("uint16", [b"\1\0\2\0\3\0"], 2)
+
+
+def _golden_mixtures() -> Iterator[dict[str, Any]]:
+    """One record for each stage: previous is H(stage), identity is H(stage + 1)."""
+    mask = pieces_hash(2, "cut", None, [[3, 2], [3]])
+    example = [
+        (0, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
+        (1000, [_idle(1, 1, base=300)]),
+    ]
+    large = [
+        (0, [_idle(0, 7), Source(1, _EXAMPLE, "shuffled-1", 2**64 - 1, 0, 3)]),
+        # Stages may come back to a source, and a source may be of a greater number than those
+        # before it; as text "10" would come before "2".
+        (2**62, [_idle(2, 1), _idle(10, 2**20 - 1), Source(0, _EXAMPLE, "random-1", 5, 2**62, 0)]),
+        (2**63 - 1, [Source(3, _EXAMPLE, "random-1", 2**63, 2**63 - 1, 2**20, mask)]),
+    ]
+    for seed, context_length, stages in ((7, 2, example), (2**64 - 1, 2048, large)):
+        previous = mixture_start(seed, context_length)
+        for stage, (first_sample, sources) in enumerate(stages):
+            found = stage_identity(previous, stage, first_sample, sources)
+            yield {
+                "seed": seed,
+                "context_length": context_length,
+                "stage": stage,
+                "first_sample": first_sample,
+                "previous": previous.hex(),
+                "sources": [_in_hexadecimal(source) for source in sources],
+                "identity": found.hex(),
+            }
+            previous = found
+
+
+def _idle(source: int, weight: int, base: int = 0) -> Source:
+    """A source of another fingerprint, with a seed that its order does not use."""
+    return Source(source, bytes(32), "sequential-1", 12345, base, weight)
+
+
+def _in_hexadecimal(values: Source | Plane) -> dict[str, Any]:
+    """The fields of a record; one that is None is left out."""
+    return {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in values._asdict().items()
+        if value is not None
+    }
+
+
+def _golden_redactions() -> Iterator[dict[str, Any]]:
+    name = identity("random-1", 7, 2, _EXAMPLE)
+    nothing: list[tuple[int, int, int]] = []
+    for redactions in (
+        [(5, 0, 0, [(0, 1, 2)])],
+        [(5, 0, 50256, [(0, 0, 3), (0, 4, 5), (2, 0, 2**40)])],
+        [(5, 0, 0, [(0, 1, 2)]), (5, 1, 0, [(0, 1, 2)]), (2**63 - 1, 0, 2**32 - 1, nothing)],
+    ):
+        lists = [list_hash(fill, ranges) for _, _, fill, ranges in redactions]
+        in_force = [
+            (redaction[0], redaction[1], hashed)
+            for redaction, hashed in zip(redactions, lists, strict=True)
+        ]
+        yield {
+            "identity": name.hex(),
+            "redactions": [
+                {
+                    "first_sample": first_sample,
+                    "source": source,
+                    "fill": fill,
+                    "ranges": ranges,
+                    "list": hashed.hex(),
+                }
+                for (first_sample, source, fill, ranges), hashed in zip(
+                    redactions, lists, strict=True
+                )
+            ],
+            "redacted_identity": redacted_identity(name, in_force).hex(),
+        }
+
+
+def _golden_pieces() -> Iterator[dict[str, Any]]:
+    """The pieces hash, and identity version 1 with it; no order over documents has a name yet, so
+    one of the others stands in for it.
+    """
+    for context_length, long, delimiter, lengths in (
+        (2, "cut", None, [[3, 2], [3]]),
+        (2, "drop", 0, [[3, 2], [3]]),
+        (2, "truncate", 50256, [[3], [2, 3]]),
+        (2**32 - 2, "cut", 2**32 - 1, [[], [2**32 - 1, 256, 65537], []]),
+    ):
+        found = pieces_hash(context_length, long, delimiter, lengths)
+        yield {
+            "context_length": context_length,
+            "long": long,
+            "delimiter": "none" if delimiter is None else delimiter,
+            "lengths": lengths,
+            "pieces_hash": found.hex(),
+            "order": "shuffled-1",
+            "seed": 7,
+            "fingerprint": _EXAMPLE.hex(),
+            "identity": identity("shuffled-1", 7, context_length, _EXAMPLE, found).hex(),
+        }
+
+
+def _golden_planes() -> Iterator[dict[str, Any]]:
+    """Planes of a dataset, by their entries, and of a stage, by its sources."""
+    masks = [[mask_entries([False, True, True])], [mask_entries([True] * 5), b"", b"\0"]]
+    starts = [
+        [document_entries([0, 2])],
+        [document_entries([0, 300, 2**32 + 7]), b"", document_entries([0])],
+        [b"", b""],
+    ]
+    for kind, corpora in ((51, masks), (50, starts)):
+        for entries in corpora:
+            yield {
+                "plane": kind,
+                "entries": [file.hex() for file in entries],
+                "fingerprint": plane_fingerprint(kind, entries).hex(),
+            }
+    mask = plane_fingerprint(51, masks[0])
+    for kind, sources in ((51, [(0, mask)]), (51, [(2, bytes(32)), (10, mask)]), (50, [(0, mask)])):
+        yield {
+            "plane": kind,
+            "sources": [
+                {"source": number, "fingerprint": value.hex()} for number, value in sources
+            ],
+            "fingerprint": stage_plane_fingerprint(kind, sources).hex(),
+        }
+
+
+def _golden_plane_checksums() -> Iterator[dict[str, Any]]:
+    mask = plane_fingerprint(51, [mask_entries([False, True, True])])
+    starts = plane_fingerprint(50, [document_entries([0, 2])])
+    tokens = b"\1\0\2\0\3\0"
+    all_of_them = [
+        Plane(50, starts, [4, 0, 8], b"".join(i.to_bytes(4, "little") for i in (2, 1, 2))),
+        Plane(51, mask, [1, 1, 1], b"\6\7\0"),
+        Plane(52, bytes(32), [4, 4, 4], b"\3\0\0\0\2\0\0\0\3\0\0\0"),
+    ]
+    for place, rows_of_tokens, planes in (
+        ((0, 0, 1, 1, 0, 1), tokens, [Plane(51, mask, [1], b"\6")]),
+        ((0, 0, 1, 1, 0, 1), tokens, [Plane(50, starts, [0], b"")]),
+        ((24, 3, 3, 4, 1, 2), tokens * 3, all_of_them),
+    ):
+        first_sample, first_row, row_count, batch_size, rank, world_size = place
+        name = identity("random-1", 7, 2, _EXAMPLE)
+        yield {
+            "identity": name.hex(),
+            "first_sample": first_sample,
+            "first_row": first_row,
+            "row_count": row_count,
+            "batch_size": batch_size,
+            "rank": rank,
+            "world_size": world_size,
+            "tokens": rows_of_tokens.hex(),
+            "planes": [_in_hexadecimal(plane) for plane in planes],
+            "checksum": frame_checksum(name, *place, rows_of_tokens, planes),
         }
 
 

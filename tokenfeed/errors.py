@@ -3,11 +3,12 @@
 TokenfeedError
   RequestError        the caller changes something
     InvalidRequest      a field is missing, malformed or outside its range
+      OverLimit           allowed in principle, but more than this server gives
     NotServed           no such dataset or order
-    OverLimit           allowed in principle, but more than this server gives
     SamplesExhausted    the samples would reach 2^63
     StreamMismatch      the stream is not the one that the caller expects
     NotTokenfeed        a gRPC server answers there, but not a tokenfeed server
+    OtherContract       a tokenfeed server that speaks another revision of the contract
     NotAllowed          no valid token
   CorpusError         the operator changes something
     BadCorpus           a token file cannot be served as it is
@@ -58,16 +59,14 @@ class InvalidRequest(RequestError):
     status = "INVALID_ARGUMENT"
 
 
+class OverLimit(InvalidRequest):
+    """More than this server gives: a limit that its operator may raise."""
+
+
 class NotServed(RequestError):
     """The dataset or the order is not served here."""
 
     status = "NOT_FOUND"
-
-
-class OverLimit(RequestError):
-    """More than this server gives: a limit that its operator may raise."""
-
-    status = "RESOURCE_EXHAUSTED"
 
 
 class SamplesExhausted(RequestError):
@@ -88,6 +87,10 @@ class NotTokenfeed(RequestError):
     """A gRPC server answers at that address, but it does not know tokenfeed.v1."""
 
     status = "UNIMPLEMENTED"
+
+
+class OtherContract(RequestError):
+    """The server speaks another revision of the contract than this client."""
 
 
 class NotAllowed(RequestError):
@@ -151,7 +154,6 @@ _FINAL: dict[str, type[TokenfeedError]] = {
     for kind in (
         InvalidRequest,
         NotServed,
-        OverLimit,
         SamplesExhausted,
         StreamMismatch,
         NotTokenfeed,

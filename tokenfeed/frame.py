@@ -1,14 +1,15 @@
-"""Tokens <-> bytes on the wire, and the checksum over both.
+"""Rows and their planes <-> bytes on the wire, and the checksum over both.
 
 A frame is an ordinary protobuf message, so any language's generated stub reads it. The hot path
 skips the protobuf runtime all the same: the tokens are the last field, so a frame is written as
-header, tag, length and tokens in one join, and read as a slice. Any other valid encoding is parsed
-by protobuf; a property test holds both together.
+header, planes, tag, length and tokens in one join, and read as a slice. Any other valid encoding is
+parsed by protobuf; a property test holds both together.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import google_crc32c
@@ -17,7 +18,10 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from .errors import BadFrame, TokenfeedError
+from .planes import KINDS
 from .position import Position
+from .row_block import Plane, RowBlock
+from .spec import StreamSpec
 from .v1 import tokenfeed_pb2 as pb
 
 # The target is a question of speed (docs/decisions/0002-frames.md), the maximum one of
@@ -25,6 +29,8 @@ from .v1 import tokenfeed_pb2 as pb
 # longer than the target goes beyond it.
 FRAME_BYTES_TARGET = 1 << 20
 FRAME_BYTES_FIRST = 1 << 17
+MESSAGE_BYTES_MAX = (1 << 22) - 1
+"""Planes are counted too: what would be longer goes as two frames, unless it is a single row."""
 ROW_BYTES_MAX = 1 << 30
 """A row is never cut, and a protobuf message stays below 2^31 bytes."""
 BYTES_PER_SECOND_MIN = 1 << 20
@@ -35,9 +41,24 @@ sides see it: before that nobody calls the other one silent.
 TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 _TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
-_CHECKSUM_TAG = b"\x2d"  # field 5, fixed32
-_HEADER_BYTES_MAX = 128
 _PLACE = struct.Struct("<32s6Q")
+_PLANE_COUNT = struct.Struct("<I")
+_PLANE = struct.Struct("<I32sQ")
+_BYTE_COUNT = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What every frame of a stream has in common, for the one who writes it and the one who reads
+    it: each takes it from what he knows himself.
+
+    identity: 32 bytes.  plane_fingerprints: of each plane that is wanted, by kind, 32 bytes each.
+    """
+
+    spec: StreamSpec
+    position: Position
+    identity: bytes
+    plane_fingerprints: Mapping[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +75,17 @@ class Frame:
     token_bytes: int
     checksum: int
     identity: bytes
+    planes: tuple[Plane, ...]
     tokens: npt.NDArray[np.uint8]
 
-    def rows(
-        self, identity: bytes, context_length: int, position: Position, stream_row: int
-    ) -> npt.NDArray[np.unsignedinteger]:
-        """Check that this is what was asked for, and return its rows: uint16 or uint32 [row_count,
-        T + 1], read-only.
+    def rows(self, stream: Stream, stream_row: int) -> RowBlock:
+        """Check that this is what was asked for, and return its rows, read-only.
 
-        identity, position: the caller's own, never the frame's, so that a bit flipped on the way to
-        the server is found as well.  stream_row: row of the stream that the frame has to begin
-        with.
+        stream: the caller's own, never the frame's, so that a bit flipped on the way to the server
+        is found as well.  stream_row: row of the stream that the frame has to begin with.
         Raises: BadFrame.
         """
+        position, row_tokens = stream.position, stream.spec.row_tokens
         batch, row = divmod(stream_row, position.batch_size)
         expected = (position.batch_first_sample(batch), row)
         if (self.first_sample, self.first_row) != expected:
@@ -74,82 +93,121 @@ class Frame:
                 "frame",
                 f"begins at (sample, row) {(self.first_sample, self.first_row)}, not {expected}",
             )
-        if self.identity != identity:
+        if self.identity != stream.identity:
             raise BadFrame("frame", "is of another stream identity")
         dtype = TOKEN_DTYPES.get(self.token_bytes)
         if (
             dtype is None
             or self.row_count < 1
-            or self.tokens.size != self.row_count * (context_length + 1) * self.token_bytes
+            or self.tokens.size != self.row_count * row_tokens * self.token_bytes
         ):
             raise BadFrame(
                 "frame",
                 f"{self.tokens.size} bytes are not {self.row_count} rows "
-                f"of {context_length + 1} tokens of {self.token_bytes} bytes",
+                f"of {row_tokens} tokens of {self.token_bytes} bytes",
             )
-        if self.checksum != checksum(identity, position, stream_row, self.row_count, self.tokens):
+        kinds = tuple(plane.kind for plane in self.planes)
+        if kinds != stream.spec.planes:
+            raise BadFrame("frame", f"has the planes {kinds}, not {stream.spec.planes}")
+        for plane in self.planes:
+            if (
+                plane.row_lengths.size != self.row_count
+                or int(plane.row_lengths.sum(dtype=np.uint64)) != plane.content.size
+            ):
+                raise BadFrame(
+                    "frame",
+                    f"{plane.content.size} bytes of plane {plane.kind} are not those of "
+                    f"{self.row_count} rows",
+                )
+        block = RowBlock(self.tokens.view(dtype).reshape(self.row_count, row_tokens), self.planes)
+        if self.checksum != checksum(stream, stream_row, block):
             raise BadFrame("frame", "its checksum does not match")
-        return self.tokens.view(dtype).reshape(self.row_count, context_length + 1)
+        return block
 
 
-def checksum(
-    identity: bytes,
-    position: Position,
-    stream_row: int,
-    row_count: int,
-    tokens: npt.NDArray[np.uint8],
-) -> int:
-    """Return the CRC-32C of where rows stand in the stream and then of their tokens, in [0, 2^32).
+def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
+    """Return the CRC-32C of where rows stand in the stream, of their tokens, and of their planes
+    where there are any, in [0, 2^32).
 
-    identity: 32 bytes.  stream_row: row of the stream that the tokens begin with.  tokens:
-    uint8[n], as on the wire.
+    stream_row: row of the stream that the block begins with.
     """
+    position = stream.position
     batch, row = divmod(stream_row, position.batch_size)
     place = _PLACE.pack(
-        identity,
+        stream.identity,
         position.batch_first_sample(batch),
         row,
-        row_count,
+        len(block),
         position.batch_size,
         position.rank,
         position.world_size,
     )
     # The C extension takes any contiguous buffer; its stub knows only bytes.
-    return google_crc32c.extend(google_crc32c.value(place), tokens)  # type: ignore[no-any-return]
+    crc: int = google_crc32c.extend(google_crc32c.value(place), block.tokens)
+    if block.planes:
+        crc = google_crc32c.extend(crc, _PLANE_COUNT.pack(len(block.planes)))
+    for plane in block.planes:
+        fingerprint = stream.plane_fingerprints[plane.kind]
+        crc = google_crc32c.extend(
+            crc, _PLANE.pack(plane.kind, fingerprint, plane.row_lengths.size)
+        )
+        crc = google_crc32c.extend(crc, plane.row_lengths.astype("<u4").tobytes())
+        crc = google_crc32c.extend(crc, _BYTE_COUNT.pack(plane.content.size))
+        crc = google_crc32c.extend(crc, plane.content.tobytes())
+    return crc
 
 
-def encode(
-    identity: bytes,
-    position: Position,
-    stream_row: int,
-    row_count: int,
-    token_bytes: int,
-    tokens: npt.NDArray[np.uint8],
-) -> bytes:
-    """Return a frame as bytes, ready for the wire.
+def encode(stream: Stream, stream_row: int, block: RowBlock) -> Iterator[bytes]:
+    """Yield rows as frames, ready for the wire: one, or several where that would be longer than a
+    message may be.
 
-    tokens: uint8[row_count * (T + 1) * token_bytes]; copied, so it may be reused at once.
+    stream_row: row of the stream that the block begins with.  The block is copied, so its memory
+    may be used again once all frames are yielded.
     """
-    batch, row = divmod(stream_row, position.batch_size)
-    header = pb.Frame(
-        first_sample=position.batch_first_sample(batch),
-        first_row=row,
-        row_count=row_count,
-        token_bytes=token_bytes,
-        checksum=checksum(identity, position, stream_row, row_count, tokens),
-        identity=identity,
+    size_bytes = block.tokens.nbytes + sum(
+        plane.content.size + 5 * plane.row_lengths.size for plane in block.planes
     )
-    return b"".join((header.SerializeToString(), _TOKENS_TAG, _varint(tokens.size), tokens.data))
+    if size_bytes > MESSAGE_BYTES_MAX - _HEADER_BYTES_MAX and len(block) > 1:
+        half = len(block) // 2
+        yield from encode(stream, stream_row, block[:half])
+        yield from encode(stream, stream_row + half, block[half:])
+        return
+    yield _encoded(stream, stream_row, block)
+
+
+_HEADER_BYTES_MAX = 1 << 10
+
+
+def _encoded(stream: Stream, stream_row: int, block: RowBlock) -> bytes:
+    batch, row = divmod(stream_row, stream.position.batch_size)
+    header = pb.Frame(
+        first_sample=stream.position.batch_first_sample(batch),
+        first_row=row,
+        row_count=len(block),
+        token_bytes=block.tokens.itemsize,
+        checksum=checksum(stream, stream_row, block),
+        identity=stream.identity,
+    )
+    for plane in block.planes:
+        getattr(header, KINDS[plane.kind]).MergeFrom(
+            pb.Plane(
+                row_bytes=plane.row_lengths.tolist(),
+                content=plane.content.tobytes(),
+                fingerprint=stream.plane_fingerprints[plane.kind],
+            )
+        )
+    size = _varint(block.tokens.nbytes)
+    return b"".join((header.SerializeToString(), _TOKENS_TAG, size, block.tokens.data))
 
 
 def decode(message: bytes) -> Frame:
     """Return the frame in a message, any valid encoding of it.  Raises: BadFrame if it is none."""
-    tag = message.find(_TOKENS_TAG, 0, _HEADER_BYTES_MAX)
-    while tag >= 0:
-        frame = _decode_tokens_last(message, tag)
-        if frame is not None:
-            return frame
-        tag = message.find(_TOKENS_TAG, tag + 1, _HEADER_BYTES_MAX)
+    tag, first = _tokens_last(message)
+    if tag >= 0:
+        # Exact, not a guess: what precedes the tag has to be a complete message by itself.
+        header = _parse(message[:tag])
+        if header is not None:
+            return _frame(header, np.frombuffer(message, dtype=np.uint8, offset=first))
     header = _parse(message)
     if header is None:
         raise BadFrame("frame", "is no valid protobuf message")
@@ -185,23 +243,32 @@ def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
     return frame_bytes
 
 
-def _decode_tokens_last(message: bytes, tag: int) -> Frame | None:
-    """Return the frame if its tokens field is tagged here and is the last one, else None.
+def _tokens_last(message: bytes) -> tuple[int, int]:
+    """Return where the tag of the tokens is, and where they begin, if they are the last field and
+    not empty; else (-1, -1).
 
-    Exact, not a guess: if what precedes the tag is a complete message by itself, any parser arrives
-    at the tag too.
+    Walks from field to field as any parser does, without looking into them.
     """
-    size, first = _read_varint(message, tag + len(_TOKENS_TAG))
-    if first + size != len(message):
-        return None
-    header = _parse(message[:tag])
-    return (
-        None
-        if header is None
-        else _frame(
-            header, np.frombuffer(message, dtype=np.uint8, offset=first) if size else _EMPTY
-        )
-    )
+    place, end = 0, len(message)
+    while place < end:
+        if message.startswith(_TOKENS_TAG, place):
+            size, first = _read_varint(message, place + len(_TOKENS_TAG))
+            if first + size == end and size > 0:
+                return place, first
+        tag, after = _read_varint(message, place)
+        match tag & 7:
+            case 0:
+                place = _read_varint(message, after)[1]
+            case 1:
+                place = after + 8
+            case 2:
+                size, first = _read_varint(message, after)
+                place = first + size if size >= 0 else end
+            case 5:
+                place = after + 4
+            case _:
+                return -1, -1  # a group, or no valid message
+    return -1, -1
 
 
 def _parse(message: bytes) -> pb.Frame | None:
@@ -212,6 +279,15 @@ def _parse(message: bytes) -> pb.Frame | None:
 
 
 def _frame(header: pb.Frame, tokens: npt.NDArray[np.uint8]) -> Frame:
+    planes = tuple(
+        Plane(
+            field.number,
+            np.array(plane.row_bytes, dtype=np.uint32),
+            np.frombuffer(plane.content, dtype=np.uint8),
+        )
+        for field, plane in header.ListFields()
+        if field.number in KINDS
+    )
     return Frame(
         header.first_sample,
         header.first_row,
@@ -219,11 +295,9 @@ def _frame(header: pb.Frame, tokens: npt.NDArray[np.uint8]) -> Frame:
         header.token_bytes,
         header.checksum,
         header.identity,
+        planes,
         tokens,
     )
-
-
-_EMPTY = np.empty(0, dtype=np.uint8)
 
 
 def _varint(value: int) -> bytes:
@@ -241,7 +315,7 @@ def _read_varint(message: bytes, first: int) -> tuple[int, int]:
     within ten bytes.
     """
     value = 0
-    for index, byte in enumerate(message[first : first + 5]):
+    for index, byte in enumerate(message[first : first + 10]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return value, first + index + 1

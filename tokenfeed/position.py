@@ -63,6 +63,12 @@ class Position:
         past_own_rows = (self.rank + 1) * self.batch_size
         return max(0, (SAMPLE_END - self.first_sample - past_own_rows) // self.stride + 1)
 
+    def rows_before(self, end_sample: int) -> int:
+        """Return how many rows of this stream have samples below this one."""
+        samples = max(0, end_sample - self.first_sample - self.rank * self.batch_size)
+        batches, rest = divmod(samples, self.stride)
+        return batches * self.batch_size + min(rest, self.batch_size)
+
     def batch_first_sample(self, batch: int) -> int:
         """Return the sample of row 0 of rank 0 in batch k of this stream: what a request for it
         says.
@@ -72,7 +78,7 @@ class Position:
     def samples(self, first_row: int, row_count: int) -> npt.NDArray[np.int64]:
         """Return the sample indices of stream rows [first_row, first_row + row_count).
 
-        Returns: int64[row_count], each in [0, 2^63); rows must lie within `batches_left`.
+        Returns: int64[row_count], each in [0, 2^63); rows must lie below `rows_before(2^63)`.
         """
         first_batch, row = divmod(first_row, self.batch_size)
         base = self.batch_first_sample(first_batch) + self.rank * self.batch_size

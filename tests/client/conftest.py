@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -10,8 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from tokenfeed import frame, identity, orders
-from tokenfeed.position import Position
+from tokenfeed import frame
+from tokenfeed.request import CONTRACT_REVISION, from_message
+from tokenfeed.row_block import RowBlock
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 FINGERPRINT = bytes(range(32))
@@ -22,19 +23,15 @@ def honest_frames(
     request: pb.GetBatchRequest, rows_per_frame: int = 3
 ) -> Iterator[tuple[int, bytes]]:
     """What an honest server answers, as (row count, frame); a row begins with its sample."""
-    position = Position(
-        request.first_sample, request.batch_size, request.rank, request.world_size or 1
-    )
-    stream = identity.stream_identity(
-        orders.find(request.order), request.seed, request.context_length, FINGERPRINT
-    )
-    row, end_row = request.first_row, request.num_batches * request.batch_size
-    while row < end_row:
-        count = min(rows_per_frame, end_row - row)
-        rows = np.zeros((count, request.context_length + 1), dtype="<u2")
-        rows[:, 0] = position.samples(row, count) % 65_536
-        tokens = rows.view(np.uint8).reshape(-1)
-        yield count, frame.encode(stream, position, row, count, 2, tokens)
+    asked, _ = from_message(request)
+    stream = frame.Stream(asked.spec, asked.position, asked.spec.identity([FINGERPRINT]), {})
+    row = asked.first_row
+    while row < asked.end_row:
+        count = min(rows_per_frame, asked.end_row - row)
+        tokens = np.zeros((count, asked.spec.row_tokens), dtype="<u2")
+        tokens[:, 0] = asked.position.samples(row, count) % 65_536
+        (message,) = frame.encode(stream, row, RowBlock(tokens))
+        yield count, message
         row += count
 
 
@@ -56,6 +53,7 @@ class ScriptedServer:
     digest: bytes = b""
     datasets: int = 1
     windows_per_epoch: int | None = None
+    contract_revisions: Sequence[int] = (CONTRACT_REVISION,)
     address: str = ""
 
     def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -72,9 +70,16 @@ class ScriptedServer:
             token_bytes=2,
             fingerprint=self.fingerprint,
             digest=self.digest,
-            windows_per_epoch=self.windows_per_epoch,
         )
-        return pb.DescribeResponse(datasets=[dataset] * self.datasets).SerializeToString()
+        if self.windows_per_epoch is not None:
+            for order in ("shuffled-1", "sequential-1"):
+                dataset.rows.add(order=order, rows=self.windows_per_epoch)
+        response = pb.DescribeResponse(
+            datasets=[dataset] * self.datasets,
+            identity_versions=[1],
+            contract_revisions=self.contract_revisions,
+        )
+        return response.SerializeToString()
 
 
 def start_server(address: str = "127.0.0.1:0") -> tuple[ScriptedServer, grpc.Server]:

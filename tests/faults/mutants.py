@@ -22,9 +22,12 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from tokenfeed import frame, orders
+from tokenfeed.errors import InvalidRequest
 from tokenfeed.identity import stream_identity
-from tokenfeed.plan import Plan
+from tokenfeed.plan import Shape, plan
 from tokenfeed.position import Position
+from tokenfeed.request import require_understood
+from tokenfeed.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 WORKERS = 8
@@ -42,8 +45,10 @@ EXTREMES = (
 )  # fmt: skip
 NUMBERS = (
     "batch_size", "context_length", "seed", "first_sample", "first_row", "num_batches", "rank",
-    "world_size",
+    "world_size", "identity_version", "end_sample",
 )  # fmt: skip
+LATER = ("stage", "redactions", "long_documents")
+"""What the contract has, and no server serves yet."""
 HASHES = ("expected_identity", "expected_digest")
 NAMES = (
     "", "nobody", "Train", "train ", "tr\x00ain", "träin", "列車", "🚂" * 30, "%s%n%x", "../..",
@@ -112,9 +117,11 @@ class Feed:
         """Return the rows that a valid request asks for, from the files themselves."""
         files = self.files[request.dataset]
         counts = np.array([len(tokens) for tokens in files])
-        plan = Plan(counts, request.context_length, orders.find(request.order), request.seed)
-        windows = plan.windows(position(request).samples(first_row, row_count))
-        places = zip(windows.shard.tolist(), windows.token_offset.tolist(), strict=True)
+        spec = StreamSpec.of_dataset(
+            "", orders.find(request.order), request.seed, request.context_length
+        )
+        spans = plan(spec, [Shape(counts)], position(request).samples(first_row, row_count))
+        places = zip(spans.shard.tolist(), spans.token_offset.tolist(), strict=True)
         length = request.context_length + 1
         return np.stack([files[shard][first : first + length] for shard, first in places])
 
@@ -191,6 +198,12 @@ def valid_request(feed: Feed, rng: random.Random) -> pb.GetBatchRequest:
     )
     if rng.random() < 0.5:
         request.expected_identity = feed.identity(request)
+        request.identity_version = 1
+    if rng.random() < 0.3:
+        request.end_sample = request.first_sample + rng.randrange(40)
+    if rng.random() < 0.3:
+        request.client_name = rng.choice(NAMES)
+        request.declined_planes.extend(rng.choice(([51], [0, 51, 52], [(1 << 32) - 1])))
     if rng.random() < 0.2:
         request.expected_digest = feed.described[request.dataset].digest
     return request
@@ -198,17 +211,32 @@ def valid_request(feed: Feed, rng: random.Random) -> pb.GetBatchRequest:
 
 def mutate_field(request: pb.GetBatchRequest, rng: random.Random) -> None:
     """Set one field to something extreme, or unset it."""
-    field = rng.choice((*NUMBERS, *NUMBERS, "dataset", "order", *HASHES, "planes"))
+    field = rng.choice(
+        (*NUMBERS, *NUMBERS, "dataset", "order", *HASHES, *LATER, "planes", "declined_planes")
+    )
     if rng.random() < 0.15:
         request.ClearField(field)
     elif field in NUMBERS:
-        setattr(request, field, rng.choice((*EXTREMES, rng.getrandbits(rng.randrange(1, 65)))))
+        number = rng.choice((*EXTREMES, rng.getrandbits(rng.randrange(1, 65))))
+        setattr(request, field, number % (1 << 32 if field == "identity_version" else 1 << 64))
     elif field in HASHES:
         setattr(request, field, rng.randbytes(rng.choice((1, 31, 32, 33, 64, 5000))))
     elif field == "planes":
         request.planes.extend(
-            rng.choice((0, 1, 100, 101, (1 << 32) - 1)) for _ in range(rng.choice((1, 2, 500)))
+            pb.WantedPlane(
+                kind=rng.choice((0, 1, 50, 51, 99, 100, (1 << 32) - 1)),
+                expected_fingerprint=rng.randbytes(rng.choice((0, 31, 32))),
+            )
+            for _ in range(rng.choice((1, 2, 500)))
         )
+    elif field == "declined_planes":
+        request.declined_planes.extend(rng.choice(((), (51,), (1, 2, 3))))
+    elif field == "stage":
+        request.stage.CopyFrom(pb.Stage(index=rng.choice(EXTREMES)))
+    elif field == "redactions":
+        request.redactions.add(list_hash=rng.randbytes(rng.choice((0, 32))))
+    elif field == "long_documents":
+        request.long_documents = rng.choice(("cut", "drop", "nonsense"))
     else:
         setattr(request, field, rng.choice(NAMES))
 
@@ -242,7 +270,8 @@ def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
         return message[:end] + message[first:end] + message[end:]
     if kind == 6:  # all of it again, or most
         return message + message[rng.choice((0, first)) :]
-    known, unknown = rng.randrange(1, 14), rng.choice((0, 15, 16, 100, 19_000, (1 << 29) - 1))
+    known = rng.choice((*range(1, 20), 100))
+    unknown = rng.choice((0, 20, 50, 99, 101, 19_000, (1 << 29) - 1))
     field = field_of_any_type(known if kind == 7 else unknown, rng)
     if kind == 9:
         field = groups(unknown, rng.choice((1, 3, 90, 200, 5000)), closed=rng.random() < 0.7)
@@ -300,8 +329,19 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
     require(request.rank < world_size, "rank")
     require(request.first_row < batch_size, "first_row")
     require(not request.planes, "planes")
+    for plane in request.planes:
+        length = len(plane.expected_fingerprint)
+        require(length in (0, 32), f"expected_fingerprint of plane {plane.kind}")
     for name in HASHES:
         require(len(getattr(request, name)) in (0, 32), name)
+    require(request.identity_version == 1 or not request.expected_identity, "identity_version")
+    require(request.identity_version in (0, 1), "identity_version")
+    require(not request.HasField("stage"), "stage")
+    require(not request.long_documents, "long_documents")
+    for redaction in request.redactions:
+        require(len(redaction.list_hash) == 32, "list_hash")
+        require(False, "redactions", "FAILED_PRECONDITION")
+    require(is_understood(request), "request")
     require(request.order in ("", *orders.ORDERS), "order", "NOT_FOUND")
     require(request.dataset != "", "dataset")
     require(request.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
@@ -309,16 +349,17 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
     if request.dataset in feed.files:
         longest = max(len(tokens) for tokens in feed.files[request.dataset])
         require(context_length < longest, "context_length")
-    require(
-        batch_size * (context_length + 1) * 2 <= BATCH_BYTES_MAX, "batch_size", "RESOURCE_EXHAUSTED"
-    )
-    require((context_length + 1) * 2 <= 1 << 30, "context_length", "RESOURCE_EXHAUSTED")
+    require(batch_size * (context_length + 1) * 2 <= BATCH_BYTES_MAX, "batch_size")
+    require((context_length + 1) * 2 <= 1 << 30, "context_length")
 
     batches = request.num_batches if request.HasField("num_batches") else 1
     past_last = request.first_sample + ((batches - 1) * world_size + request.rank + 1) * batch_size
     require(request.first_sample < 1 << 63, "first_sample", "OUT_OF_RANGE")
     last = "num_batches" if request.HasField("num_batches") else "first_sample"
-    require(batches == 0 or past_last <= 1 << 63, last, "OUT_OF_RANGE")
+    if request.HasField("end_sample"):
+        require(request.end_sample <= 1 << 63, "end_sample", "OUT_OF_RANGE")
+    else:
+        require(batches == 0 or past_last <= 1 << 63, last, "OUT_OF_RANGE")
     # What a request has to be like before it has an identity and a corpus.
     is_sound = not found
     for name in HASHES:
@@ -459,20 +500,35 @@ def assert_refusal(
     assert re.fullmatch(r"[^\r\n]*[\w)'\"\]]\.?", problem), (
         f"{details!r} does not end like a sentence"
     )
-    # Above a limit, the hint that asking again does not help.
-    never = status == "RESOURCE_EXHAUSTED" and list(metadata) == [("grpc-retry-pushback-ms", "-1")]
-    assert never or not metadata, f"{metadata} says more than the refusal"
+    assert not metadata, f"{metadata} says more than the refusal"
     for name in sent:
         details = details.replace(repr(name[:64]), "''") if name else details
     shown = [piece for piece in FORBIDDEN if piece in details]
     assert not shown, f"{details!r} shows {shown}"
 
 
+def is_understood(request: pb.GetBatchRequest) -> bool:
+    """Say whether it has no field below 100 that is unknown, or of another type."""
+    try:
+        require_understood(request)
+    except InvalidRequest:
+        return False
+    return True
+
+
 def rows_promised(request: pb.GetBatchRequest) -> int:
-    batches = (
-        request.num_batches if request.HasField("num_batches") else position(request).batches_left
+    """Return how many rows a valid request asks for, counted one by one as far as it matters."""
+    place = position(request)
+    if not request.HasField("end_sample"):
+        batches = request.num_batches if request.HasField("num_batches") else place.batches_left
+        return max(0, batches * request.batch_size - request.first_row)
+    batches = request.num_batches if request.HasField("num_batches") else 1 << 64
+    first = request.first_sample + request.rank * request.batch_size
+    whole, rest = divmod(max(0, request.end_sample - first), place.stride)
+    rows = min(
+        whole * request.batch_size + min(rest, request.batch_size), batches * request.batch_size
     )
-    return max(0, batches * request.batch_size - request.first_row)
+    return max(0, rows - request.first_row)
 
 
 def frames_to_read(request: pb.GetBatchRequest) -> int | None:

@@ -7,18 +7,21 @@ import pytest
 
 from server.planned import PlannedRows
 from tokenfeed import orders
-from tokenfeed.plan import PLAN_ROWS, Plan, Windows
+from tokenfeed.plan import PLAN_ROWS, Shape, plan
 from tokenfeed.position import Position
+from tokenfeed.spans import Spans
+from tokenfeed.spec import StreamSpec
 
 POSITION = Position(first_sample=1000, batch_size=8, rank=1, world_size=3)
-PLAN = Plan(np.array([5000, 90_000]), 16, orders.find("shuffled-1"), 7)
+SPEC = StreamSpec.of_dataset("", orders.find("shuffled-1"), 7, 16)
+SHAPES = [Shape(np.array([5000, 90_000]))]
 
 
-def expected(first_row: int, end_row: int) -> Windows:
-    return PLAN.windows(POSITION.samples(first_row, end_row - first_row))
+def expected(first_row: int, end_row: int) -> Spans:
+    return plan(SPEC, SHAPES, POSITION.samples(first_row, end_row - first_row))
 
 
-def require_same(found: Windows, first_row: int, end_row: int) -> None:
+def require_same(found: Spans, first_row: int, end_row: int) -> None:
     wanted = expected(first_row, end_row)
     np.testing.assert_array_equal(found.shard, wanted.shard)
     np.testing.assert_array_equal(found.token_offset, wanted.token_offset)
@@ -28,7 +31,7 @@ def require_same(found: Windows, first_row: int, end_row: int) -> None:
 def test_rows_beyond_what_is_planned_are_planned_when_they_are_asked_for(step: int) -> None:
     """Where planned rows run out, whoever reads ahead has to see on: a disk must not run dry."""
     first_row, end_row, ahead = 5, 5 * PLAN_ROWS, 512
-    rows = PlannedRows(PLAN, POSITION, first_row, end_row)
+    rows = PlannedRows(SPEC, SHAPES, POSITION, first_row, end_row)
     looked_at = first_row
     for first in range(first_row, end_row, step):
         end = min(first + step, end_row)
@@ -41,7 +44,7 @@ def test_rows_beyond_what_is_planned_are_planned_when_they_are_asked_for(step: i
 
 def test_no_row_behind_the_end_of_the_stream_is_planned() -> None:
     """There is no sample 2^63, and an epoch's padding is not to be read."""
-    rows = PlannedRows(PLAN, POSITION, 0, 10)
+    rows = PlannedRows(SPEC, SHAPES, POSITION, 0, 10)
 
     require_same(rows.between(0, 5000), 0, 10)
     rows.forget(10)
@@ -50,8 +53,8 @@ def test_no_row_behind_the_end_of_the_stream_is_planned() -> None:
 
 def test_what_was_handed_out_is_not_kept() -> None:
     """A stream runs for weeks."""
-    rows = PlannedRows(PLAN, POSITION, 0, 1 << 40)
+    rows = PlannedRows(SPEC, SHAPES, POSITION, 0, 1 << 40)
     for first in range(0, 100 * PLAN_ROWS, 1000):
         rows.between(first, first + 1000)
         rows.forget(first + 1000)
-        assert rows._windows.shard.size <= 2 * PLAN_ROWS
+        assert rows._spans.shard.size <= 2 * PLAN_ROWS

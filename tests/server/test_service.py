@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pytest
 
 from client.dataset import RemoteDataset
-from client.request import StreamRequest
 from client.stream import Counters, FrameStream
 from server import listener
 from server.calls import Calls, StreamLimits
@@ -28,6 +27,8 @@ from tests.server.conftest import asked
 from tokenfeed import frame, orders
 from tokenfeed.identity import stream_identity
 from tokenfeed.position import Position
+from tokenfeed.request import CONTRACT_REVISION, StreamRequest
+from tokenfeed.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 CALL_SECONDS = 10.0
@@ -164,6 +165,8 @@ def lone_peer(datasets: dict[str, Dataset]) -> Iterator[Peer]:
 def asking(**fields: object) -> pb.GetBatchRequest:
     """A request that would be granted, but for the fields given; a field of None is left out."""
     chosen = {"batch_size": 4, "context_length": 16, "dataset": "short", "num_batches": 2, **fields}
+    if "expected_identity" in fields:
+        chosen.setdefault("identity_version", 1)
     return pb.GetBatchRequest(
         **{name: value for name, value in chosen.items() if value is not None}
     )
@@ -247,10 +250,10 @@ def test_an_identity_and_a_digest_have_32_bytes(peer: Peer, field: str, size: in
     require_refusal(found, Status.INVALID_ARGUMENT, field, size, 32)
 
 
-@pytest.mark.parametrize("plane", [0, 100, 101, (1 << 32) - 1])
+@pytest.mark.parametrize("plane", [0, 50, 51, 52, 53, 99, 100, 101, (1 << 32) - 1])
 def test_a_plane_that_does_not_exist_is_not_silently_left_out(peer: Peer, plane: int) -> None:
     """A trainer that asks for a loss mask and gets none would train on everything."""
-    found = peer.refusal(asking(planes=[plane]))
+    found = peer.refusal(asking(planes=[pb.WantedPlane(kind=plane)]))
     require_refusal(found, Status.INVALID_ARGUMENT, "planes", plane)
 
 
@@ -304,17 +307,17 @@ def test_an_order_goes_by_its_name_with_its_version(peer: Peer, name: str) -> No
     assert len(found[1]) < 1000
 
 
-# RESOURCE_EXHAUSTED
+# Above a limit
 
 
 def test_a_batch_above_the_server_s_limit_is_refused(peer: Peer) -> None:
-    """It is the operator's limit, not the contract's, so it has a status of its own."""
+    """Asking again does not help: a client that took it for a busy server would ask for ever."""
     most = BATCH_BYTES_MAX // (2 * 10_000)
     found = peer.refusal(
         asking(dataset="long", context_length=9_999, batch_size=most + 1, num_batches=0)
     )
     require_refusal(
-        found, Status.RESOURCE_EXHAUSTED, "batch_size", (most + 1) * 20_000, BATCH_BYTES_MAX
+        found, Status.INVALID_ARGUMENT, "batch_size", (most + 1) * 20_000, BATCH_BYTES_MAX
     )
     assert (
         peer.frames(asking(dataset="long", context_length=9_999, batch_size=most, num_batches=0))
@@ -337,7 +340,7 @@ def test_a_row_above_the_limit_is_refused(tmp_path: Path) -> None:
         limit = peer.describe(pb.DescribeRequest()).limits.row_bytes_max
         fits = asking(dataset="huge", batch_size=1, context_length=limit // 2 - 1, num_batches=0)
         assert peer.frames(fits) == []
-    require_refusal(found, Status.RESOURCE_EXHAUSTED, "context_length", (1 << 30) + 2, limit)
+    require_refusal(found, Status.INVALID_ARGUMENT, "context_length", (1 << 30) + 2, limit)
 
 
 def test_a_request_above_the_described_size_is_refused(peer: Peer) -> None:
@@ -443,6 +446,18 @@ def test_a_digest_that_becomes_known_is_told_and_compared_from_then_on(
     require_refusal(found, Status.FAILED_PRECONDITION, "expected_digest", late.digest.hex())
 
 
+def test_an_expected_identity_goes_with_its_version(peer: Peer) -> None:
+    """Of another form every identity is another one, and "another corpus" would be the wrong
+    answer.
+    """
+    missing = asking(expected_identity=bytes(32), identity_version=None)
+    require_refusal(peer.refusal(missing), Status.INVALID_ARGUMENT, "identity_version", "missing")
+    for version in (2, 3, (1 << 32) - 1):
+        later = asking(expected_identity=bytes(32), identity_version=version)
+        found = peer.refusal(later)
+        require_refusal(found, Status.INVALID_ARGUMENT, "identity_version", version)
+
+
 def test_the_seed_of_an_order_that_ignores_it_is_no_part_of_the_identity(peer: Peer) -> None:
     """Two runs over the same tokens in the same order are the same stream."""
     (found,) = peer.frames(asking(order="sequential-1", seed=1, num_batches=1))
@@ -458,6 +473,78 @@ def test_batch_size_rank_and_position_are_no_part_of_the_identity(peer: Peer) ->
         expected_identity=found.identity,
     )  # fmt: skip
     assert len(peer.rows(other)) == 4
+
+
+# What a server does not know, or does not serve yet
+
+
+@pytest.mark.parametrize("number", [20, 49, 99])
+@pytest.mark.parametrize("wire_type", [0, 1, 2, 5])
+def test_a_field_that_has_to_be_understood_is_refused_by_its_number(
+    peer: Peer, number: int, wire_type: int
+) -> None:
+    """A later client asks for something that this server would leave out in silence."""
+    payload = {0: b"\x01", 1: bytes(8), 2: b"\x01x", 5: bytes(4)}[wire_type]
+    tag = number << 3 | wire_type
+    field = bytes([tag & 0x7F | 0x80, tag >> 7]) + payload
+
+    for method, request in (
+        ("GetBatch", asking().SerializeToString()),
+        ("Describe", b""),
+    ):
+        found = peer.refusal(request + field, method)
+        require_refusal(found, Status.INVALID_ARGUMENT, "request", number, f"{method}Request")
+
+
+def test_a_field_within_a_message_has_to_be_understood_too(peer: Peer) -> None:
+    """Sources, stages and planes will have more fields one day."""
+    plane = b"\x08\x33\xc8\x01\x01"  # kind 51, field 25
+    found = peer.refusal(asking().SerializeToString() + b"\x62" + bytes([len(plane)]) + plane)
+    require_refusal(found, Status.INVALID_ARGUMENT, "request", 25, "WantedPlane")
+
+
+def test_a_known_field_of_another_type_is_not_taken_for_unset(peer: Peer) -> None:
+    """protobuf leaves it out: rank 1 as eight bytes would be rank 0."""
+    rank = b"\x49" + (1).to_bytes(8, "little")
+    found = peer.refusal(asking(world_size=2).SerializeToString() + rank)
+    require_refusal(found, Status.INVALID_ARGUMENT, "request", 9, "GetBatchRequest")
+
+
+def test_hints_change_nothing(peer: Peer) -> None:
+    """Whoever knows more hints than this server gets the same rows."""
+    plain = peer.rows(asking())
+    later_hint = b"\xfa\x07\x03abc"  # field 127
+    for request in (
+        asking(client_name="run-17 rank 3"),
+        asking(client_name="\n" * 500),
+        asking(declined_planes=[50, 51, 52, 7]),
+    ):
+        np.testing.assert_array_equal(peer.rows(request), plain)
+    messages, ending = peer.ask(asking().SerializeToString() + later_hint)
+    assert ending[0] is Status.OK
+    np.testing.assert_array_equal(rows_of(list(map(frame.decode, messages)), 16), plain)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "status"),
+    [
+        ("stage", pb.Stage(sources=[pb.StageSource(weight=1)]), Status.INVALID_ARGUMENT),
+        ("long_documents", "cut", Status.INVALID_ARGUMENT),
+        ("redactions", [pb.Redaction(list_hash=bytes(32))], Status.FAILED_PRECONDITION),
+    ],
+)
+def test_what_is_not_served_yet_is_refused_by_name(
+    peer: Peer, field: str, value: object, status: Status
+) -> None:
+    """The contract has it already, so that whoever asks for it gets it, or learns that he does
+    not.
+    """
+    require_refusal(peer.refusal(asking(**{field: value})), status, field)
+
+
+def test_a_mixture_is_an_order_that_is_not_served_yet(peer: Peer) -> None:
+    """One dataset in its place would be other data under the same name."""
+    require_refusal(peer.refusal(asking(order="mixture-1")), Status.NOT_FOUND, "order", "mixture-1")
 
 
 # What is granted
@@ -476,7 +563,7 @@ def test_a_request_for_no_batches_is_checked_all_the_same(peer: Peer) -> None:
         ("context_length", 300, Status.INVALID_ARGUMENT),
         ("rank", 1, Status.INVALID_ARGUMENT),
         ("first_row", 4, Status.INVALID_ARGUMENT),
-        ("planes", [101], Status.INVALID_ARGUMENT),
+        ("planes", [pb.WantedPlane(kind=51)], Status.INVALID_ARGUMENT),
         ("dataset", "nobody", Status.NOT_FOUND),
         ("order", "random", Status.NOT_FOUND),
         ("first_sample", 1 << 63, Status.OUT_OF_RANGE),
@@ -504,6 +591,37 @@ def test_first_row_leaves_out_exactly_the_rows_before_it(peer: Peer, first_row: 
     frames = peer.frames(asking(num_batches=3, first_row=first_row))
     np.testing.assert_array_equal(rows_of(frames, 16), whole[first_row:])
     assert (frames[0].first_sample, frames[0].first_row) == (0, first_row)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("end_sample", [0, 1, 5, 6, 7, 17, 18, 22, 23, 24, 25, 1 << 40])
+def test_end_sample_leaves_out_exactly_the_rows_from_it_on(
+    peer: Peer, rank: int, end_sample: int
+) -> None:
+    """A stage of a mixture may begin within a batch: the call before ends there, on each rank."""
+    place = {"batch_size": 4, "world_size": 3, "rank": rank, "first_sample": 2, "num_batches": 2}
+    samples = Position(2, 4, rank, 3).samples(0, 8)
+    whole = peer.rows(asking(**place))
+
+    found = peer.rows(asking(end_sample=end_sample, **place))
+
+    np.testing.assert_array_equal(found, whole[samples < end_sample])
+
+
+def test_end_sample_alone_ends_a_call(peer: Peer) -> None:
+    """Who knows the sample need not count batches; and at 2^63 nothing is left to refuse."""
+    ended = asking(num_batches=None, end_sample=11)
+    assert len(peer.rows(ended)) == 11
+    last = asking(num_batches=None, first_sample=(1 << 63) - 5, end_sample=1 << 63)
+    assert len(peer.rows(last)) == 5
+    counted = asking(num_batches=9, first_sample=(1 << 63) - 5, end_sample=1 << 63)
+    assert len(peer.rows(counted)) == 5
+
+
+def test_end_sample_is_at_most_2_to_the_63(peer: Peer) -> None:
+    """There is no sample beyond."""
+    found = peer.refusal(asking(end_sample=(1 << 63) + 1))
+    require_refusal(found, Status.OUT_OF_RANGE, "end_sample", (1 << 63) + 1, "2^63")
 
 
 def test_a_frame_says_where_a_request_would_have_to_begin(peer: Peer) -> None:
@@ -561,22 +679,28 @@ def test_describe_says_what_is_served(peer: Peer, datasets: dict[str, Dataset]) 
     assert (short.dtype, short.token_bytes) == ("uint16", 2)
     assert (short.token_count, short.file_count, short.longest_file_tokens) == (400, 2, 300)
     assert short.fingerprint == datasets["short"].fingerprint
-    assert (short.windows_per_epoch, short.window_starts) == (299 // 150 + 99 // 150, 150)
+    windows = 299 // 150 + 99 // 150
+    assert {(rows.order, rows.rows) for rows in short.rows} == {
+        ("random-1", 150),
+        ("shuffled-1", windows),
+        ("sequential-1", windows),
+    }
+    assert list(short.planes) == []
+    assert not short.HasField("documents")
     assert list(described.orders) == ["random-1", "shuffled-1", "sequential-1"]
     assert described.limits.batch_bytes_max == BATCH_BYTES_MAX
-    assert described.identity_version == 1
+    assert described.identity_versions == [1]
+    assert described.contract_revisions == [CONTRACT_REVISION]
 
 
-def test_describe_counts_no_windows_unless_it_is_given_a_length(peer: Peer) -> None:
-    """Zero windows and "not counted" are two things."""
+def test_describe_counts_no_rows_unless_it_is_given_a_length(peer: Peer) -> None:
+    """No row and "not counted" are two things."""
     (bare,) = peer.describe(pb.DescribeRequest(dataset="short")).datasets
     (none,) = peer.describe(
         pb.DescribeRequest(dataset="short", context_length=(1 << 63) - 1)
     ).datasets
-    assert not bare.HasField("windows_per_epoch")
-    assert not bare.HasField("window_starts")
-    assert none.HasField("windows_per_epoch")
-    assert (none.windows_per_epoch, none.window_starts) == (0, 0)
+    assert list(bare.rows) == []
+    assert [rows.rows for rows in none.rows] == [0, 0, 0]
 
 
 # What nobody foresaw
@@ -610,7 +734,11 @@ def require_discreet(found: Ending, log: str) -> None:
     require_refusal(found, Status.UNAVAILABLE, "server")
     for inside in ("secret", "/", "Error", "memory", "Traceback", ".py"):
         assert inside not in found[1]
-    assert re.search(r"failed peer=\S+: OSError E(IO|NOMEM) at server/service\.py:\d+$", log, re.M)
+    assert re.search(
+        r"failed peer=\S+: OSError E(IO|NOMEM) at server/(service|frame_producer)\.py:\d+$",
+        log,
+        re.M,
+    )
     assert SECRET not in log
     assert "Traceback" not in log
 
@@ -648,7 +776,7 @@ def test_a_failure_in_mid_stream_leaves_whole_frames_and_a_discreet_end(
 ) -> None:
     """The client goes on elsewhere after the last row that came, so what came has to be right."""
     whole = datasets["long"]
-    broken = dataclasses.replace(whole, readahead=FailingReadAhead(whole.corpus))
+    broken = dataclasses.replace(whole, readahead=FailingReadAhead(whole.store))
     request = asking(dataset="long", batch_size=64, context_length=2047, num_batches=8)
     with serving({"long": broken}) as peer:
         messages, ending = peer.ask(request)
@@ -684,12 +812,13 @@ def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Datas
             next(ask(endless))
         assert caught.value.code() is Status.RESOURCE_EXHAUSTED
         assert caught.value.details().startswith("streams: 1 are under way")
-        assert ("grpc-retry-pushback-ms", "1000") in [
-            (entry.key, entry.value) for entry in caught.value.trailing_metadata()
-        ]
+        (hint,) = caught.value.trailing_metadata()
+        assert hint.key == "grpc-retry-pushback-ms"
+        assert 500 <= int(hint.value) <= 1500
         first.cancel()
         second.cancel()
-        asked = StreamRequest("long", orders.find("random-1"), 0, 16, Position(0, 2), 1)
+        spec = StreamSpec.of_dataset("long", orders.find("random-1"), 0, 16)
+        asked = StreamRequest(spec, Position(0, 2), 1)
         remote = RemoteDataset(peer.address, "long", 16, deadline_seconds=10)
         waiting = FrameStream(remote, asked, prefetch_bytes=1 << 20, counters=Counters())
         waiting.start()

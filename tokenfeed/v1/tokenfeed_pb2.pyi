@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetBatchRequest(_message.Message):
-    __slots__ = ("batch_size", "context_length", "seed", "dataset", "order", "first_sample", "first_row", "num_batches", "rank", "world_size", "expected_identity", "planes", "expected_digest")
+    __slots__ = ("batch_size", "context_length", "seed", "dataset", "order", "first_sample", "first_row", "num_batches", "rank", "world_size", "expected_identity", "planes", "expected_digest", "identity_version", "end_sample", "stage", "redactions", "declined_planes", "long_documents", "client_name")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,13 @@ class GetBatchRequest(_message.Message):
     EXPECTED_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     PLANES_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    END_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    REDACTIONS_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_PLANES_FIELD_NUMBER: _ClassVar[int]
+    LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
     context_length: int
     seed: int
@@ -31,18 +38,78 @@ class GetBatchRequest(_message.Message):
     rank: int
     world_size: int
     expected_identity: bytes
-    planes: _containers.RepeatedScalarFieldContainer[int]
+    planes: _containers.RepeatedCompositeFieldContainer[WantedPlane]
     expected_digest: bytes
-    def __init__(self, batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., seed: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., planes: _Optional[_Iterable[int]] = ..., expected_digest: _Optional[bytes] = ...) -> None: ...
+    identity_version: int
+    end_sample: int
+    stage: Stage
+    redactions: _containers.RepeatedCompositeFieldContainer[Redaction]
+    declined_planes: _containers.RepeatedScalarFieldContainer[int]
+    long_documents: str
+    client_name: str
+    def __init__(self, batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., seed: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., planes: _Optional[_Iterable[_Union[WantedPlane, _Mapping]]] = ..., expected_digest: _Optional[bytes] = ..., identity_version: _Optional[int] = ..., end_sample: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ..., declined_planes: _Optional[_Iterable[int]] = ..., long_documents: _Optional[str] = ..., client_name: _Optional[str] = ...) -> None: ...
+
+class WantedPlane(_message.Message):
+    __slots__ = ("kind", "expected_fingerprint")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    kind: int
+    expected_fingerprint: bytes
+    def __init__(self, kind: _Optional[int] = ..., expected_fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("index", "first_sample", "previous_identity", "sources")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    first_sample: int
+    previous_identity: bytes
+    sources: _containers.RepeatedCompositeFieldContainer[StageSource]
+    def __init__(self, index: _Optional[int] = ..., first_sample: _Optional[int] = ..., previous_identity: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[StageSource, _Mapping]]] = ...) -> None: ...
+
+class StageSource(_message.Message):
+    __slots__ = ("number", "dataset", "order", "seed", "base", "weight", "expected_digest", "long_documents")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    dataset: str
+    order: str
+    seed: int
+    base: int
+    weight: int
+    expected_digest: bytes
+    long_documents: str
+    def __init__(self, number: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., seed: _Optional[int] = ..., base: _Optional[int] = ..., weight: _Optional[int] = ..., expected_digest: _Optional[bytes] = ..., long_documents: _Optional[str] = ...) -> None: ...
+
+class Redaction(_message.Message):
+    __slots__ = ("first_sample", "source", "list_hash")
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LIST_HASH_FIELD_NUMBER: _ClassVar[int]
+    first_sample: int
+    source: int
+    list_hash: bytes
+    def __init__(self, first_sample: _Optional[int] = ..., source: _Optional[int] = ..., list_hash: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("first_sample", "first_row", "row_count", "token_bytes", "checksum", "identity", "tokens")
+    __slots__ = ("first_sample", "first_row", "row_count", "token_bytes", "checksum", "identity", "document_starts", "loss_mask", "token_counts", "tokens")
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
     ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_STARTS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     first_sample: int
     first_row: int
@@ -50,33 +117,50 @@ class Frame(_message.Message):
     token_bytes: int
     checksum: int
     identity: bytes
+    document_starts: Plane
+    loss_mask: Plane
+    token_counts: Plane
     tokens: bytes
-    def __init__(self, first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., token_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., identity: _Optional[bytes] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., token_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., identity: _Optional[bytes] = ..., document_starts: _Optional[_Union[Plane, _Mapping]] = ..., loss_mask: _Optional[_Union[Plane, _Mapping]] = ..., token_counts: _Optional[_Union[Plane, _Mapping]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class Plane(_message.Message):
+    __slots__ = ("row_bytes", "content", "fingerprint")
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    row_bytes: _containers.RepeatedScalarFieldContainer[int]
+    content: bytes
+    fingerprint: bytes
+    def __init__(self, row_bytes: _Optional[_Iterable[int]] = ..., content: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("dataset", "context_length")
+    __slots__ = ("dataset", "context_length", "long_documents")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     context_length: int
-    def __init__(self, dataset: _Optional[str] = ..., context_length: _Optional[int] = ...) -> None: ...
+    long_documents: str
+    def __init__(self, dataset: _Optional[str] = ..., context_length: _Optional[int] = ..., long_documents: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("datasets", "orders", "limits", "server_version", "identity_version")
+    __slots__ = ("datasets", "orders", "limits", "server_version", "identity_versions", "contract_revisions")
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
-    IDENTITY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_REVISIONS_FIELD_NUMBER: _ClassVar[int]
     datasets: _containers.RepeatedCompositeFieldContainer[Dataset]
     orders: _containers.RepeatedScalarFieldContainer[str]
     limits: Limits
     server_version: str
-    identity_version: int
-    def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., identity_version: _Optional[int] = ...) -> None: ...
+    identity_versions: _containers.RepeatedScalarFieldContainer[int]
+    contract_revisions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., identity_versions: _Optional[_Iterable[int]] = ..., contract_revisions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Dataset(_message.Message):
-    __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "windows_per_epoch", "window_starts")
+    __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "rows", "planes", "documents", "redaction_lists")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -85,8 +169,10 @@ class Dataset(_message.Message):
     LONGEST_FILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    WINDOWS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_STARTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    REDACTION_LISTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     token_bytes: int
@@ -95,9 +181,37 @@ class Dataset(_message.Message):
     longest_file_tokens: int
     fingerprint: bytes
     digest: bytes
-    windows_per_epoch: int
-    window_starts: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., windows_per_epoch: _Optional[int] = ..., window_starts: _Optional[int] = ...) -> None: ...
+    rows: _containers.RepeatedCompositeFieldContainer[OrderRows]
+    planes: _containers.RepeatedCompositeFieldContainer[DatasetPlane]
+    documents: Documents
+    redaction_lists: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class OrderRows(_message.Message):
+    __slots__ = ("order", "rows", "pieces_hash")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_HASH_FIELD_NUMBER: _ClassVar[int]
+    order: str
+    rows: int
+    pieces_hash: bytes
+    def __init__(self, order: _Optional[str] = ..., rows: _Optional[int] = ..., pieces_hash: _Optional[bytes] = ...) -> None: ...
+
+class DatasetPlane(_message.Message):
+    __slots__ = ("kind", "fingerprint")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    kind: int
+    fingerprint: bytes
+    def __init__(self, kind: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class Documents(_message.Message):
+    __slots__ = ("count", "file_count")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FILE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    file_count: int
+    def __init__(self, count: _Optional[int] = ..., file_count: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("batch_size_max", "batch_bytes_max", "world_size_max", "request_bytes_max", "row_bytes_max")

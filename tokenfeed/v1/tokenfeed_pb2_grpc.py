@@ -36,7 +36,8 @@ class TokenFeedServicer(object):
 
         Idempotent: after UNAVAILABLE or any status that a broken connection or server leaves behind (DEADLINE_EXCEEDED,
         CANCELLED, ABORTED, UNKNOWN, INTERNAL), ask any server for what comes after the last row that arrived.
-        RESOURCE_EXHAUSTED with the trailing metadata "grpc-retry-pushback-ms" may be asked again after so many milliseconds.
+        RESOURCE_EXHAUSTED means come again: after as many milliseconds as the trailing metadata "grpc-retry-pushback-ms"
+        says, or, without it, after a pause. Vary each pause at random, or all clients come back together.
         DATA_LOSS may heal on another server, which has its own files. No other status heals by asking again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,0 +1,65 @@
+"""One call of GetBatch, checked: plan -> store -> frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from tokenfeed import frame
+from tokenfeed.errors import SamplesExhausted
+from tokenfeed.plan import PLAN_ROWS
+from tokenfeed.request import StreamRequest
+from tokenfeed.spans import Spans
+
+from .dataset import Dataset
+from .planned import PlannedRows
+from .readahead import READ_AHEAD_BYTES, major_faults
+
+
+@dataclass(frozen=True, slots=True)
+class FrameProducer:
+    """Makes the frames of a request.  stream: what they have in common."""
+
+    dataset: Dataset
+    request: StreamRequest
+    stream: frame.Stream
+
+    def frames(self, peer: str) -> Iterator[bytes]:
+        """Yield the frames in order, made in turn with those of other peers.
+
+        Raises: CorpusChanged; SamplesExhausted at sample 2^63.
+        """
+        spec, position = self.request.spec, self.request.position
+        row_bytes = spec.row_tokens * self.dataset.store.dtype.itemsize
+        first = advised_end = self.request.first_row
+        end_row = self.request.end_row
+        rows = PlannedRows(spec, [self.dataset.shape], position, first, end_row)
+        # Of the shortest rows not all, or the first frame waits for their plan.
+        rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, row_bytes))
+        frame_bytes = frame.FRAME_BYTES_FIRST
+        while first < end_row:
+            end = min(first + frame.rows_per_frame(frame_bytes, row_bytes), end_row)
+            ahead = rows.between(advised_end, end + rows_ahead)
+            self.dataset.readahead.advise(ahead)
+            advised_end = min(end + rows_ahead, end_row)
+            messages = self._messages(rows.between(first, end), first, peer)
+            handed_over = time.monotonic()
+            yield from messages
+            rows.forget(end)
+            frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
+            first = end
+            had_bytes = (end - self.request.first_row) * row_bytes
+            frame_bytes = self.dataset.turns.modest(frame_bytes, had_bytes)
+        if self.request.is_endless:
+            raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
+
+    def _messages(self, spans: Spans, stream_row: int, peer: str) -> list[bytes]:
+        """Return rows as encoded frames, nearly always one.  stream_row: of the first of them."""
+        faults_before = major_faults()
+        # Whoever waits for the disk must not keep others from waiting for it too.
+        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take(peer)
+        with turn, self.dataset.store.gather(spans, self.request.spec.planes) as block:
+            self.dataset.readahead.observe(major_faults() - faults_before)
+            return list(frame.encode(self.stream, stream_row, block))
