@@ -21,6 +21,7 @@ from client import channel as client_channel
 from client.dataset import RemoteDataset
 from client.request import StreamRequest
 from client.stream import PREFETCH_BYTES, Counters, FrameStream
+from client.timeouts import Timeouts
 from tokenfeed import frame, orders
 from tokenfeed.position import Position
 
@@ -92,7 +93,7 @@ def client_batches(address: str, number: int) -> Iterator[None]:
     request = StreamRequest(
         "", orders.find("random-1"), number, CONTEXT_LENGTH, Position(0, BATCH_SIZE, 0, 1), None
     )
-    remote = RemoteDataset(address, "", CONTEXT_LENGTH, deadline_seconds=60.0)
+    remote = RemoteDataset(address, "", CONTEXT_LENGTH, timeouts=Timeouts(reconnect_seconds=60.0))
     received = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     received.start()
     try:

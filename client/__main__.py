@@ -15,12 +15,14 @@ from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import SAMPLE_END, Position, require_range
 
-from .arguments import first_position, seconds, security
+from .arguments import first_position, seconds
 from .bench import measure
 from .channel import describe
+from .credentials import with_environment
 from .dataset import RemoteDataset
 from .request import StreamRequest
 from .stream import PREFETCH_BYTES, Counters, FrameStream, Rows
+from .timeouts import Timeouts
 
 _WAIT_SECONDS = 5.0
 _TOKENS_SHOWN = 16
@@ -127,7 +129,7 @@ def run_describe(arguments: argparse.Namespace) -> None:
         None,
         arguments.context_length,
         timeout_seconds=_WAIT_SECONDS,
-        security=security(),
+        credentials=with_environment(),
     )
     print(f"tokenfeed {described.server_version} at {arguments.target}")
     print(f"orders: {', '.join(described.orders)}")
@@ -158,8 +160,8 @@ def run_show(arguments: argparse.Namespace) -> None:
         arguments.target,
         arguments.dataset,
         arguments.context_length,
-        deadline_seconds=_WAIT_SECONDS,
-        security=security(),
+        timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
+        credentials=with_environment(),
     )
     stream = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     stream.start()
@@ -187,7 +189,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
         dataset=arguments.dataset,
         order=arguments.order,
         device=arguments.device,
-        deadline_seconds=_WAIT_SECONDS,
+        timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
     ) as feed:
         print(measure(feed, duration_seconds))
 

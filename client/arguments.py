@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import operator
-import os
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position
-
-from .channel import Security, Token
 
 _SECONDS_MAX = 365 * 24 * 3600
 """A year, which every clock and queue can wait."""
@@ -78,26 +73,6 @@ def _encodable(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def security(
-    tls_ca: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    token: Token | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Security:
-    """Return what was given, and for the rest what the environment says.
-
-    Raises: InvalidRequest.
-    """
-    token_file = environment.get("TOKENFEED_TOKEN_FILE")
-    return Security(
-        tls_ca or environment.get("TOKENFEED_TLS_CA") or None,
-        tls_cert or environment.get("TOKENFEED_TLS_CERT") or None,
-        tls_key or environment.get("TOKENFEED_TLS_KEY") or None,
-        token or environment.get("TOKENFEED_TOKEN") or (Path(token_file) if token_file else None),
-    )
 
 
 def first_position(start_step: int, start_sample: int | None, origin: Position) -> Position:

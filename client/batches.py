@@ -20,11 +20,9 @@ from .arguments import (
     hash_digits,
     integer,
     optional_integer,
-    seconds,
-    security,
     text,
 )
-from .channel import Token
+from .credentials import Credentials, with_environment
 from .cursor import Cursor
 from .dataset import RemoteDataset
 from .delivery import delivery_to
@@ -38,7 +36,7 @@ from .request import StreamRequest
 from .rescale import is_rescaled, rescaled
 from .state import StreamParts, log_differences, read_state, require_same_stream, write_state
 from .stream import PREFETCH_BYTES, Counters
-from .tour import DEADLINE_SECONDS, PROGRESS_SECONDS
+from .timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .widening import WIDE_NUMPY, Batch, require_fits
 
 
@@ -75,12 +73,8 @@ class RemoteBatches(IterableDataset[Batch]):
         start_sample: int | None = None,
         num_batches: int | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
-        progress_seconds: float = PROGRESS_SECONDS,
-        deadline_seconds: float | None = DEADLINE_SECONDS,
-        tls_ca: str | None = None,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
-        token: Token | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        credentials: Credentials | None = None,
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
@@ -100,20 +94,15 @@ class RemoteBatches(IterableDataset[Batch]):
         start_step: batches of all ranks to begin after, at this batch size and world size.
         start_sample: the same as a sample index, whatever the sizes were before.  num_batches:
         where the stream ends, counted from there; None is without end.
-        prefetch_bytes: room for what is received ahead.  progress_seconds: how long a server may
-        send nothing of what was asked for before the next one is asked.  deadline_seconds: how long
-        to wait while no server answers; None is for ever.
-        tls_ca: PEM file of the authorities that servers have to be signed by; without it the
-        connection is plaintext.  tls_cert, tls_key: PEM files, where servers ask for a certificate.
-        token: a bearer token, the path (a pathlib.Path) of a file with one, or what returns one;
-        never sent in plaintext, except to this machine.
-        By default TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or
-        TOKENFEED_TOKEN_FILE.
+        prefetch_bytes: room for what is received ahead.
+        timeouts: how long to wait for one server, and for any.  credentials: TLS files and a bearer
+        token. Each field that is None comes from the environment (TOKENFEED_TLS_CA, and so on; see
+        Credentials). Without tls_ca the connection is plaintext.
 
         Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
         limit.
         Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
-        deadline_seconds.
+        timeouts.reconnect_seconds.
         """
         ranks = data_parallel(
             optional_integer("rank", rank), optional_integer("world_size", world_size), group
@@ -123,9 +112,8 @@ class RemoteBatches(IterableDataset[Batch]):
         num_batches = optional_integer("num_batches", num_batches)
         prefetch_bytes = integer("prefetch_bytes", prefetch_bytes)
         require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
-        if deadline_seconds is not None:
-            deadline_seconds = seconds("deadline_seconds", deadline_seconds, zero=True)
-        progress_seconds = seconds("progress_seconds", progress_seconds, zero=False)
+        if not isinstance(timeouts, Timeouts):
+            raise InvalidRequest("timeouts", f"{timeouts!r} is none; pass client.Timeouts(...)")
         if x_dtype not in WIDE_NUMPY:
             raise InvalidRequest("x_dtype", f"{x_dtype} is not torch.int64 or torch.int32")
         # Checks every range, and is what later requests differ from by their position alone.
@@ -149,10 +137,9 @@ class RemoteBatches(IterableDataset[Batch]):
             target,
             self._request.dataset,
             context_length,
-            deadline_seconds=deadline_seconds,
-            progress_seconds=progress_seconds,
+            timeouts=timeouts,
             rank=ranks.rank,
-            security=security(tls_ca, tls_cert, tls_key, token),
+            credentials=with_environment(credentials),
             fingerprint=hash_digits("fingerprint", fingerprint),
             agreement=rank_agreement(
                 ranks,

@@ -21,12 +21,14 @@ from tokenfeed.errors import InvalidRequest, NotTokenfeed, StreamMismatch, Unrea
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .bell import Bell
-from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
+from .channel import Channel, DescribeCall
+from .credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from .replicas import Replica, Replicas, Targets
 from .supervisor import Supervisor, Task
 from .survey import survey
 from .threads import Outcome, start_thread, without_frames
-from .tour import PROGRESS_SECONDS, Tour
+from .timeouts import Timeouts
+from .tour import Tour
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -51,30 +53,28 @@ class RemoteDataset:
         dataset: str,
         context_length: int,
         *,
-        deadline_seconds: float | None,
-        progress_seconds: float = PROGRESS_SECONDS,
+        timeouts: Timeouts,
         rank: int = 0,
-        security: Security = PLAINTEXT,
+        credentials: Credentials = PLAINTEXT,
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
     ) -> None:
         """Remember where to ask; does no I/O.
 
-        targets: as for Replicas.  dataset: "" is the only one served.  deadline_seconds: how long
-        to wait for servers that are away; None is for ever.  progress_seconds: how long to wait for
-        one of them.  rank: says which one a stream asks first, modulo their number, and stands in
-        the log.  fingerprint: that the corpus has to have; None believes the first server that
-        answers, and then agreement, which compares what ranks believe.
+        targets: as for Replicas.  dataset: "" is the only one served.  timeouts: as for Tour.
+        rank: says which server a stream asks first, modulo their number, and stands in the log.
+        credentials: used as they are, without the environment.
+        fingerprint: that the corpus has to have; None believes the first server that answers, and
+        then agreement, which compares what ranks believe.
         Raises: InvalidRequest if a target is no address.
         """
         self._targets = targets
-        self._security = security
+        self._credentials = credentials
         self._dataset = dataset
         self._context_length = context_length
         self._fingerprint = fingerprint
         self._agreement = agreement
-        self._deadline_seconds = deadline_seconds
-        self._progress_seconds = progress_seconds
+        self._timeouts = timeouts
         self._rank = rank
         self._process = 0
         self._owner: weakref.ref[object] | None = None
@@ -83,7 +83,7 @@ class RemoteDataset:
 
     def _connect(self) -> None:
         """Make all that has a lock, or a thread: none of that is kept where one does not end."""
-        self._replicas = Replicas(self._targets, self._security)
+        self._replicas = Replicas(self._targets, self._credentials)
         self._supervisor = Supervisor(self._replicas.close)
         if self._owner is not None and (owner := self._owner()) is not None:
             self._supervisor.end_with(owner)
@@ -116,8 +116,7 @@ class RemoteDataset:
         return Tour(
             self._replicas,
             rank=self._rank,
-            progress_seconds=self._progress_seconds,
-            deadline_seconds=self._deadline_seconds,
+            timeouts=self._timeouts,
             awaited_since=awaited_since,
         )
 
@@ -142,7 +141,7 @@ class RemoteDataset:
                     self._accepted.add(channel)
                 yield channel
         except InvalidRequest as error:
-            if error.subject not in CREDENTIALS:
+            if error.subject not in CREDENTIAL_FIELDS:
                 raise
             # They were good before: somebody is renewing them.
             raise Unreachable(replica.address, str(error)) from None
@@ -173,7 +172,7 @@ class RemoteDataset:
 
     def await_described(self) -> pb.Dataset:
         """As `described`, but wait for servers that are away; for a consumer's thread.  Raises:
-        RequestError, CorpusError; Unreachable past the deadline.
+        RequestError, CorpusError; Unreachable after reconnect_seconds.
         """
         return self._described or self._await(self.described)
 
@@ -343,7 +342,7 @@ class _Question(Generic[Result]):
 
     def _ask_all(self) -> Result:
         answer = self._tour.until_done(
-            lambda _: self._ask(self._tour.progress_seconds, self._asked),
+            lambda _: self._ask(self._tour.read_seconds, self._asked),
             pause=self._bell.wait,
             is_over=self._is_over,
             asks_all=True,

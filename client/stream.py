@@ -227,7 +227,7 @@ class FrameStream:
         self._supervisor.wake()
 
     def _patience_seconds(self) -> float:
-        return self._tour.progress_seconds + self._frame_seconds
+        return self._tour.read_seconds + self._frame_seconds
 
     def _attempt(self, replica: Replica) -> None:
         """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what

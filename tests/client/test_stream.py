@@ -14,6 +14,7 @@ import pytest
 from client.dataset import RemoteDataset
 from client.request import StreamRequest
 from client.stream import Counters, FrameStream
+from client.timeouts import Timeouts
 from tests.client.conftest import ScriptedServer, honest, honest_frames
 from tests.faults.proxy import FaultProxy
 from tokenfeed import orders
@@ -40,10 +41,11 @@ def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
     opened: list[FrameStream] = []
 
     def start(
-        num_batches: int | None = 20, *, room_batches: int = 8, deadline_seconds: float = 10.0
+        num_batches: int | None = 20, *, room_batches: int = 8, reconnect_seconds: float = 10.0
     ) -> FrameStream:
         request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), num_batches)
-        remote = RemoteDataset(scripted.address, "", T, deadline_seconds=deadline_seconds)
+        timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
+        remote = RemoteDataset(scripted.address, "", T, timeouts=timeouts)
         stream = FrameStream(
             remote, request, prefetch_bytes=room_batches * 2 * 2 * (T + 1), counters=Counters()
         )
@@ -264,7 +266,7 @@ def test_a_row_longer_than_any_message_is_refused_by_the_server_and_not_by_a_clo
     """Patience grows with the row; what threads can wait for does not."""
     scripted.scripts = [refuse(grpc.StatusCode.INVALID_ARGUMENT, "context_length: too long")] * 9
     request = StreamRequest("", orders.find("random-1"), 7, 1 << 62, Position(0, 2), 1)
-    remote = RemoteDataset(scripted.address, "", 1 << 62, deadline_seconds=5.0)
+    remote = RemoteDataset(scripted.address, "", 1 << 62, timeouts=Timeouts(reconnect_seconds=5.0))
     stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
@@ -341,7 +343,7 @@ def test_the_tokens_are_checked_against_the_described_fingerprint_and_not_the_fr
 ) -> None:
     """What was asked is part of what is checked."""
     scripted.fingerprint = bytes(32)
-    stream = open_stream(deadline_seconds=0.2)
+    stream = open_stream(reconnect_seconds=0.2)
 
     with pytest.raises(Unreachable, match="identity"):
         take(stream)
@@ -357,12 +359,12 @@ def test_a_dataset_has_to_be_named_where_several_are_served(
         take(open_stream())
 
 
-def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
+def test_nobody_answering_is_an_error_in_the_end_that_says_who(
     scripted: ScriptedServer,
 ) -> None:
     """The address is in the message: most often it is wrong."""
     request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 1)
-    remote = RemoteDataset("localhost:1", "", T, deadline_seconds=0.3)
+    remote = RemoteDataset("localhost:1", "", T, timeouts=Timeouts(reconnect_seconds=0.3))
     stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
@@ -381,7 +383,8 @@ def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServe
 
     scripted.scripts = [honest, silent]
     request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 20)
-    remote = RemoteDataset(scripted.address, "", T, deadline_seconds=90.0, progress_seconds=0.5)
+    timeouts = Timeouts(read_seconds=0.5, reconnect_seconds=90.0)
+    remote = RemoteDataset(scripted.address, "", T, timeouts=timeouts)
     stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
     stream._tour._patience_seconds = 60.0
     stream.start()
@@ -400,7 +403,7 @@ def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
     scripted.scripts = [honest, *[cut_after(1), honest] * 10]
     with FaultProxy(scripted.address) as proxy:
         request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 200)
-        remote = RemoteDataset(proxy.address, "", T, deadline_seconds=10.0)
+        remote = RemoteDataset(proxy.address, "", T, timeouts=Timeouts(reconnect_seconds=10.0))
         stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
         stream.start()
 
@@ -421,7 +424,7 @@ def test_closing_ends_the_thread_although_nobody_answers_at_all() -> None:
     with socket.create_server(("localhost", 0)) as black_hole:
         target = f"localhost:{black_hole.getsockname()[1]}"
         request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 1)
-        remote = RemoteDataset(target, "", T, deadline_seconds=None)
+        remote = RemoteDataset(target, "", T, timeouts=Timeouts(reconnect_seconds=None))
         stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
         stream.start()
         connection, _ = black_hole.accept()

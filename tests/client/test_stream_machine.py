@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from client.dataset import RemoteDataset
 from client.request import StreamRequest
 from client.stream import Counters, FrameStream
+from client.timeouts import Timeouts
 from tests.client.conftest import honest_frames, start_server
 from tokenfeed import orders
 from tokenfeed.position import Position
@@ -109,8 +110,7 @@ class TwoServers(RuleBasedStateMachine):
             [script.address for script, _ in self._started],
             "",
             T,
-            deadline_seconds=30.0,
-            progress_seconds=SECONDS,
+            timeouts=Timeouts(read_seconds=SECONDS, reconnect_seconds=30.0),
         )
         self._stream = FrameStream(
             self._remote, request, prefetch_bytes=8 * B * (T + 1) * 2, counters=Counters()
