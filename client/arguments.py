@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import socket
 from dataclasses import replace
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
@@ -11,6 +12,7 @@ from tokenfeed.position import SAMPLE_END, Position
 
 _SECONDS_MAX = 365 * 24 * 3600
 """A year, which every clock and queue can wait."""
+_CLIENT_NAME_CHARACTERS_MAX = 128
 
 
 def integer(name: str, value: int) -> int:
@@ -73,6 +75,30 @@ def _encodable(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def name_of_client(value: str | None, rank: int) -> str:
+    """Return the name by which people know a client; by default its machine and rank.  Raises:
+    InvalidRequest if it is no printable text, or too long.
+    """
+    if value is None:
+        value = f"{_host_name()} rank {rank}"
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidRequest("client_name", f"{value!r} is no printable text")
+    if len(value) > _CLIENT_NAME_CHARACTERS_MAX:
+        raise InvalidRequest(
+            "client_name",
+            f"has {len(value)} characters, more than {_CLIENT_NAME_CHARACTERS_MAX}",
+        )
+    return value
+
+
+def _host_name() -> str:
+    """Return the name of this machine, as far as it can stand in a name of a client: a kernel takes
+    any bytes for it.
+    """
+    name = socket.gethostname()[: _CLIENT_NAME_CHARACTERS_MAX // 2]
+    return "".join(one if one.isprintable() else "?" for one in name)
 
 
 def first_position(start_step: int, start_sample: int | None, origin: Position) -> Position:

@@ -19,6 +19,7 @@ from .arguments import (
     first_position,
     hash_digits,
     integer,
+    name_of_client,
     optional_integer,
     text,
 )
@@ -75,6 +76,7 @@ class RemoteBatches(IterableDataset[Batch]):
         prefetch_bytes: int = PREFETCH_BYTES,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         credentials: Credentials | None = None,
+        client_name: str | None = None,
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
@@ -98,6 +100,9 @@ class RemoteBatches(IterableDataset[Batch]):
         timeouts: how long to wait for one server, and for any.  credentials: TLS files and a bearer
         token. Each field that is None comes from the environment (TOKENFEED_TLS_CA, and so on; see
         Credentials). Without tls_ca the connection is plaintext.
+        client_name: a short name for people, by which servers' logs name this client: printable
+        text of up to 128 characters, such as "run-17 rank 3". By default the machine's name and the
+        rank.
 
         Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
         limit.
@@ -140,6 +145,7 @@ class RemoteBatches(IterableDataset[Batch]):
             timeouts=timeouts,
             rank=ranks.rank,
             credentials=with_environment(credentials),
+            client_name=name_of_client(client_name, ranks.rank),
             fingerprint=hash_digits("fingerprint", fingerprint),
             agreement=rank_agreement(
                 ranks,

@@ -56,6 +56,7 @@ class RemoteDataset:
         timeouts: Timeouts,
         rank: int = 0,
         credentials: Credentials = PLAINTEXT,
+        client_name: str = "",
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
     ) -> None:
@@ -63,13 +64,15 @@ class RemoteDataset:
 
         targets: as for Replicas.  dataset: "" is the only one served.  timeouts: as for Tour.
         rank: says which server a stream asks first, modulo their number, and stands in the log.
-        credentials: used as they are, without the environment.
+        credentials: used as they are, without the environment.  client_name: by which servers' logs
+        name this client; "" is none.
         fingerprint: that the corpus has to have; None believes the first server that answers, and
         then agreement, which compares what ranks believe.
         Raises: InvalidRequest if a target is no address.
         """
         self._targets = targets
         self._credentials = credentials
+        self._client_name = client_name
         self._dataset = dataset
         self._context_length = context_length
         self._fingerprint = fingerprint
@@ -95,6 +98,11 @@ class RemoteDataset:
         """Close it when an object is let go of."""
         self._owner = weakref.ref(owner)
         self._supervisor.end_with(owner)
+
+    @property
+    def client_name(self) -> str:
+        """By which servers' logs name this client; "" is none."""
+        return self._client_name
 
     @property
     def closed(self) -> bool:

@@ -355,6 +355,10 @@ def test_a_token_that_an_int32_cannot_hold_is_an_error(
         ({"timeouts": 5.0}, "timeouts"),
         ({"timeouts": None}, "timeouts"),
         ({"credentials": {"tls_ca": "ca.pem"}}, "credentials"),
+        ({"client_name": 17}, "client_name"),
+        ({"client_name": "run-17\n"}, "client_name"),
+        ({"client_name": "\ud800"}, "client_name"),
+        ({"client_name": "n" * 129}, "client_name"),
         ({"device": "mps"}, "device"),
         ({"device": "meta"}, "device"),
     ],
@@ -366,6 +370,27 @@ def test_what_an_argument_cannot_be_is_said_before_anything_is_sent(
         RemoteBatches("localhost:1", 2, 8, **arguments)
 
     assert caught.value.subject == subject
+
+
+@pytest.mark.parametrize("name", ["run-17 rank 3", "größter Lauf", "n" * 128, ""])
+def test_a_client_has_the_name_that_it_was_given(name: str) -> None:
+    """By which a server's log names it."""
+    assert RemoteBatches("localhost:1", 2, 8, client_name=name)._remote.client_name == name
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("node-4", "node-4"), ("a\nb\udcff", "a?b?"), ("n" * 255, "n" * 64)],
+)
+def test_a_client_is_named_by_its_machine_and_rank_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, host: str, shown: str
+) -> None:
+    """So that the one that is stuck can be found; whatever a machine is called, a feed begins."""
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+
+    feed = RemoteBatches("localhost:1", 2, 8, rank=3, world_size=4)
+
+    assert feed._remote.client_name == f"{shown} rank 3"
 
 
 @pytest.mark.parametrize(
