@@ -19,10 +19,12 @@ import numpy as np
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
 from client import channel as client_channel
 from client.dataset import RemoteDataset
-from client.request import StreamRequest
 from client.stream import PREFETCH_BYTES, Counters, FrameStream
+from client.timeouts import Timeouts
 from tokenfeed import frame, orders
 from tokenfeed.position import Position
+from tokenfeed.request import StreamRequest
+from tokenfeed.spec import StreamSpec
 
 BATCH_SIZE = 8
 CONTEXT_LENGTH = 1024
@@ -89,10 +91,9 @@ def client_batches(address: str, number: int) -> Iterator[None]:
         option = ("grpc.use_local_subchannel_pool", 1)
         if option not in client_channel._OPTIONS:
             client_channel._OPTIONS = (*client_channel._OPTIONS, option)
-    request = StreamRequest(
-        "", orders.find("random-1"), number, CONTEXT_LENGTH, Position(0, BATCH_SIZE, 0, 1), None
-    )
-    remote = RemoteDataset(address, "", CONTEXT_LENGTH, deadline_seconds=60.0)
+    spec = StreamSpec.of_dataset("", orders.find("random-1"), number, CONTEXT_LENGTH)
+    request = StreamRequest(spec, Position(0, BATCH_SIZE))
+    remote = RemoteDataset(address, request, timeouts=Timeouts(reconnect_seconds=60.0))
     received = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     received.start()
     try:

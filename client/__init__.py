@@ -5,7 +5,7 @@
     for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
         ...
 
-Importing this imports no torch; touching RemoteBatches does.
+Importing this imports neither torch nor grpc; touching RemoteBatches imports both.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from tokenfeed.errors import (
     Unreachable,
 )
 
+from .credentials import Credentials
+from .timeouts import Timeouts
+
 if TYPE_CHECKING:
     from .batches import RemoteBatches
 
@@ -38,6 +41,7 @@ __all__ = [
     "Busy",
     "CorpusChanged",
     "CorpusError",
+    "Credentials",
     "InvalidRequest",
     "NotAllowed",
     "NotServed",
@@ -48,6 +52,7 @@ __all__ = [
     "SamplesExhausted",
     "ServerAway",
     "StreamMismatch",
+    "Timeouts",
     "TokenfeedError",
     "Unreachable",
 ]

@@ -11,16 +11,22 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import SAMPLE_END, Position, require_range
+from tokenfeed.request import StreamRequest
+from tokenfeed.spec import StreamSpec
 
-from .arguments import first_position, seconds, security
+from .arguments import first_position, seconds
 from .bench import measure
 from .channel import describe
+from .credentials import with_environment
 from .dataset import RemoteDataset
-from .request import StreamRequest
-from .stream import PREFETCH_BYTES, Counters, FrameStream, Rows
+from .stream import PREFETCH_BYTES, Counters, FrameStream
+from .timeouts import Timeouts
 
 _WAIT_SECONDS = 5.0
 _TOKENS_SHOWN = 16
@@ -127,7 +133,7 @@ def run_describe(arguments: argparse.Namespace) -> None:
         None,
         arguments.context_length,
         timeout_seconds=_WAIT_SECONDS,
-        security=security(),
+        credentials=with_environment(),
     )
     print(f"tokenfeed {described.server_version} at {arguments.target}")
     print(f"orders: {', '.join(described.orders)}")
@@ -138,33 +144,40 @@ def run_describe(arguments: argparse.Namespace) -> None:
             f"  tokens: {dataset.token_count:,} {dataset.dtype} in {dataset.file_count:,} file(s)"
         )
         print(f"  fingerprint: {dataset.fingerprint.hex()}")
-        if dataset.HasField("windows_per_epoch"):
-            print(f"  windows of {arguments.context_length:,} tokens:", end=" ")
-            print(f"{dataset.windows_per_epoch:,} an epoch, {dataset.window_starts:,} at random")
+        if dataset.rows:
+            counts = ", ".join(f"{rows.order} {rows.rows:,}" for rows in dataset.rows)
+            print(f"  rows of {arguments.context_length:,} tokens: {counts}")
+        if dataset.HasField("documents"):
+            known = dataset.documents
+            print(f"  documents: {known.count:,}, known of {known.file_count:,} file(s)")
+        for plane in dataset.planes:
+            print(f"  plane {plane.kind}: {plane.fingerprint.hex()}")
 
 
 def run_show(arguments: argparse.Namespace) -> None:
     """Print one batch."""
     decode = _decoder(arguments.tokenizer)
-    request = StreamRequest(
+    spec = StreamSpec.of_dataset(
         arguments.dataset,
         orders.find(orders.versioned(arguments.order)),
         arguments.seed,
         arguments.context_length,
+    )
+    request = StreamRequest(
+        spec,
         first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
         num_batches=1,
     )
     remote = RemoteDataset(
         arguments.target,
-        arguments.dataset,
-        arguments.context_length,
-        deadline_seconds=_WAIT_SECONDS,
-        security=security(),
+        request,
+        timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
+        credentials=with_environment(),
     )
     stream = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     stream.start()
     try:
-        rows = [row for part in stream.peek(arguments.batch_size) or () for row in part]
+        rows = [row for part in stream.peek(arguments.batch_size) or () for row in part.tokens]
         for sample, row in enumerate(rows, arguments.start_sample):
             print(f"sample {sample}: {decode(row)}")
     finally:
@@ -187,12 +200,12 @@ def run_bench(arguments: argparse.Namespace) -> None:
         dataset=arguments.dataset,
         order=arguments.order,
         device=arguments.device,
-        deadline_seconds=_WAIT_SECONDS,
+        timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
     ) as feed:
         print(measure(feed, duration_seconds))
 
 
-def _decoder(tokenizer_path: str | None) -> Callable[[Rows], str]:
+def _decoder(tokenizer_path: str | None) -> Callable[[npt.NDArray[np.unsignedinteger]], str]:
     if tokenizer_path is None:
         return lambda row: (
             " ".join(map(str, row[:_TOKENS_SHOWN].tolist()))

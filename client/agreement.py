@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from tokenfeed.errors import StreamMismatch, Unreachable
+from tokenfeed.request import StreamRequest
 
 from .ranks import DataParallel, has_process_group
 from .replicas import Targets
@@ -88,14 +89,7 @@ class RankAgreement:
 
 
 def rank_agreement(
-    ranks: DataParallel,
-    *,
-    dataset: str,
-    order: str,
-    seed: int,
-    context_length: int,
-    batch_size: int,
-    targets: Targets,
+    ranks: DataParallel, request: StreamRequest, targets: Targets
 ) -> RankAgreement | None:
     """Return how a feed's ranks compare their corpora; None where there is one rank, or no process
     group.
@@ -109,7 +103,7 @@ def rank_agreement(
     if ranks.world_size == 1 or not (ranks.members or has_process_group()):
         return None
     together = ranks.members or (ranks.world_size, targets)
-    feed = repr((dataset, order, seed, context_length, batch_size, together))
+    feed = repr((request.spec.plain(), request.position.batch_size, together))
     # setdefault and next are one step each, so that threads may make feeds.
     number = next(_MADE.setdefault(feed, itertools.count()))
     digest = hashlib.sha256(f"{feed} {number}".encode()).hexdigest()

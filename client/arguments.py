@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import operator
-import os
 import re
-from collections.abc import Mapping
+import socket
 from dataclasses import replace
-from pathlib import Path
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position
 
-from .channel import Security, Token
-
 _SECONDS_MAX = 365 * 24 * 3600
 """A year, which every clock and queue can wait."""
+_CLIENT_NAME_CHARACTERS_MAX = 128
 
 
 def integer(name: str, value: int) -> int:
@@ -80,24 +77,28 @@ def _encodable(value: str) -> bool:
     return True
 
 
-def security(
-    tls_ca: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    token: Token | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Security:
-    """Return what was given, and for the rest what the environment says.
-
-    Raises: InvalidRequest.
+def name_of_client(value: str | None, rank: int) -> str:
+    """Return the name by which people know a client; by default its machine and rank.  Raises:
+    InvalidRequest if it is no printable text, or too long.
     """
-    token_file = environment.get("TOKENFEED_TOKEN_FILE")
-    return Security(
-        tls_ca or environment.get("TOKENFEED_TLS_CA") or None,
-        tls_cert or environment.get("TOKENFEED_TLS_CERT") or None,
-        tls_key or environment.get("TOKENFEED_TLS_KEY") or None,
-        token or environment.get("TOKENFEED_TOKEN") or (Path(token_file) if token_file else None),
-    )
+    if value is None:
+        value = f"{_host_name()} rank {rank}"
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidRequest("client_name", f"{value!r} is no printable text")
+    if len(value) > _CLIENT_NAME_CHARACTERS_MAX:
+        raise InvalidRequest(
+            "client_name",
+            f"has {len(value)} characters, more than {_CLIENT_NAME_CHARACTERS_MAX}",
+        )
+    return value
+
+
+def _host_name() -> str:
+    """Return the name of this machine, as far as it can stand in a name of a client: a kernel takes
+    any bytes for it.
+    """
+    name = socket.gethostname()[: _CLIENT_NAME_CHARACTERS_MAX // 2]
+    return "".join(one if one.isprintable() else "?" for one in name)
 
 
 def first_position(start_step: int, start_sample: int | None, origin: Position) -> Position:

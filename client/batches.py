@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -12,6 +13,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position, require_range
+from tokenfeed.request import StreamRequest
+from tokenfeed.spec import StreamSpec
 
 from .agreement import rank_agreement
 from .arguments import (
@@ -19,12 +22,11 @@ from .arguments import (
     first_position,
     hash_digits,
     integer,
+    name_of_client,
     optional_integer,
-    seconds,
-    security,
     text,
 )
-from .channel import Token
+from .credentials import Credentials, with_environment
 from .cursor import Cursor
 from .dataset import RemoteDataset
 from .delivery import delivery_to
@@ -34,11 +36,10 @@ from .progress import FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
 from .replicas import Targets
-from .request import StreamRequest
 from .rescale import is_rescaled, rescaled
 from .state import StreamParts, log_differences, read_state, require_same_stream, write_state
-from .stream import PREFETCH_BYTES, Counters
-from .tour import DEADLINE_SECONDS, PROGRESS_SECONDS
+from .stream import PREFETCH_BYTES, Counters, FrameStream
+from .timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .widening import WIDE_NUMPY, Batch, require_fits
 
 
@@ -75,12 +76,9 @@ class RemoteBatches(IterableDataset[Batch]):
         start_sample: int | None = None,
         num_batches: int | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
-        progress_seconds: float = PROGRESS_SECONDS,
-        deadline_seconds: float | None = DEADLINE_SECONDS,
-        tls_ca: str | None = None,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
-        token: Token | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        credentials: Credentials | None = None,
+        client_name: str | None = None,
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
@@ -100,40 +98,38 @@ class RemoteBatches(IterableDataset[Batch]):
         start_step: batches of all ranks to begin after, at this batch size and world size.
         start_sample: the same as a sample index, whatever the sizes were before.  num_batches:
         where the stream ends, counted from there; None is without end.
-        prefetch_bytes: room for what is received ahead.  progress_seconds: how long a server may
-        send nothing of what was asked for before the next one is asked.  deadline_seconds: how long
-        to wait while no server answers; None is for ever.
-        tls_ca: PEM file of the authorities that servers have to be signed by; without it the
-        connection is plaintext.  tls_cert, tls_key: PEM files, where servers ask for a certificate.
-        token: a bearer token, the path (a pathlib.Path) of a file with one, or what returns one;
-        never sent in plaintext, except to this machine.
-        By default TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or
-        TOKENFEED_TOKEN_FILE.
+        prefetch_bytes: room for what is received ahead.
+        timeouts: how long to wait for one server, and for any.  credentials: TLS files and a bearer
+        token. Each field that is None comes from the environment (TOKENFEED_TLS_CA, and so on; see
+        Credentials). Without tls_ca the connection is plaintext.
+        client_name: a short name for people, by which servers' logs name this client: printable
+        text of up to 128 characters, such as "run-17 rank 3". By default the machine's name and the
+        rank.
 
         Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
         limit.
         Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
-        deadline_seconds.
+        timeouts.reconnect_seconds.
         """
         ranks = data_parallel(
             optional_integer("rank", rank), optional_integer("world_size", world_size), group
         )
         batch_size = integer("batch_size", batch_size)
-        context_length = integer("context_length", context_length)
         num_batches = optional_integer("num_batches", num_batches)
         prefetch_bytes = integer("prefetch_bytes", prefetch_bytes)
         require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
-        if deadline_seconds is not None:
-            deadline_seconds = seconds("deadline_seconds", deadline_seconds, zero=True)
-        progress_seconds = seconds("progress_seconds", progress_seconds, zero=False)
+        if not isinstance(timeouts, Timeouts):
+            raise InvalidRequest("timeouts", f"{timeouts!r} is none; pass client.Timeouts(...)")
         if x_dtype not in WIDE_NUMPY:
             raise InvalidRequest("x_dtype", f"{x_dtype} is not torch.int64 or torch.int32")
         # Checks every range, and is what later requests differ from by their position alone.
         self._request = StreamRequest(
-            text("dataset", dataset),
-            orders.find(orders.versioned(text("order", order))),
-            integer("seed", seed),
-            context_length,
+            StreamSpec.of_dataset(
+                text("dataset", dataset),
+                orders.find(orders.versioned(text("order", order))),
+                integer("seed", seed),
+                integer("context_length", context_length),
+            ),
             first_position(
                 start_step,
                 start_sample,
@@ -147,22 +143,12 @@ class RemoteBatches(IterableDataset[Batch]):
         self._prefetch_bytes = prefetch_bytes
         self._remote = RemoteDataset(
             target,
-            self._request.dataset,
-            context_length,
-            deadline_seconds=deadline_seconds,
-            progress_seconds=progress_seconds,
-            rank=ranks.rank,
-            security=security(tls_ca, tls_cert, tls_key, token),
+            self._request,
+            timeouts=timeouts,
+            credentials=with_environment(credentials),
+            client_name=name_of_client(client_name, ranks.rank),
             fingerprint=hash_digits("fingerprint", fingerprint),
-            agreement=rank_agreement(
-                ranks,
-                dataset=self._request.dataset,
-                order=self._request.order.NAME,
-                seed=self._request.seed,
-                context_length=context_length,
-                batch_size=batch_size,
-                targets=target,
-            ),
+            agreement=rank_agreement(ranks, self._request, target),
         )
         self._remote.end_with(self)
         self._reader: Reader | None = None
@@ -197,7 +183,7 @@ class RemoteBatches(IterableDataset[Batch]):
         Raises: InvalidRequest if they do not fit.
         """
         position = self._request.position
-        shape = (position.batch_size, self._request.context_length)
+        shape = (position.batch_size, self._spec.context_length)
         for name, tensor in (("x", x), ("y", y)):
             require_fits(name, tensor, shape, self._own_device())
         if x.data_ptr() == y.data_ptr():
@@ -270,7 +256,7 @@ class RemoteBatches(IterableDataset[Batch]):
         if is_rescaled(sample, saved, own):
             windows_before = None
             if saved.fingerprint == own.fingerprint:
-                windows_before = self._remote.windows_per_epoch(saved.context_length)
+                windows_before = self._remote.rows_of(self._spec.order.NAME, saved.context_length)
             sample = rescaled(
                 sample,
                 saved,
@@ -306,7 +292,7 @@ class RemoteBatches(IterableDataset[Batch]):
         batches, sample = self._cursor.batches, self._cursor.sample
         return FeedStats(
             batches=batches,
-            tokens=batches * self._request.position.batch_size * self._request.context_length,
+            tokens=batches * self._request.position.batch_size * self._spec.context_length,
             wait_seconds=self._counters.wait_seconds,
             reconnects=self._counters.reconnects,
             samples=sample,
@@ -368,16 +354,21 @@ class RemoteBatches(IterableDataset[Batch]):
             )
         self._remote.require_own_process()
         own, position = self._request, self._request.position
-        place = Position(sample, position.batch_size, position.rank, position.world_size)
+        place = replace(position, first_sample=sample)
         num_batches = min(num_batches, place.batches_left, SAMPLE_END - 1)
-        shape = (position.batch_size, own.context_length)
-        return Reader(
+        shape = (position.batch_size, own.spec.context_length)
+        rows = FrameStream(
             self._remote,
-            StreamRequest(own.dataset, own.order, own.seed, own.context_length, place, num_batches),
-            delivery_to(self._own_device(), shape, self._x_dtype),
+            replace(own, position=place, num_batches=num_batches),
             prefetch_bytes=self._prefetch_bytes,
             counters=self._counters,
         )
+        delivery = delivery_to(self._own_device(), shape, self._x_dtype)
+        return Reader(self._remote, rows, delivery, place)
+
+    @property
+    def _spec(self) -> StreamSpec:
+        return self._request.spec
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -392,24 +383,24 @@ class RemoteBatches(IterableDataset[Batch]):
         return self._request.position.batch_first_sample(batch)
 
     def _parts(self) -> StreamParts:
-        own = self._request
+        own = self._spec
         return StreamParts(
             order=own.order.NAME,
-            seed=own.seed if own.order.USES_SEED else 0,
+            seed=own.source.seed_used,
             context_length=own.context_length,
             fingerprint=self._remote.await_described().fingerprint.hex(),
         )
 
     def _position_of(self, sample: int) -> FeedPosition:
-        if not self._request.order.HAS_EPOCHS:
+        if not self._spec.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
         return FeedPosition(sample, sample // max(1, self._windows_per_epoch()))
 
     def _require_epochs(self) -> None:
-        if not self._request.order.HAS_EPOCHS:
+        if not self._spec.order.HAS_EPOCHS:
             raise InvalidRequest(
                 "order",
-                f"{self._request.order.NAME} draws windows without end and has no epochs; "
+                f"{self._spec.order.NAME} draws windows without end and has no epochs; "
                 "'shuffled' and 'sequential' have",
             )
 
@@ -443,13 +434,13 @@ class RemoteBatches(IterableDataset[Batch]):
             longest = self._remote.await_described().longest_file_tokens
             raise InvalidRequest(
                 "context_length",
-                f"{self._request.context_length} has to be below the tokens of the longest file, "
+                f"{self._spec.context_length} has to be below the tokens of the longest file, "
                 f"{longest}",
             )
         return windows
 
     def _windows_per_epoch(self) -> int:
-        return self._remote.await_described().windows_per_epoch
+        return self._remote.rows_of(self._spec.order.NAME)
 
     def _own_device(self) -> torch.device:
         """Return the device with its index, which "cuda" alone takes from the current one.  Raises:

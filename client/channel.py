@@ -1,15 +1,12 @@
-"""The way to a server: address, channel options, and the two calls of the contract as bytes ->
-bytes.
+"""The way to a server: channel options, and the two calls of the contract as bytes -> bytes.
 
 Responses are not deserialized by grpc: a frame is sliced, not parsed (tokenfeed.frame).
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,17 +23,16 @@ from grpc.experimental import ChannelOptions
 if not _IS_SET:
     del os.environ["GRPC_VERBOSITY"]
 
-from tokenfeed.errors import Busy, InvalidRequest, TokenfeedError, Unreachable, from_status
+from tokenfeed.errors import Busy, OverLimit, TokenfeedError, Unreachable, from_status
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
+from .addresses import UNIX, host_and_port, require_address
+from .credentials import PLAINTEXT, Credentials
 from .threads import Outcome, start_thread, without_frames
 from .tls_check import TLS_CHECK_SECONDS, tls_problem
 
 RpcError = grpc.RpcError
 """What a call raises while it is iterated."""
-
-DNS = "dns:///"
-_UNIX = "unix:"
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
 
@@ -116,62 +112,6 @@ class DescribeCall:
         self._call.cancel()
 
 
-Token = str | os.PathLike[str] | Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Security:
-    """How a connection is protected. What it holds is never said or logged, nor where it lies.
-
-    tls_ca: PEM file of the authorities that servers have to be signed by; None is plaintext.
-    tls_cert, tls_key: PEM files of one's own certificate, for servers that ask for one.  token: a
-    bearer token, the file it stands in, or what returns it, asked for each call; None is none.
-    """
-
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    token: Token | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        """Check what goes together.  Raises: InvalidRequest."""
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidRequest("tls_cert", "and tls_key go together")
-        if self.tls_cert is not None and self.tls_ca is None:
-            raise InvalidRequest("tls_ca", "is missing; it says which servers to trust")
-
-    def channel(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-        """Open a channel; a unix socket is no network, and has no TLS.  Raises: InvalidRequest, its
-        subject one of CREDENTIALS, if a file cannot be read, or is no PEM.
-        """
-        if self.tls_ca is None or target.startswith(_UNIX):
-            return grpc.insecure_channel(target, options)
-        credentials = grpc.ssl_channel_credentials(
-            _pem("tls_ca", self.tls_ca, b"CERTIFICATE"),
-            None if self.tls_key is None else _pem("tls_key", self.tls_key, b"PRIVATE KEY"),
-            None if self.tls_cert is None else _pem("tls_cert", self.tls_cert, b"CERTIFICATE"),
-        )
-        return grpc.secure_channel(target, credentials, options)
-
-    def metadata(self, target: str) -> tuple[tuple[str, str], ...]:
-        """Return what a call carries.  Raises: InvalidRequest, its subject "token", where that
-        would travel in plaintext, or cannot be had.
-        """
-        if self.token is None:
-            return ()
-        if self.tls_ca is None and not _is_local(target):
-            raise InvalidRequest("token", f"would travel to {target} in plaintext; give tls_ca too")
-        token = _present(self.token)
-        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-            raise InvalidRequest("token", "is no printable ASCII text")
-        return (("authorization", f"Bearer {token}"),)
-
-
-PLAINTEXT = Security()
-CREDENTIALS = ("tls_ca", "tls_cert", "tls_key", "token")
-"""The subjects of errors that are ours alone: no server can raise them."""
-
-
 class Channel:
     """A connection to one server. Channels of one generation to the same server share one
     connection of this process.
@@ -181,17 +121,17 @@ class Channel:
         self,
         target: str,
         generation: int = 0,
-        security: Security = PLAINTEXT,
+        credentials: Credentials = PLAINTEXT,
         authority: str | None = None,
     ) -> None:
         """Remember where to connect; does no network I/O.
 
         target: an address as gRPC takes it.  generation: another one is another connection.
         authority: the name that the server's certificate has to have, where that is not the
-        target's.  Raises: InvalidRequest, as Security.channel.
+        target's.  Raises: InvalidRequest, where the credentials are of no use.
         """
         self.target = target
-        self._security = security
+        self._credentials = credentials
         self._authority = authority
         options: list[tuple[str, Any]] = [*_OPTIONS, (_GENERATION, generation)]
         if authority is not None:
@@ -199,7 +139,7 @@ class Channel:
                 ("grpc.ssl_target_name_override", authority),
                 ("grpc.default_authority", authority),
             ]
-        self._channel = security.channel(target, options)
+        self._channel = _open(target, credentials, options)
         self._get_batch: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             f"/{_SERVICE}/GetBatch"
         )
@@ -210,7 +150,7 @@ class Channel:
     def get_batch(self, request: pb.GetBatchRequest) -> Call:
         """Send a request and return the call: an iterator of encoded frames."""
         return self._get_batch(
-            request.SerializeToString(), metadata=self._security.metadata(self.target)
+            request.SerializeToString(), metadata=self._credentials.metadata(self.target)
         )
 
     def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> DescribeCall:
@@ -218,7 +158,7 @@ class Channel:
         call = self._describe.future(
             request.SerializeToString(),
             timeout=timeout_seconds,
-            metadata=self._security.metadata(self.target),
+            metadata=self._credentials.metadata(self.target),
         )
         return DescribeCall(call, self.target, self._require_no_tls_problem)
 
@@ -230,96 +170,30 @@ class Channel:
         """Raise InvalidRequest if it is TLS that keeps the two from talking to each other;
         Unreachable if it may be.
         """
-        if self.target.startswith(_UNIX):
+        if self.target.startswith(UNIX):
             return
-        place = _host_and_port(self.target)
+        place = host_and_port(self.target)
         name = self._authority or place[0]
         found: Outcome[TokenfeedError | None] = Outcome()
-        check = partial(tls_problem, self.target, place, name, self._security)
+        check = partial(tls_problem, self.target, place, name, self._credentials)
         # It asks the system's resolver, which may hang.
         start_thread(partial(found.run, check), "tokenfeed-tls-check")
         if (problem := found.wait_for(TLS_CHECK_SECONDS)) is not None:
             raise problem
 
 
-def require_address(target: str) -> None:
-    """Raise InvalidRequest unless target is one: "HOST:PORT", "dns:///HOST:PORT" or "unix:PATH".
-
-    gRPC takes nearly anything, and would wait for it, or connect to port 34463 where 99999 is
-    meant.
+def _open(
+    target: str, credentials: Credentials, options: Sequence[tuple[str, Any]]
+) -> grpc.Channel:
+    """Open a channel; a unix socket is no network, and has no TLS.  Raises: InvalidRequest, its
+    subject one of CREDENTIAL_FIELDS, if a file is missing, cannot be read, or is no PEM.
     """
-    if not isinstance(target, str) or not target.isprintable() or not target.isascii():
-        raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
-    if target.startswith(_UNIX):
-        if len(target) == len(_UNIX):
-            raise InvalidRequest("target", f"{target!r} names no path; write unix:PATH")
-        return
-    host, _, port = target.removeprefix(DNS).rpartition(":")
-    for kind in ("ipv4:", "ipv6:"):
-        host = host.removeprefix(kind)
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
-    if not bare or any(sign in bare for sign in "/, []@"):
-        raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
-    if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; write HOST:PORT")
-
-
-def _host_and_port(target: str) -> tuple[str, int]:
-    """Return where a target that is no Unix socket leads."""
-    for kind in (DNS, "ipv4:", "ipv6:"):
-        target = target.removeprefix(kind)
-    host, _, port = target.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _is_local(target: str) -> bool:
-    """Say whether what is sent to a target stays on this machine."""
-    if target.startswith(_UNIX):
-        return True
-    host, _ = _host_and_port(target)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _read(name: str, path: str | os.PathLike[str]) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise InvalidRequest(name, f"cannot be read: {error.strerror}") from error
-    except TypeError:
-        raise InvalidRequest(name, "is no path") from None
-
-
-def _pem(name: str, path: str, kind: bytes) -> bytes:
-    content = _read(name, path)
-    # An empty key or certificate would abort the process, and no authority is every public one:
-    # grpcio 1.62 and 1.85.
-    if b"-----BEGIN " not in content or kind not in content:
-        raise InvalidRequest(name, f"holds no {kind.decode()} in PEM")
-    return content
-
-
-def _present(token: Token) -> str:
-    if isinstance(token, os.PathLike):
-        words = _read("token", token).split()
-        if len(words) != 1:
-            problem = f"its file holds {len(words)} words, not one"
-            raise InvalidRequest("token", problem)
-        # What is no ASCII is found by who asks.
-        return words[0].decode("latin-1")
-    if not callable(token):
-        return token
-    try:
-        return token()
-    except Exception as error:  # noqa: BLE001 - a stranger's code; what it says may be a secret
-        problem = f"the function given raised {type(error).__name__}"
-    # Not while that one is handled: a traceback would show it.
-    raise InvalidRequest("token", problem)
+    # A certificate without its key would abort the process: grpcio 1.85.
+    credentials.require_whole()
+    if credentials.tls_ca is None or target.startswith(UNIX):
+        return grpc.insecure_channel(target, options)
+    protection = grpc.ssl_channel_credentials(*credentials.read_pems())
+    return grpc.secure_channel(target, protection, options)
 
 
 def translated(error: grpc.RpcError, target: str) -> TokenfeedError:
@@ -327,12 +201,12 @@ def translated(error: grpc.RpcError, target: str) -> TokenfeedError:
     another server, may help.
     """
     status, details = error.code().name, error.details() or ""
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in details:
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if _TOO_LARGE in details:
+            return OverLimit("request", f"{details} (gRPC's own limit at {target})")
         hint = _retry_hint(error)
-        if hint is None:
-            return Busy("server", details)  # a proxy's: it knows no hint
-        if hint.isdecimal():
-            return Busy("server", details, int(hint) / 1000)
+        # A proxy's says none.
+        return Busy("server", details) if hint is None else Busy("server", details, hint)
     return from_status(status, details) or Unreachable(target, f"{status}: {details}")
 
 
@@ -340,13 +214,11 @@ _TOO_LARGE = "message larger than max"
 """What gRPC itself says of a message above a limit, with the same status: it never gets smaller."""
 
 
-def _retry_hint(error: grpc.RpcError) -> str | None:
-    """Return after how many milliseconds a server wants to be asked again, "-1" for never; None if
-    it does not say.
-    """
+def _retry_hint(error: grpc.RpcError) -> float | None:
+    """Return after how many seconds a server wants to be asked again; None if it does not say."""
     for entry in error.trailing_metadata() or ():
-        if entry.key == "grpc-retry-pushback-ms":
-            return str(entry.value)
+        if entry.key == "grpc-retry-pushback-ms" and str(entry.value).isdecimal():
+            return int(entry.value) / 1000
     return None
 
 
@@ -356,7 +228,7 @@ def describe(
     context_length: int | None = None,
     *,
     timeout_seconds: float = 10.0,
-    security: Security = PLAINTEXT,
+    credentials: Credentials = PLAINTEXT,
 ) -> pb.DescribeResponse:
     """Return what the server at target serves, in one call.
 
@@ -367,7 +239,7 @@ def describe(
     request = pb.DescribeRequest(dataset=dataset or "", context_length=context_length)
 
     def ask() -> pb.DescribeResponse:
-        channel = Channel(target, security=security)
+        channel = Channel(target, credentials=credentials)
         try:
             return channel.describe(request, timeout_seconds).result(is_first_contact=True)
         finally:

@@ -17,16 +17,20 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from tokenfeed.errors import InvalidRequest, NotTokenfeed, StreamMismatch, Unreachable
+from tokenfeed.errors import InvalidRequest, NotTokenfeed, RequestError, Unreachable
+from tokenfeed.request import Expected, StreamRequest
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .bell import Bell
-from .channel import CREDENTIALS, PLAINTEXT, Channel, DescribeCall, Security
+from .channel import Channel, DescribeCall
+from .credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from .replicas import Replica, Replicas, Targets
 from .supervisor import Supervisor, Task
 from .survey import survey
 from .threads import Outcome, start_thread, without_frames
-from .tour import PROGRESS_SECONDS, Tour
+from .timeouts import Timeouts
+from .tour import Tour
+from .usable import plane_fingerprint, require_usable
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -48,34 +52,32 @@ class RemoteDataset:
     def __init__(
         self,
         targets: Targets,
-        dataset: str,
-        context_length: int,
+        request: StreamRequest,
         *,
-        deadline_seconds: float | None,
-        progress_seconds: float = PROGRESS_SECONDS,
-        rank: int = 0,
-        security: Security = PLAINTEXT,
+        timeouts: Timeouts,
+        credentials: Credentials = PLAINTEXT,
+        client_name: str = "",
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
     ) -> None:
         """Remember where to ask; does no I/O.
 
-        targets: as for Replicas.  dataset: "" is the only one served.  deadline_seconds: how long
-        to wait for servers that are away; None is for ever.  progress_seconds: how long to wait for
-        one of them.  rank: says which one a stream asks first, modulo their number, and stands in
-        the log.  fingerprint: that the corpus has to have; None believes the first server that
-        answers, and then agreement, which compares what ranks believe.
+        targets: as for Replicas.  request: what streams are of; they differ from it by their place
+        alone. Its rank says which server they ask first, modulo their number, and stands in the
+        log.  timeouts: as for Tour.
+        credentials: used as they are, without the environment.  client_name: by which servers' logs
+        name this client; "" is none.
+        fingerprint: that the corpus has to have; None believes the first server that answers, and
+        then agreement, which compares what ranks believe.
         Raises: InvalidRequest if a target is no address.
         """
         self._targets = targets
-        self._security = security
-        self._dataset = dataset
-        self._context_length = context_length
+        self._credentials = credentials
+        self._client_name = client_name
+        self._request = request
         self._fingerprint = fingerprint
         self._agreement = agreement
-        self._deadline_seconds = deadline_seconds
-        self._progress_seconds = progress_seconds
-        self._rank = rank
+        self._timeouts = timeouts
         self._process = 0
         self._owner: weakref.ref[object] | None = None
         self._described: pb.Dataset | None = None
@@ -83,7 +85,7 @@ class RemoteDataset:
 
     def _connect(self) -> None:
         """Make all that has a lock, or a thread: none of that is kept where one does not end."""
-        self._replicas = Replicas(self._targets, self._security)
+        self._replicas = Replicas(self._targets, self._credentials)
         self._supervisor = Supervisor(self._replicas.close)
         if self._owner is not None and (owner := self._owner()) is not None:
             self._supervisor.end_with(owner)
@@ -95,6 +97,11 @@ class RemoteDataset:
         """Close it when an object is let go of."""
         self._owner = weakref.ref(owner)
         self._supervisor.end_with(owner)
+
+    @property
+    def client_name(self) -> str:
+        """By which servers' logs name this client; "" is none."""
+        return self._client_name
 
     @property
     def closed(self) -> bool:
@@ -115,9 +122,8 @@ class RemoteDataset:
         """
         return Tour(
             self._replicas,
-            rank=self._rank,
-            progress_seconds=self._progress_seconds,
-            deadline_seconds=self._deadline_seconds,
+            rank=self._request.position.rank,
+            timeouts=self._timeouts,
             awaited_since=awaited_since,
         )
 
@@ -135,14 +141,14 @@ class RemoteDataset:
         try:
             with replica.connected() as channel:
                 if channel not in self._accepted:
-                    described = self._ask(channel, self._context_length, timeout_seconds, asked)
-                    _require_same(replica, described, reference)
-                    if described.digest and not reference.digest:
-                        self._described = described  # it has become known meanwhile
+                    answer = self._ask(channel, self._own_length, timeout_seconds, asked)
+                    self._require_usable(replica, answer, reference)
+                    if answer.datasets[0].digest and not reference.digest:
+                        self._described = answer.datasets[0]  # it has become known meanwhile
                     self._accepted.add(channel)
                 yield channel
         except InvalidRequest as error:
-            if error.subject not in CREDENTIALS:
+            if error.subject not in CREDENTIAL_FIELDS:
                 raise
             # They were good before: somebody is renewing them.
             raise Unreachable(replica.address, str(error)) from None
@@ -153,7 +159,7 @@ class RemoteDataset:
             raise Unreachable(replica.address, str(error)) from None
 
     def described(self, timeout_seconds: float, asked: set[DescribeCall]) -> pb.Dataset:
-        """Return what the servers say of the dataset: fingerprint, tokens, windows per epoch.
+        """Return what the servers say of the dataset: fingerprint, tokens, rows of each order.
 
         Asks all of them, once, from whatever thread comes first; the first in order that answers is
         believed, unless it is known which corpus it has to be.
@@ -165,15 +171,26 @@ class RemoteDataset:
             if self._described is None:
                 if self.closed:
                     raise _closed_unused()
-                described = self._survey(self._context_length, timeout_seconds, asked)
+                described = self._survey(self._own_length, timeout_seconds, asked)
                 if self._agreement is not None and self._fingerprint is None:
                     self._agreement.require_same(described.name, described.fingerprint)
                 self._described = described
             return self._described
 
+    def expected(self, timeout_seconds: float, asked: set[DescribeCall]) -> Expected:
+        """As `described`, but return what a request says of it."""
+        described = self.described(timeout_seconds, asked)
+        spec = self._request.spec
+        return Expected(
+            spec.identity([described.fingerprint]),
+            spec.identity_version,
+            described.digest,
+            tuple((kind, plane_fingerprint(described, kind)) for kind in spec.planes),
+        )
+
     def await_described(self) -> pb.Dataset:
         """As `described`, but wait for servers that are away; for a consumer's thread.  Raises:
-        RequestError, CorpusError; Unreachable past the deadline.
+        RequestError, CorpusError; Unreachable after reconnect_seconds.
         """
         return self._described or self._await(self.described)
 
@@ -200,13 +217,17 @@ class RemoteDataset:
             self._connect()
             left.retire(task)
 
-    def windows_per_epoch(self, context_length: int) -> int:
-        """Return the windows of an epoch at another context length, waiting as `await_described`.
+    def rows_of(self, order: str, context_length: int | None = None) -> int:
+        """Return the rows of an order, those of an epoch where it has them, waiting as
+        `await_described`; 0 if servers do not know it.
 
+        context_length: another one than the request's.
         Raises: StreamMismatch if servers have another corpus by now; as `await_described`.
         """
-        self.await_described()
-        return self._await(partial(self._survey, context_length)).windows_per_epoch
+        described = self.await_described()
+        if context_length is not None:
+            described = self._await(partial(self._survey, context_length))
+        return next((rows.rows for rows in described.rows if rows.order == order), 0)
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
@@ -239,27 +260,27 @@ class RemoteDataset:
             lambda channel: self._ask(channel, context_length, timeout_seconds, asked),
             timeout_seconds,
         )
-        wanted = self._described or answers[0].described
+        accepted = self._described
         if self._fingerprint is not None:
-            wanted = pb.Dataset(fingerprint=self._fingerprint)
-        accepted: pb.Dataset | None = None
-        refused: list[StreamMismatch] = []
+            accepted = pb.Dataset(fingerprint=self._fingerprint)
+        found: pb.Dataset | None = None
+        refused: list[RequestError] = []
         for answer in answers:
             try:
-                _require_same(answer.replica, answer.described, accepted or wanted)
-            except StreamMismatch as error:  # noqa: PERF203 - the others may have the same
+                self._require_usable(answer.replica, answer.described, found or accepted)
+            except RequestError as error:  # noqa: PERF203 - the others may do
                 refused.append(without_frames(error))
             else:
                 self._accepted.add(answer.channel)
-                accepted = accepted or answer.described
-        if accepted is None:
+                found = found or answer.described.datasets[0]
+        if found is None:
             if len(answers) == len(replicas):
                 raise refused[0]
             # One that is away may have it.
             raise Unreachable(refused[0].subject, refused[0].problem)
-        for mismatch in refused:
-            _LOG.error("refused %s", mismatch)
-        return accepted
+        for refusal in refused:
+            _LOG.error("refused %s", refusal)
+        return found
 
     def _ask(
         self,
@@ -267,8 +288,9 @@ class RemoteDataset:
         context_length: int,
         timeout_seconds: float,
         asked: set[DescribeCall],
-    ) -> pb.Dataset:
-        request = pb.DescribeRequest(dataset=self._dataset, context_length=context_length)
+    ) -> pb.DescribeResponse:
+        name = self._request.spec.source.dataset
+        request = pb.DescribeRequest(dataset=name, context_length=context_length)
         try:
             call = channel.describe(request, timeout_seconds)
         except ValueError:  # the channel was closed meanwhile
@@ -281,7 +303,16 @@ class RemoteDataset:
         if len(described.datasets) != 1:
             names = ", ".join(dataset.name for dataset in described.datasets) or "there are none"
             raise InvalidRequest("dataset", f"has to name one of those served: {names}")
-        return described.datasets[0]
+        return described
+
+    def _require_usable(
+        self, replica: Replica, described: pb.DescribeResponse, reference: pb.Dataset | None
+    ) -> None:
+        require_usable(replica.address, described, self._request, self._client_name, reference)
+
+    @property
+    def _own_length(self) -> int:
+        return self._request.spec.context_length
 
 
 class _Question(Generic[Result]):
@@ -343,7 +374,7 @@ class _Question(Generic[Result]):
 
     def _ask_all(self) -> Result:
         answer = self._tour.until_done(
-            lambda _: self._ask(self._tour.progress_seconds, self._asked),
+            lambda _: self._ask(self._tour.read_seconds, self._asked),
             pause=self._bell.wait,
             is_over=self._is_over,
             asks_all=True,
@@ -355,16 +386,3 @@ class _Question(Generic[Result]):
 
 def _closed_unused() -> InvalidRequest:
     return InvalidRequest("RemoteBatches", "is closed, and was never in use before")
-
-
-def _require_same(replica: Replica, described: pb.Dataset, reference: pb.Dataset) -> None:
-    """Raise StreamMismatch unless a server has the corpus that the stream began with: by the
-    fingerprint, and by the digest where both have one.
-    """
-    for name in ("fingerprint", "digest"):
-        theirs, ours = getattr(described, name), getattr(reference, name)
-        known = name == "fingerprint" or (theirs and ours)
-        if known and theirs != ours:
-            raise StreamMismatch(
-                replica.address, f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}"
-            )

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from .channel import DNS
+from .addresses import DNS
 
 
 class Name:

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 
 from tokenfeed.errors import InvalidRequest, Unreachable
 
-from .channel import PLAINTEXT, Channel, Security, require_address
+from .addresses import require_address
+from .channel import Channel
+from .credentials import PLAINTEXT, Credentials
 from .names import Name
 
 _LOOK_UP_SECONDS = 30.0
@@ -30,10 +32,12 @@ Targets = str | Sequence[str]
 class Replica:
     """One server: its address, and the connection to it that streams share."""
 
-    def __init__(self, address: str, security: Security, authority: str | None = None) -> None:
+    def __init__(
+        self, address: str, credentials: Credentials, authority: str | None = None
+    ) -> None:
         """Remember an address as gRPC takes it; does no I/O.  authority: as for Channel."""
         self.address = address
-        self._security = security
+        self._credentials = credentials
         self._authority = authority
         self._lock = threading.RLock()
         self._generations = itertools.count()
@@ -72,7 +76,7 @@ class Replica:
         with self._lock:
             if self._channel is None:
                 self._channel = Channel(
-                    self.address, next(self._generations), self._security, self._authority
+                    self.address, next(self._generations), self._credentials, self._authority
                 )
             self._users[self._channel] = self._users.get(self._channel, 0) + 1
             return self._channel
@@ -98,7 +102,7 @@ class Replicas:
     address.
     """
 
-    def __init__(self, targets: Targets, security: Security = PLAINTEXT) -> None:
+    def __init__(self, targets: Targets, credentials: Credentials = PLAINTEXT) -> None:
         """Remember whom to ask; does no I/O.
 
         targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", each address
@@ -110,7 +114,7 @@ class Replicas:
         for target in targets:
             require_address(target)
         self._names = [Name(target) for target in targets]
-        self._security = security
+        self._credentials = credentials
         self._lock = threading.RLock()  # for moments only: no name is resolved under it
         self._known: dict[str, Replica] = {}
         self._others_end = math.inf
@@ -137,7 +141,7 @@ class Replicas:
             # Each name is looked at once: its addresses may change meanwhile.
             wanted = {address: name.authority for name in self._names for address in name.addresses}
             for address in wanted.keys() - self._known.keys():
-                self._known[address] = Replica(address, self._security, wanted[address])
+                self._known[address] = Replica(address, self._credentials, wanted[address])
             return [self._known[address] for address in wanted]
 
     def look_again(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tokenfeed import frame
 from tokenfeed.errors import BadFrame, Unreachable
-from tokenfeed.request import StreamRequest, to_message
+from tokenfeed.request import Expected, StreamRequest, to_message
 from tokenfeed.row_block import RowBlock
 
 from .bell import LOOK_SECONDS, Bell
@@ -222,7 +222,7 @@ class FrameStream:
         self._supervisor.wake()
 
     def _patience_seconds(self) -> float:
-        return self._tour.progress_seconds + self._frame_seconds
+        return self._tour.read_seconds + self._frame_seconds
 
     def _attempt(self, replica: Replica) -> None:
         """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
@@ -235,7 +235,7 @@ class FrameStream:
         with self._remote.connected(replica, patience_seconds, self._asked) as channel:
             failure: Exception | None = None
             try:
-                self._receive(channel, self._remote.described(patience_seconds, self._asked))
+                self._receive(channel, self._remote.expected(patience_seconds, self._asked))
             except (RpcError, ValueError) as error:
                 failure = self._failure(error, replica)
             finally:
@@ -264,23 +264,20 @@ class FrameStream:
     def _is_closed(self) -> bool:
         return self._closed or self._remote.closed
 
-    def _receive(self, channel: Channel, corpus: pb.Dataset) -> None:
+    def _receive(self, channel: Channel, expected: Expected) -> None:
         """Receive rows with calls that follow each other, one sent ahead, until the end or until
         one of them breaks.
         """
         self._requested_batch = self._received_row // self._batch_rows
-        identity = self._request.identity(corpus.fingerprint)
+        stream = frame.Stream(
+            self._request.spec, self._request.position, expected.identity, dict(expected.planes)
+        )
         while True:
-            self._send_ahead(channel, corpus, wait=True)
+            self._send_ahead(channel, expected, wait=True)
             if not self._calls:
                 return
             for message in self._calls[0]:
-                rows = frame.decode(message).rows(
-                    identity,
-                    self._request.context_length,
-                    self._request.position,
-                    self._received_row,
-                )
+                rows = frame.decode(message).rows(stream, self._received_row)
                 if self._received_row + len(rows) > self._requested_batch * self._batch_rows:
                     raise BadFrame("call", "brought more rows than were asked for")
                 self._counters.reconnects += self._taken_up
@@ -293,12 +290,12 @@ class FrameStream:
                 if self._rows_awaited:
                     self._rows_awaited = False
                     self._consumer_bell.ring()
-                self._send_ahead(channel, corpus, wait=False)
+                self._send_ahead(channel, expected, wait=False)
             self._calls.popleft()
             if not self._calls and self._received_row < self._requested_batch * self._batch_rows:
                 raise BadFrame("call", "ended before all its rows had arrived")
 
-    def _send_ahead(self, channel: Channel, corpus: pb.Dataset, *, wait: bool) -> None:
+    def _send_ahead(self, channel: Channel, expected: Expected, *, wait: bool) -> None:
         """Send requests until two calls are under way, as far as there is room; waits for room only
         if there is no call at all.  The very first call goes alone.
         """
@@ -312,7 +309,8 @@ class FrameStream:
                 return
             first_row = max(self._requested_batch * self._batch_rows, self._received_row)
             self._requested_batch += batches
-            message = self._request.message(first_row, self._requested_batch, corpus)
+            part = self._request.part(first_row, self._requested_batch)
+            message = to_message(part, expected, self._remote.client_name)
             if not self._calls:
                 self._moved = time.monotonic()
             self._calls.append(channel.get_batch(message))

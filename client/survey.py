@@ -29,11 +29,13 @@ class Answer:
 
     replica: Replica
     channel: Channel
-    described: pb.Dataset
+    described: pb.DescribeResponse
 
 
 def survey(
-    replicas: Sequence[Replica], ask: Callable[[Channel], pb.Dataset], timeout_seconds: float
+    replicas: Sequence[Replica],
+    ask: Callable[[Channel], pb.DescribeResponse],
+    timeout_seconds: float,
 ) -> list[Answer]:
     """Return what the servers say, in their order, at least one of them; those that come long after
     the first one are left out.

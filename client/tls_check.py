@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import TYPE_CHECKING
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable
 
-if TYPE_CHECKING:
-    from .channel import Security
+from .credentials import Credentials
 
 TLS_CHECK_SECONDS = 2.0
 """For all of it; where it takes longer nobody knows more than gRPC has said."""
@@ -22,7 +20,7 @@ _ANSWER_SECONDS = 0.5
 
 
 def tls_problem(
-    target: str, place: tuple[str, int], name: str, security: Security
+    target: str, place: tuple[str, int], name: str, credentials: Credentials
 ) -> TokenfeedError | None:
     """Connect to a server, and return what is wrong with TLS; None if nothing is, or nobody says.
 
@@ -31,12 +29,12 @@ def tls_problem(
     Returns: InvalidRequest for what waiting does not heal; Unreachable with a hint for what it may.
     Waits without a limit of its own, as for the system's resolver.
     """
-    context = _context(security)
+    context = _context(credentials)
     if isinstance(context, InvalidRequest):
         return context
     try:
         with socket.create_connection(place, timeout=TLS_CHECK_SECONDS) as connection:
-            if security.tls_ca is None:
+            if credentials.tls_ca is None:
                 return _of_plaintext(connection, target, context)
             return _of_tls(connection, target, name, context)
     except (OSError, ValueError):
@@ -44,22 +42,22 @@ def tls_problem(
         return None
 
 
-def _context(security: Security) -> ssl.SSLContext | InvalidRequest:
+def _context(credentials: Credentials) -> ssl.SSLContext | InvalidRequest:
     """Return what a connection is protected by, or which file of one's own is of no use."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
-    if security.tls_ca is None:
+    if credentials.tls_ca is None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether it answers counts
         return context
     try:
-        context.load_verify_locations(security.tls_ca)
+        context.load_verify_locations(credentials.tls_ca)
     except OSError as error:
         return InvalidRequest("tls_ca", f"holds no certificate that can be read ({_reason(error)})")
-    if security.tls_cert is not None:
+    if credentials.tls_cert is not None:
         try:
             # One that is encrypted would be asked for at the terminal.
-            context.load_cert_chain(security.tls_cert, security.tls_key, password=lambda: "")
+            context.load_cert_chain(credentials.tls_cert, credentials.tls_key, password=lambda: "")
         except OSError as error:
             return InvalidRequest(
                 "tls_key",

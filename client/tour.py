@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,16 +17,12 @@ from tokenfeed.errors import Busy, ServerAway, TokenfeedError, Unreachable
 
 from .replicas import Replica, Replicas
 from .threads import without_frames
+from .timeouts import Timeouts
 
 _LOG = logging.getLogger("tokenfeed.client")
 
-PROGRESS_SECONDS = 3.0
-DEADLINE_SECONDS = 480.0
-"""Below the 600 s after which NCCL's watchdog ends the ranks that wait for this one: what is seen
-then has to be the error that says why.
-"""
-_PROGRESS_SECONDS_MAX = 60.0
-_PROGRESS_SECONDS_MIN = 1.0
+_READ_SECONDS_MAX = 60.0
+_READ_SECONDS_MIN = 1.0
 _MARGIN = 3.0
 """Patience with a slow line, as a multiple of what its last frame took: frames grow at the start,
 and those of two calls share the line.
@@ -35,6 +32,9 @@ _FORGET = 0.95
 _PAUSE_SECONDS_FIRST = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _ASKED_SECONDS_MAX = 30.0
+_JITTER = (1.0, 1.5)
+"""Pauses are varied by a factor in this range, or all that lost a server together come back to it
+together."""
 _LOG_AGAIN_SECONDS = 30.0
 _ATTEMPT_GRACE_SECONDS = 5.0
 """By so much an attempt may outlast its timeout: the slowest of all servers, a check of TLS."""
@@ -47,47 +47,45 @@ Result = TypeVar("Result")
 
 
 class Tour:
-    """Patience with some servers, up to a deadline that begins anew with each sign of life."""
+    """Patience with some servers. The time until it gives up begins anew with each sign of life."""
 
     def __init__(
         self,
         replicas: Replicas,
         *,
         rank: int,
-        progress_seconds: float,
-        deadline_seconds: float | None,
+        timeouts: Timeouts,
         awaited_since: Callable[[], float | None] = lambda: -math.inf,
     ) -> None:
         """Ask replicas in turn.
 
         rank: says which one to begin with, modulo their number, and stands in the log.
-        progress_seconds: how long one may bring nothing.  deadline_seconds: how long all of them
-        may while somebody waits; None is for ever.  awaited_since: returns when that began, by
-        time.monotonic; None while nobody waits.
+        timeouts: how long one of them may bring nothing, and how long all of them while somebody
+        waits.  awaited_since: returns when that began, by time.monotonic; None while nobody waits.
         """
         self._replicas = replicas
         self._rank = self._next = rank
-        self._first_progress_seconds = progress_seconds
-        self._deadline_seconds = deadline_seconds
+        self._timeouts = timeouts
         self._awaited_since = awaited_since
         self._logged = -math.inf
-        self._patience_seconds = self._usual_seconds = progress_seconds
+        self._patience_seconds = self._usual_seconds = timeouts.read_seconds
         self.alive()
 
     @property
-    def progress_seconds(self) -> float:
+    def read_seconds(self) -> float:
         """How long to wait for the server that is asked now: doubled with each tour in which one
-        was waited for in vain, up to 60 s or the deadline.
+        was waited for in vain, up to 60 s or what is left of
+        reconnect_seconds.
         """
-        if self._deadline_seconds is None:
+        if self._timeouts.reconnect_seconds is None:
             return self._patience_seconds
-        left = self._deadline_seconds - (self._awaited_seconds() or 0.0)
-        shortest = min(self._first_progress_seconds, _PROGRESS_SECONDS_MIN)
+        left = self._timeouts.reconnect_seconds - (self._awaited_seconds() or 0.0)
+        shortest = min(self._timeouts.read_seconds, _READ_SECONDS_MIN)
         return max(min(self._patience_seconds, left), shortest)
 
     def alive(self, waited_seconds: float = 0.0) -> None:
         """Begin anew: a server has sent what was asked for, after so long."""
-        if self._patience_seconds > self._first_progress_seconds:
+        if self._patience_seconds > self._timeouts.read_seconds:
             self._learn(_MARGIN * waited_seconds)
         self._say_back()
         self._patience_seconds = self._usual_seconds
@@ -111,11 +109,11 @@ class Tour:
 
         pause: waits for so many seconds, or less.  is_over: nobody wants the result any more.
         asks_all: one attempt asks all servers, and so is a tour.
-        Raises: what all servers refuse, twice; Unreachable past the deadline.
+        Raises: what all servers refuse, twice; Unreachable after reconnect_seconds.
         """
         while not is_over():
             count = 1
-            began, patience_seconds = time.monotonic(), self.progress_seconds
+            began, patience_seconds = time.monotonic(), self.read_seconds
             try:
                 replicas = self._replicas.all(patience_seconds, is_over)
                 count = 1 if asks_all else len(replicas)
@@ -143,18 +141,18 @@ class Tour:
         return None
 
     def require_in_time(self, grace_seconds: float) -> None:
-        """Raise Unreachable if somebody has waited for longer than the deadline and no attempt has
-        ended: it hangs where no timeout reaches, in a file or in code of the caller's.
+        """Raise Unreachable if somebody has waited for longer than reconnect_seconds and no attempt
+        has ended: it hangs where no timeout reaches, in a file or in code of the caller's.
 
         grace_seconds: for a row so long that one may see nothing of it.  For who waits; all else is
         for who asks.
         """
         since = self._awaited_since()
-        if self._deadline_seconds is None or since is None:
+        if self._timeouts.reconnect_seconds is None or since is None:
             return
         waited_seconds = time.monotonic() - max(since, self._alive_at)
-        grace_seconds += self.progress_seconds + _ATTEMPT_GRACE_SECONDS
-        if waited_seconds > self._deadline_seconds + grace_seconds:
+        grace_seconds += self.read_seconds + _ATTEMPT_GRACE_SECONDS
+        if waited_seconds > self._timeouts.reconnect_seconds + grace_seconds:
             raise Unreachable(
                 str(self._replicas),
                 f"no batches for {waited_seconds:.0f} s, and whoever asks for them does not come "
@@ -179,8 +177,8 @@ class Tour:
         reason = "; ".join(dict.fromkeys(map(str, failures)))
         awaited_seconds = self._awaited_seconds()
         left_seconds = math.inf
-        if self._deadline_seconds is not None and awaited_seconds is not None:
-            left_seconds = self._deadline_seconds - awaited_seconds
+        if self._timeouts.reconnect_seconds is not None and awaited_seconds is not None:
+            left_seconds = self._timeouts.reconnect_seconds - awaited_seconds
         if left_seconds <= 0:
             raise Unreachable(
                 str(self._replicas),
@@ -197,7 +195,7 @@ class Tour:
         self._pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
         if len(busy) == len(failures):
             pause_seconds = max(_PAUSE_SECONDS_FIRST, min(*busy, _ASKED_SECONDS_MAX))
-        return min(pause_seconds, left_seconds)
+        return min(pause_seconds * random.uniform(*_JITTER), left_seconds)
 
     def _say_back(self) -> None:
         """End what the log says of waiting."""
@@ -216,7 +214,7 @@ class Tour:
         self._usual_seconds = self._bounded(seconds)
 
     def _bounded(self, seconds: float) -> float:
-        return max(self._first_progress_seconds, min(seconds, _PROGRESS_SECONDS_MAX))
+        return max(self._timeouts.read_seconds, min(seconds, _READ_SECONDS_MAX))
 
     def _awaited_seconds(self) -> float | None:
         """Return for how long somebody has waited in vain; None while nobody waits, as during a

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from tokenfeed import __version__, frame, orders
-from tokenfeed.errors import InvalidRequest, NotServed, OverLimit, StreamMismatch
+from tokenfeed.errors import InvalidRequest, NotServed, StreamMismatch
 from tokenfeed.identity import VERSIONS_SERVED
 from tokenfeed.plan import row_count
 from tokenfeed.planes import KINDS, LOSS_MASK
@@ -58,8 +58,13 @@ class TokenFeed:
         self._datasets = datasets
         self._calls = calls
         self._describe_calls = describe_calls
-        self._batch_bytes_max = batch_bytes_max
-        self._request_bytes_max = request_bytes_max
+        self._limits = pb.Limits(
+            batch_size_max=BATCH_SIZE_MAX,
+            batch_bytes_max=batch_bytes_max,
+            world_size_max=WORLD_SIZE_MAX,
+            request_bytes_max=request_bytes_max,
+            row_bytes_max=frame.ROW_BYTES_MAX,
+        )
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a grpc.Server needs in order to route calls here.
@@ -100,8 +105,7 @@ class TokenFeed:
         dataset = self._dataset(spec.source.dataset)
         dataset.store.require_intact()
         dataset.shape.require_window(spec.context_length)
-        row_bytes = spec.row_tokens * dataset.store.dtype.itemsize
-        self._require_within_limits(request.position.batch_size, row_bytes)
+        request.require_within(self._limits, dataset.store.dtype.itemsize)
         identity = spec.identity([dataset.fingerprint])
         _require_expected(
             "expected_identity",
@@ -134,13 +138,7 @@ class TokenFeed:
         return pb.DescribeResponse(
             datasets=[_describe_dataset(self._datasets[name], context_length) for name in names],
             orders=list(orders.ORDERS),
-            limits=pb.Limits(
-                batch_size_max=BATCH_SIZE_MAX,
-                batch_bytes_max=self._batch_bytes_max,
-                world_size_max=WORLD_SIZE_MAX,
-                request_bytes_max=self._request_bytes_max,
-                row_bytes_max=frame.ROW_BYTES_MAX,
-            ),
+            limits=self._limits,
             server_version=__version__,
             identity_versions=VERSIONS_SERVED,
             contract_revisions=[CONTRACT_REVISION],
@@ -159,19 +157,6 @@ class TokenFeed:
                 "dataset", f"{name[:_NAME_SHOWN]!r} is not served here; there is {served}"
             )
         return dataset
-
-    def _require_within_limits(self, batch_size: int, row_bytes: int) -> None:
-        if row_bytes > frame.ROW_BYTES_MAX:
-            raise OverLimit(
-                "context_length",
-                f"a row of {row_bytes} bytes is above the limit of {frame.ROW_BYTES_MAX} bytes",
-            )
-        if batch_size * row_bytes > self._batch_bytes_max:
-            raise OverLimit(
-                "batch_size",
-                f"a batch of {batch_size * row_bytes} bytes is above this server's limit "
-                f"of {self._batch_bytes_max} bytes",
-            )
 
 
 def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Dataset:

@@ -568,17 +568,16 @@ _EXAMPLE = fingerprint("uint16", [b"\1\0\2\0\3\0"], 2)
 
 def _golden_mixtures() -> Iterator[dict[str, Any]]:
     """One record for each stage: previous is H(stage), identity is H(stage + 1)."""
-    mask = pieces_hash(2, "cut", None, [[3, 2], [3]])
+    pieces = pieces_hash(2, "cut", None, [[3, 2], [3]])
     example = [
         (0, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
         (1000, [_idle(1, 1, base=300)]),
     ]
     large = [
         (0, [_idle(0, 7), Source(1, _EXAMPLE, "shuffled-1", 2**64 - 1, 0, 3)]),
-        # Stages may come back to a source, and a source may be of a greater number than those
-        # before it; as text "10" would come before "2".
+        # By number, not as text, where "10" would come before "2"; one of weight 0 is no source.
         (2**62, [_idle(2, 1), _idle(10, 2**20 - 1), Source(0, _EXAMPLE, "random-1", 5, 2**62, 0)]),
-        (2**63 - 1, [Source(3, _EXAMPLE, "random-1", 2**63, 2**63 - 1, 2**20, mask)]),
+        (2**63 - 1, [Source(3, _EXAMPLE, "random-1", 2**63, 2**63 - 1, 2**20, pieces)]),
     ]
     for seed, context_length, stages in ((7, 2, example), (2**64 - 1, 2048, large)):
         previous = mixture_start(seed, context_length)
@@ -692,33 +691,57 @@ def _golden_planes() -> Iterator[dict[str, Any]]:
 
 
 def _golden_plane_checksums() -> Iterator[dict[str, Any]]:
-    mask = plane_fingerprint(51, [mask_entries([False, True, True])])
-    starts = plane_fingerprint(50, [document_entries([0, 2])])
-    tokens = b"\1\0\2\0\3\0"
-    all_of_them = [
-        Plane(50, starts, [4, 0, 8], b"".join(i.to_bytes(4, "little") for i in (2, 1, 2))),
-        Plane(51, mask, [1, 1, 1], b"\6\7\0"),
-        Plane(52, bytes(32), [4, 4, 4], b"\3\0\0\0\2\0\0\0\3\0\0\0"),
+    """The example; one row without a document that begins in it; and all planes of three rows."""
+    example = identity("random-1", 7, 2, _EXAMPLE), b"\1\0\2\0\3\0"
+    alone = (0, 0, 1, 1, 0, 1)
+    yield _plane_checksum(*example, alone, [_mask([False, True, True], [0], 2)])
+    yield _plane_checksum(*example, alone, [_starts([0], [0], 2)])
+    tokens = bytes(range(20))
+    name = identity("sequential-1", 0, 9, fingerprint("uint16", [tokens], 2))
+    learned = [j in (0, 3, 7, 8, 9) for j in range(10)]
+    yield _plane_checksum(name, tokens, alone, [_mask(learned, [0], 9)])
+    content = bytes(range(14))
+    name = identity("sequential-1", 0, 2, fingerprint("uint16", [content], 2))
+    tokens = b"".join(rows([content], 2, "sequential-1", 0, 2, range(3)))
+    planes = [
+        _starts([0, 3, 4], [0, 2, 4], 2),
+        _mask([False, True, True, True, False, False, False], [0, 2, 4], 2),
+        Plane(52, plane_fingerprint(52, []), [4] * 3, b"\3\0\0\0" * 3),
     ]
-    for place, rows_of_tokens, planes in (
-        ((0, 0, 1, 1, 0, 1), tokens, [Plane(51, mask, [1], b"\6")]),
-        ((0, 0, 1, 1, 0, 1), tokens, [Plane(50, starts, [0], b"")]),
-        ((24, 3, 3, 4, 1, 2), tokens * 3, all_of_them),
-    ):
-        first_sample, first_row, row_count, batch_size, rank, world_size = place
-        name = identity("random-1", 7, 2, _EXAMPLE)
-        yield {
-            "identity": name.hex(),
-            "first_sample": first_sample,
-            "first_row": first_row,
-            "row_count": row_count,
-            "batch_size": batch_size,
-            "rank": rank,
-            "world_size": world_size,
-            "tokens": rows_of_tokens.hex(),
-            "planes": [_in_hexadecimal(plane) for plane in planes],
-            "checksum": frame_checksum(name, *place, rows_of_tokens, planes),
-        }
+    yield _plane_checksum(name, tokens, (0, 0, 3, 4, 0, 1), planes)
+    yield _plane_checksum(name, tokens, (2**63 - 2**53, 2, 3, 4, 2**32 - 1, 2**32), planes)
+
+
+def _starts(starts: list[int], first_tokens: list[int], context_length: int) -> Plane:
+    """Plane 50 of rows of a corpus of one file, whose documents begin with the tokens starts."""
+    contents = [document_starts_row(starts, first, context_length) for first in first_tokens]
+    guard = plane_fingerprint(50, [document_entries(starts)])
+    return Plane(50, guard, [len(content) for content in contents], b"".join(contents))
+
+
+def _mask(learned: list[bool], first_tokens: list[int], context_length: int) -> Plane:
+    """Plane 51 of rows of a corpus of one file."""
+    contents = [loss_mask_row(learned, first, context_length) for first in first_tokens]
+    guard = plane_fingerprint(51, [mask_entries(learned)])
+    return Plane(51, guard, [len(content) for content in contents], b"".join(contents))
+
+
+def _plane_checksum(
+    name: bytes, tokens: bytes, place: tuple[int, int, int, int, int, int], planes: list[Plane]
+) -> dict[str, Any]:
+    first_sample, first_row, row_count, batch_size, rank, world_size = place
+    return {
+        "identity": name.hex(),
+        "first_sample": first_sample,
+        "first_row": first_row,
+        "row_count": row_count,
+        "batch_size": batch_size,
+        "rank": rank,
+        "world_size": world_size,
+        "tokens": tokens.hex(),
+        "planes": [_in_hexadecimal(plane) for plane in planes],
+        "checksum": frame_checksum(name, *place, tokens, planes),
+    }
 
 
 if __name__ == "__main__":

@@ -107,6 +107,16 @@ def test_importing_the_client_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+def test_what_a_feed_is_told_can_be_made_without_torch_and_grpc() -> None:
+    """A launcher checks credentials and timeouts where no trainer runs."""
+    code = (
+        "import sys; from client import Credentials, Timeouts; Credentials(), Timeouts(); "
+        "raise SystemExit(bool({'torch', 'grpc'} & set(sys.modules)))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_importing_the_server_imports_no_torch_and_no_client() -> None:
     """Its image carries neither."""
     code = (

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from . import orders
-from .errors import InvalidRequest, SamplesExhausted, StreamMismatch
+from .errors import InvalidRequest, OverLimit, SamplesExhausted, StreamMismatch
 from .identity import VERSIONS_SERVED
 from .position import SAMPLE_END, Position, require_range
 from .spec import StreamSpec
@@ -21,6 +21,8 @@ CONTRACT_REVISION = 2
 CLIENT_NAME_MAX = 128
 _HASH_BYTES = 32
 _HINTS_BEGIN = 100
+_NUMBERS_BYTES = 30
+"""By how much the numbers that move on may make a later request longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,29 @@ class StreamRequest:
         """Whether nothing but 2^63 ends it."""
         return self.num_batches is None and self.end_sample is None
 
+    def require_within(self, limits: pb.Limits, token_bytes: int) -> None:
+        """Raise OverLimit if a server does not take this.
+
+        limits: of that server; 0 is not known.  token_bytes: that it serves a token in.
+        """
+        batch_size = self.position.batch_size
+        row_bytes = self.spec.row_tokens * token_bytes
+        for field, what, found, most in (
+            ("context_length", "a row of {} bytes", row_bytes, limits.row_bytes_max),
+            ("batch_size", "a batch of {} bytes", batch_size * row_bytes, limits.batch_bytes_max),
+            ("batch_size", "a batch of {} rows", batch_size, limits.batch_size_max),
+            ("world_size", "{} ranks", self.position.world_size, limits.world_size_max),
+        ):
+            if 0 < most < found:
+                raise OverLimit(
+                    field, f"{what.format(found)} is above the limit of this server, {most}"
+                )
+
     def part(self, first_row: int, end_batch: int) -> StreamRequest:
-        """Return the request for rows of this stream from first_row on, up to batch end_batch."""
+        """Return the request for rows of this stream from first_row on, up to batch end_batch.
+
+        first_row: of this request's rows, as end_row counts them.
+        """
         batch, row = divmod(first_row, self.position.batch_size)
         position = replace(self.position, first_sample=self.position.batch_first_sample(batch))
         return replace(self, position=position, first_row=row, num_batches=end_batch - batch)
@@ -143,6 +166,23 @@ def to_message(
         declined_planes=request.declined_planes,
         client_name=client_name,
     )
+
+
+def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) -> None:
+    """Raise OverLimit if requests of a stream may be longer than a server reads: gRPC itself would
+    refuse them with the status that else means "come again".
+
+    limits: of that server; 0 is not known.
+    """
+    hashes = Expected(bytes(_HASH_BYTES), VERSIONS_SERVED[-1], bytes(_HASH_BYTES))
+    size_bytes = to_message(request, hashes, client_name).ByteSize()
+    size_bytes += _NUMBERS_BYTES + _HASH_BYTES * len(request.spec.planes)
+    if 0 < limits.request_bytes_max < size_bytes:
+        raise OverLimit(
+            "request",
+            f"has up to {size_bytes} bytes, and this server reads {limits.request_bytes_max}; is "
+            "the name of the dataset right?",
+        )
 
 
 def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:

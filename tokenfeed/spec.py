@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import InvalidRequest
 from .identity import stream_identity
@@ -90,6 +91,17 @@ class StreamSpec:
     ) -> StreamSpec:
         """Return the stream over one dataset: one source, one stage."""
         return cls(context_length, (Source(dataset, order, seed),), planes=tuple(sorted(planes)))
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values, the same in every process: what tells streams apart that were
+        asked for, before anybody knows their corpora.
+        """
+        return {
+            "context_length": self.context_length,
+            "sources": [(one.dataset, one.order.NAME, one.seed) for one in self.sources],
+            "stages": [(stage.first_sample, stage.weights) for stage in self.stages],
+            "planes": self.planes,
+        }
 
     @property
     def source(self) -> Source:

@@ -10,12 +10,24 @@ import grpc
 import numpy as np
 import pytest
 
-from tokenfeed import frame
-from tokenfeed.request import CONTRACT_REVISION, from_message
+from tokenfeed import frame, orders
+from tokenfeed.position import Position
+from tokenfeed.request import CONTRACT_REVISION, StreamRequest, from_message
 from tokenfeed.row_block import RowBlock
+from tokenfeed.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 FINGERPRINT = bytes(range(32))
+
+
+def wanted(
+    context_length: int, batch_size: int, num_batches: int | None = None, dataset: str = ""
+) -> StreamRequest:
+    """What a feed of random windows asks for, seed 7, on rank 0 of 1."""
+    spec = StreamSpec.of_dataset(dataset, orders.find("random-1"), 7, context_length)
+    return StreamRequest(spec, Position(0, batch_size), num_batches)
+
+
 Script = Callable[[pb.GetBatchRequest, grpc.ServicerContext], Iterator[bytes]]
 
 

@@ -14,13 +14,28 @@ import torch.distributed as dist
 
 from client.agreement import RankAgreement, rank_agreement
 from client.ranks import DataParallel
+from tokenfeed import orders
 from tokenfeed.errors import StreamMismatch
+from tokenfeed.position import Position
+from tokenfeed.request import StreamRequest
+from tokenfeed.spec import StreamSpec
 
 ONE, OTHER = bytes(range(32)), bytes(range(1, 33))
 RANKS = DataParallel(0, 2, "torch.distributed", (0, 1))
 FEED: dict[str, Any] = {
     "dataset": "train", "order": "shuffled-1", "seed": 5, "context_length": 8, "batch_size": 4,
 }  # fmt: skip
+OTHER_FEED: dict[str, Any] = {
+    "dataset": "val", "order": "random-1", "seed": 0, "context_length": 9, "batch_size": 40,
+}  # fmt: skip
+
+
+def asked(feed: dict[str, Any]) -> StreamRequest:
+    """What a feed of these arguments asks for."""
+    order = orders.find(feed["order"])
+    spec = StreamSpec.of_dataset(feed["dataset"], order, feed["seed"], feed["context_length"])
+    return StreamRequest(spec, Position(0, feed["batch_size"]))
+
 
 STORES: list[Callable[[Path], dist.Store]] = [
     lambda _: dist.HashStore(),
@@ -62,7 +77,7 @@ def test_without_a_store_the_log_says_so_and_nothing_is_compared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The process group was destroyed before the first batch."""
-    agreement = rank_agreement(RANKS, **FEED, targets="a:1")
+    agreement = rank_agreement(RANKS, asked(FEED), "a:1")
     assert agreement is not None
 
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
@@ -84,7 +99,7 @@ def keys_of(ranks: DataParallel, *feeds: dict[str, Any]) -> list[str]:
     from client import agreement
 
     agreement._MADE.clear()
-    made = [rank_agreement(ranks, **feed, targets="a:1") for feed in feeds]
+    made = [rank_agreement(ranks, asked(feed), "a:1") for feed in feeds]
     return [each._key for each in made if each is not None]
 
 
@@ -101,7 +116,7 @@ def test_feeds_made_in_the_same_order_are_the_same_feed_on_every_rank() -> None:
 @pytest.mark.parametrize("part", FEED)
 def test_feeds_that_differ_are_not_compared(part: str) -> None:
     """Each has its own corpus, seed and sizes."""
-    other = FEED | {part: f"{FEED[part]}0" if isinstance(FEED[part], str) else 0}
+    other = FEED | {part: OTHER_FEED[part]}
 
     assert keys_of(RANKS, FEED) != keys_of(RANKS, other)
 
@@ -123,13 +138,13 @@ def test_without_a_process_group_of_several_there_is_nothing_to_compare(
     ranks: DataParallel,
 ) -> None:
     """Nobody else, or no way to them."""
-    assert rank_agreement(ranks, **FEED, targets="a:1") is None
+    assert rank_agreement(ranks, asked(FEED), "a:1") is None
 
 
 @pytest.mark.usefixtures("one_process")
 def test_the_store_is_the_one_of_init_process_group() -> None:
     """Whatever torch calls it in its next version."""
-    ranks = [rank_agreement(replace(RANKS, rank=rank), **FEED, targets="a:1") for rank in range(2)]
+    ranks = [rank_agreement(replace(RANKS, rank=rank), asked(FEED), "a:1") for rank in range(2)]
     first, second = (RankAgreement(each._store, "key", each._rank) for each in ranks if each)
 
     first.require_same("train", ONE)
@@ -142,7 +157,7 @@ def test_coordinates_given_by_hand_are_compared_among_feeds_of_the_same_servers(
     """Nobody knows which ranks belong together; those of other servers may have another corpus."""
     by_hand = DataParallel(0, 2, "arguments")
     first, second = (
-        rank_agreement(by_hand, **FEED, targets=targets) for targets in (["a:1"], ["b:1"])
+        rank_agreement(by_hand, asked(FEED), targets) for targets in (["a:1"], ["b:1"])
     )
 
     assert first is not None

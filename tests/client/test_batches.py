@@ -141,7 +141,6 @@ def test_a_feed_closed_before_it_was_used_has_no_state(scripted: ScriptedServer)
         ({"rank": 0, "world_size": 0}, "world_size"),
         ({"device": "gpu"}, "device"),
         ({"x_dtype": torch.float32}, "x_dtype"),
-        ({"deadline_seconds": -1.0}, "deadline_seconds"),
         ({"prefetch_bytes": -1}, "prefetch_bytes"),
         ({"target": "localhost"}, "target"),
         ({"target": ""}, "target"),
@@ -211,7 +210,8 @@ def test_every_error_is_a_tokenfeed_error_of_one_of_three_kinds() -> None:
     import client
     from tokenfeed import errors
 
-    exported = [getattr(client, name) for name in client.__all__ if name != "RemoteBatches"]
+    no_errors = {"Credentials", "RemoteBatches", "Timeouts"}
+    exported = [getattr(client, name) for name in client.__all__ if name not in no_errors]
 
     assert {kind.__name__ for kind in exported} <= set(vars(errors))
     for kind in exported:
@@ -352,14 +352,13 @@ def test_a_token_that_an_int32_cannot_hold_is_an_error(
         ({"dataset": 5}, "dataset"),
         ({"dataset": "\ud800"}, "dataset"),
         ({"order": 5}, "order"),
-        ({"deadline_seconds": "5"}, "deadline_seconds"),
-        ({"deadline_seconds": float("nan")}, "deadline_seconds"),
-        ({"deadline_seconds": float("inf")}, "deadline_seconds"),
-        ({"deadline_seconds": 10**400}, "deadline_seconds"),
-        ({"progress_seconds": 0}, "progress_seconds"),
-        ({"progress_seconds": float("inf")}, "progress_seconds"),
-        ({"progress_seconds": 1e10}, "progress_seconds"),
-        ({"progress_seconds": 10**5000}, "progress_seconds"),
+        ({"timeouts": 5.0}, "timeouts"),
+        ({"timeouts": None}, "timeouts"),
+        ({"credentials": {"tls_ca": "ca.pem"}}, "credentials"),
+        ({"client_name": 17}, "client_name"),
+        ({"client_name": "run-17\n"}, "client_name"),
+        ({"client_name": "\ud800"}, "client_name"),
+        ({"client_name": "n" * 129}, "client_name"),
         ({"device": "mps"}, "device"),
         ({"device": "meta"}, "device"),
     ],
@@ -371,6 +370,27 @@ def test_what_an_argument_cannot_be_is_said_before_anything_is_sent(
         RemoteBatches("localhost:1", 2, 8, **arguments)
 
     assert caught.value.subject == subject
+
+
+@pytest.mark.parametrize("name", ["run-17 rank 3", "größter Lauf", "n" * 128, ""])
+def test_a_client_has_the_name_that_it_was_given(name: str) -> None:
+    """By which a server's log names it."""
+    assert RemoteBatches("localhost:1", 2, 8, client_name=name)._remote.client_name == name
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("node-4", "node-4"), ("a\nb\udcff", "a?b?"), ("n" * 255, "n" * 64)],
+)
+def test_a_client_is_named_by_its_machine_and_rank_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, host: str, shown: str
+) -> None:
+    """So that the one that is stuck can be found; whatever a machine is called, a feed begins."""
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+
+    feed = RemoteBatches("localhost:1", 2, 8, rank=3, world_size=4)
+
+    assert feed._remote.client_name == f"{shown} rank 3"
 
 
 @pytest.mark.parametrize(

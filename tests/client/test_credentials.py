@@ -6,6 +6,7 @@ import shutil
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import grpc
 import numpy as np
 import pytest
 
-from client import RemoteBatches
-from client.channel import Security
+from client import Credentials, RemoteBatches, Timeouts
+from client.channel import Channel
+from client.credentials import with_environment
 from tests.client.conftest import ScriptedServer, StartScripted
 from tests.conftest import Serve, WriteTokens
 from tests.faults.credentials import Papers, write_papers
@@ -45,9 +47,10 @@ def going_away(_: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator
     yield b""
 
 
-def feed_from(target: str, **options: Any) -> RemoteBatches:
-    options = {"rank": 0, "world_size": 1, "deadline_seconds": 10.0} | options
-    return RemoteBatches(target, B, T, **options)
+def feed_from(target: str, credentials: Credentials, **options: Any) -> RemoteBatches:
+    options = {"rank": 0, "world_size": 1} | options
+    timeouts = Timeouts(reconnect_seconds=10.0)
+    return RemoteBatches(target, B, T, timeouts=timeouts, credentials=credentials, **options)
 
 
 class Maker:
@@ -71,7 +74,7 @@ def test_a_token_that_cannot_be_made_for_a_moment_is_waited_for(
     scripted.scripts = [going_away]
     token = Maker(range(3, 6))
 
-    with feed_from(scripted.address, token=token, num_batches=20) as feed:
+    with feed_from(scripted.address, Credentials(token=token), num_batches=20) as feed:
         assert len(list(feed)) == 20
 
     assert token.calls > 6
@@ -84,7 +87,7 @@ def test_a_token_that_cannot_be_made_at_the_start_is_an_error_that_does_not_show
 ) -> None:
     token = Maker(range(100))
 
-    with feed_from(scripted.address, token=token) as feed:
+    with feed_from(scripted.address, Credentials(token=token)) as feed:
         with pytest.raises(InvalidRequest, match="token: the function given raised") as caught:
             next(feed)
 
@@ -106,7 +109,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
     arguments += ["--tls-cert", papers.cert, "--tls-key", papers.key]
     server, ca = serve(*arguments), tmp_path / "live-ca.pem"
     shutil.copy(papers.ca, ca)
-    with feed_from(server.address, tls_ca=str(ca), prefetch_bytes=0) as feed:
+    with feed_from(server.address, Credentials(tls_ca=str(ca)), prefetch_bytes=0) as feed:
         next(feed)
         server.stop()
         if content is None:
@@ -132,8 +135,9 @@ def test_a_unix_socket_has_no_tls(
 ) -> None:
     """So it may stand beside servers that have."""
     server = start_scripted(f"unix:{tmp_path}/feed.sock")
+    credentials = Credentials(tls_ca=papers.ca, token=SECRET)
 
-    with feed_from(server.address, tls_ca=papers.ca, token=SECRET, num_batches=2) as feed:
+    with feed_from(server.address, credentials, num_batches=2) as feed:
         assert len(list(feed)) == 2
 
 
@@ -141,13 +145,13 @@ def test_a_unix_socket_has_no_tls(
     "target", ["localhost:1", "dns:///localhost:1", "dns:///127.0.0.1:1", "[::1]:1", "unix:/a"]
 )
 def test_a_token_may_travel_in_plaintext_on_this_machine(target: str) -> None:
-    assert Security(token=SECRET).metadata(target) == (("authorization", f"Bearer {SECRET}"),)
+    assert Credentials(token=SECRET).metadata(target) == (("authorization", f"Bearer {SECRET}"),)
 
 
 @pytest.mark.parametrize("target", ["dns:///feed:1", "feed:1", "ipv4:192.0.2.1:1"])
 def test_a_token_does_not_travel_in_plaintext_to_another_machine(target: str) -> None:
     with pytest.raises(InvalidRequest, match="in plaintext"):
-        Security(token=SECRET).metadata(target)
+        Credentials(token=SECRET).metadata(target)
 
 
 @pytest.mark.parametrize(
@@ -163,4 +167,80 @@ def test_an_empty_file_is_no_credential(papers: Papers, empty: str, problem: str
     files = {"tls_ca": papers.ca, "tls_cert": papers.client_cert, "tls_key": papers.client_key}
 
     with pytest.raises(InvalidRequest, match=f"{empty}: holds no {problem} in PEM"):
-        Security(**files | {empty: "/dev/null"}).channel("localhost:1", ())
+        Channel("localhost:1", credentials=Credentials(**files | {empty: "/dev/null"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "subject"),
+    [
+        ({"tls_ca": "ca", "tls_cert": "client_cert"}, "tls_cert"),
+        ({"tls_ca": "ca", "tls_key": "client_key"}, "tls_cert"),
+        ({"tls_cert": "client_cert", "tls_key": "client_key"}, "tls_ca"),
+    ],
+)
+def test_half_of_a_pair_is_refused_before_anything_is_sent(
+    papers: Papers, given: dict[str, str], subject: str
+) -> None:
+    """A certificate without its key would abort the process in gRPC's core."""
+    files = {name: getattr(papers, paper) for name, paper in given.items()}
+    credentials = Credentials(**files)
+
+    for ask in (
+        lambda: with_environment(credentials, {}),
+        lambda: Channel("localhost:1", credentials=credentials),
+        lambda: feed_from("localhost:1", credentials),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            ask()
+        assert caught.value.subject == subject
+
+
+ENVIRONMENT = {
+    "TOKENFEED_TLS_CA": "/env/ca.pem",
+    "TOKENFEED_TLS_CERT": "/env/client.pem",
+    "TOKENFEED_TLS_KEY": "/env/client.key",
+    "TOKENFEED_TOKEN": "of-the-environment",
+    "TOKENFEED_TOKEN_FILE": "/env/token",
+}
+FROM_ENVIRONMENT = Credentials(
+    tls_ca="/env/ca.pem",
+    tls_cert="/env/client.pem",
+    tls_key="/env/client.key",
+    token="of-the-environment",
+)
+
+
+def test_each_field_that_is_left_out_comes_from_the_environment() -> None:
+    """A cluster sets what is the same for all jobs, and a job passes a token of its own."""
+    assert with_environment(None, ENVIRONMENT) == FROM_ENVIRONMENT
+    assert with_environment(Credentials(), ENVIRONMENT) == FROM_ENVIRONMENT
+    for name in ("tls_ca", "tls_cert", "tls_key", "token"):
+        mine = with_environment(Credentials(**{name: "mine"}), ENVIRONMENT)
+        assert mine == replace(FROM_ENVIRONMENT, **{name: "mine"})
+    assert with_environment(None, {}) == Credentials()
+
+
+def test_what_goes_together_is_looked_at_once_the_environment_was_asked() -> None:
+    """The authority comes from there, the certificate from the caller."""
+    mine = Credentials(tls_cert="/my/client.pem", tls_key="/my/client.key")
+
+    found = with_environment(mine, {"TOKENFEED_TLS_CA": "/env/ca.pem"})
+
+    assert found == replace(mine, tls_ca="/env/ca.pem")
+
+
+def test_a_token_of_the_environment_comes_before_its_file() -> None:
+    without = {name: path for name, path in ENVIRONMENT.items() if name != "TOKENFEED_TOKEN"}
+
+    assert with_environment(None, ENVIRONMENT).token == "of-the-environment"
+    assert with_environment(None, without).token == Path("/env/token")
+
+
+def test_nothing_that_prints_credentials_shows_the_token() -> None:
+    """Neither a log of somebody's arguments, nor the error of who passes the token alone."""
+    with pytest.raises(InvalidRequest, match="credentials") as caught:
+        RemoteBatches("localhost:1", B, T, credentials=SECRET)  # type: ignore[arg-type]
+
+    shown = f"{Credentials(token=SECRET)!r} {caught.value}"
+    assert "Credentials(tls_ca=None" in shown
+    assert SECRET not in shown

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from client import RemoteBatches
+from client import RemoteBatches, Timeouts
 from client.replicas import Replicas
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, honest, honest_frames
 from tests.ports import free_port
@@ -57,9 +57,16 @@ def samples(feed: RemoteBatches) -> list[int]:
     return [row for x, _ in feed for row in x[:, 0].tolist()]
 
 
-def feed_from(targets: Any, **options: Any) -> RemoteBatches:
-    options = {"num_batches": 20, "rank": 0, "world_size": 1, "deadline_seconds": 10.0} | options
-    return RemoteBatches(targets, B, T, **options)
+def feed_from(
+    targets: Any,
+    *,
+    read_seconds: float = 3.0,
+    reconnect_seconds: float | None = 10.0,
+    **options: Any,
+) -> RemoteBatches:
+    options = {"num_batches": 20, "rank": 0, "world_size": 1} | options
+    timeouts = Timeouts(read_seconds=read_seconds, reconnect_seconds=reconnect_seconds)
+    return RemoteBatches(targets, B, T, timeouts=timeouts, **options)
 
 
 def test_a_server_that_is_down_is_passed_over(scripted: ScriptedServer) -> None:
@@ -79,13 +86,13 @@ def test_the_next_server_goes_on_with_exactly_the_next_row(start_scripted: Start
     assert (begun.first_sample, begun.first_row) == (0, 2)
 
 
-def test_a_silent_server_is_left_after_the_progress_timeout(start_scripted: StartScripted) -> None:
+def test_a_silent_server_is_left_after_the_read_timeout(start_scripted: StartScripted) -> None:
     """Stopped, or behind a network that drops everything: its connection looks healthy."""
     gaps = []
     for _ in range(3):
         first, second = start_scripted(), start_scripted()
         first.scripts = [after_frames(1, silent)] * 9
-        with feed_from([first.address, second.address], progress_seconds=0.5) as feed:
+        with feed_from([first.address, second.address], read_seconds=0.5) as feed:
             began = time.monotonic()
             assert samples(feed) == list(range(60))
             gaps.append(time.monotonic() - began)
@@ -102,7 +109,7 @@ def test_a_slow_line_is_not_left_again_and_again(scripted: ScriptedServer) -> No
             yield message
 
     scripted.scripts = [slow] * 30
-    with feed_from(scripted.address, num_batches=8, progress_seconds=0.1) as feed:
+    with feed_from(scripted.address, num_batches=8, read_seconds=0.1) as feed:
         assert samples(feed) == list(range(24))
 
         assert feed.stats().reconnects == 0
@@ -113,13 +120,13 @@ def test_a_server_that_does_not_even_describe_itself_is_left(start_scripted: Sta
     with socket.create_server(("localhost", 0)) as mute:
         address = f"localhost:{mute.getsockname()[1]}"
         second = start_scripted()
-        with feed_from([address, second.address], progress_seconds=0.5) as feed:
+        with feed_from([address, second.address], read_seconds=0.5) as feed:
             assert samples(feed) == list(range(60))
 
 
 def test_closing_does_not_wait_for_a_server_that_never_answers() -> None:
     with socket.create_server(("localhost", 0)) as mute:
-        feed = feed_from(f"localhost:{mute.getsockname()[1]}", progress_seconds=30.0)
+        feed = feed_from(f"localhost:{mute.getsockname()[1]}", read_seconds=30.0)
         threading.Timer(0.2, feed.close).start()
         began = time.monotonic()
         assert samples(feed) == []
@@ -129,7 +136,7 @@ def test_closing_does_not_wait_for_a_server_that_never_answers() -> None:
 
 def test_a_pause_of_the_trainer_is_no_silence_of_the_server(scripted: ScriptedServer) -> None:
     """The timeout runs only while something is asked for."""
-    with feed_from(scripted.address, progress_seconds=1.0, prefetch_bytes=100) as feed:
+    with feed_from(scripted.address, read_seconds=1.0, prefetch_bytes=100) as feed:
         next(feed)
         time.sleep(2.5)
         next(feed)
@@ -140,10 +147,10 @@ def test_a_pause_of_the_trainer_is_no_silence_of_the_server(scripted: ScriptedSe
 def test_an_outage_that_ends_before_a_pause_of_the_trainer_is_no_error(
     scripted: ScriptedServer,
 ) -> None:
-    """The deadline is for who waits, and nobody does."""
+    """The time to give up is for who waits, and nobody does."""
     scripted.scripts = [honest, *[after_frames(0, going_away)] * 4]
     with feed_from(
-        scripted.address, num_batches=200, prefetch_bytes=100, deadline_seconds=0.1
+        scripted.address, num_batches=200, prefetch_bytes=100, reconnect_seconds=0.1
     ) as feed:
         found = next(feed)[0][:, 0].tolist()
         time.sleep(2.5)
@@ -165,7 +172,7 @@ def test_a_busy_proxy_and_a_stranger_among_the_replicas_end_no_run(
     stranger = grpc.server(ThreadPoolExecutor(1))
     port = stranger.add_insecure_port("127.0.0.1:0")
     stranger.start()
-    with feed_from([f"127.0.0.1:{port}", scripted.address], deadline_seconds=60.0) as feed:
+    with feed_from([f"127.0.0.1:{port}", scripted.address], reconnect_seconds=60.0) as feed:
         assert samples(feed) == list(range(20 * B))
     stranger.stop(None).wait()
 
@@ -174,7 +181,7 @@ def test_a_busy_proxy_and_a_stranger_among_the_replicas_end_no_run(
 def test_a_name_that_no_resolver_takes_is_waited_for_like_one_that_it_does_not_know(
     host: str,
 ) -> None:
-    with feed_from(f"{host}:50051", deadline_seconds=0.3) as feed:
+    with feed_from(f"{host}:50051", reconnect_seconds=0.3) as feed:
         with pytest.raises(Unreachable, match=r"no batches for"):
             next(feed)
 
@@ -222,7 +229,7 @@ def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
 def test_a_fingerprint_that_nobody_has_is_an_error_at_once_that_names_both(
     scripted: ScriptedServer,
 ) -> None:
-    with feed_from(scripted.address, fingerprint="0" * 64, deadline_seconds=60.0) as feed:
+    with feed_from(scripted.address, fingerprint="0" * 64, reconnect_seconds=60.0) as feed:
         with pytest.raises(StreamMismatch, match=f"{FINGERPRINT.hex()}, not {'0' * 64}"):
             next(feed)
 
@@ -247,7 +254,7 @@ def test_the_log_names_the_rank_that_waits_and_says_when_it_is_over(
 ) -> None:
     """Of 512 ranks one waits, and its log is looked at afterwards."""
     address = f"127.0.0.1:{free_port()}"
-    with feed_from(address, rank=3, world_size=4, deadline_seconds=60.0) as feed:
+    with feed_from(address, rank=3, world_size=4, reconnect_seconds=60.0) as feed:
         threading.Timer(0.5, start_scripted, (address,)).start()
         next(feed)
 
@@ -258,7 +265,7 @@ def test_the_log_names_the_rank_that_waits_and_says_when_it_is_over(
 
 def test_a_feed_gives_up_before_nccl_s_watchdog_does() -> None:
     """At 600 s that ends the ranks that wait for this one, and what is seen is its message."""
-    assert inspect.signature(RemoteBatches).parameters["deadline_seconds"].default == 480.0
+    assert inspect.signature(RemoteBatches).parameters["timeouts"].default.reconnect_seconds == 480
 
 
 def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
@@ -295,7 +302,7 @@ def test_the_error_says_what_each_server_said(start_scripted: StartScripted) -> 
     first.scripts = [after_frames(1, going_away)] + [after_frames(0, going_away)] * 99
     both = f"{first.address}: UNAVAILABLE: .*; {other.address}: serves another corpus"
 
-    with feed_from([first.address, other.address], deadline_seconds=0.5) as feed:
+    with feed_from([first.address, other.address], reconnect_seconds=0.5) as feed:
         with pytest.raises(Unreachable, match=both):
             samples(feed)
 
@@ -403,7 +410,7 @@ def test_what_a_name_stood_for_is_asked_again_when_it_cannot_be_resolved(
 
 
 def test_a_name_that_cannot_be_resolved_is_waited_for(resolver: Resolver) -> None:
-    with feed_from("dns:///feed.example:1", deadline_seconds=0.3) as feed:
+    with feed_from("dns:///feed.example:1", reconnect_seconds=0.3) as feed:
         with pytest.raises(Unreachable, match=r"dns:///feed.example:1.*cannot be resolved"):
             next(feed)
 
@@ -440,10 +447,10 @@ def test_closing_ends_the_wait_for_what_a_server_of_no_address_says_of_its_corpu
     assert time.monotonic() - began < 2
 
 
-def test_the_deadline_does_not_wait_for_a_resolver_that_hangs(resolver: Resolver) -> None:
+def test_giving_up_does_not_wait_for_a_resolver_that_hangs(resolver: Resolver) -> None:
     resolver.ready.clear()
     began = time.monotonic()
-    with feed_from("dns:///feed.example:1", deadline_seconds=0.5) as feed:
+    with feed_from("dns:///feed.example:1", reconnect_seconds=0.5) as feed:
         with pytest.raises(Unreachable, match="is not resolved yet"):
             next(feed)
 

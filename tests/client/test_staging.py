@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.staging import SLOTS, Ring
-from client.stream import Rows
 from client.widening import NARROW
 from tests.client.simulated_device import Device
+from tokenfeed.row_block import RowBlock
 
 B, T = 3, 5
 BATCHES = 3 * SLOTS
 
 
-def rows_of(batch: int, width: int) -> Rows:
+def rows_of(batch: int, width: int) -> np.ndarray:
     """Different tokens for each batch, of all sizes that the width holds."""
     numbers = np.random.default_rng(batch)
     return numbers.integers(0, 1 << 8 * width, (B, T + 1), dtype=f"<u{width}")
@@ -35,7 +35,7 @@ def pass_through(device: Device, width: int, choices: random.Random) -> list[boo
             device.step(choices.randrange(2))
         if staged < BATCHES and ring.staged_count < SLOTS and choices.random() < 0.6:
             rows = rows_of(staged, width)
-            ring.stage([rows[:1], rows[1:]])
+            ring.stage([RowBlock(rows[:1]), RowBlock(rows[1:])])
             staged += 1
         elif ring.staged_count:
             x, y = (torch.full((B, T), -3, dtype=torch.int64) for _ in range(2))
@@ -71,11 +71,11 @@ def test_the_host_waits_only_when_it_is_a_whole_ring_ahead() -> None:
     ring = Ring(device, (B, T + 1), torch.int16)
 
     for batch in range(SLOTS):
-        ring.stage([rows_of(batch, 2)])
+        ring.stage([RowBlock(rows_of(batch, 2))])
         ring.take(*(torch.empty((B, T), dtype=torch.int64) for _ in range(2)))
 
     assert not ring._free[0].copied.passed, "the device has not done a thing so far"
-    ring.stage([rows_of(SLOTS, 2)])
+    ring.stage([RowBlock(rows_of(SLOTS, 2))])
     assert ring._staged[0].pinned.numpy().view(np.uint16).tolist() == rows_of(SLOTS, 2).tolist()
 
 
@@ -91,7 +91,7 @@ def test_a_ring_takes_tokens_of_another_width(widths: tuple[int, int], seed: int
     for batch in range(BATCHES):
         first, second = rows_of(batch, widths[0]), rows_of(batch, widths[1])
         parts = [[first], [first[:1], second[1:]], [second]][batch * 3 // BATCHES]
-        ring.stage(parts)
+        ring.stage([RowBlock(part) for part in parts])
         for _ in range(choices.randrange(4)):
             device.step(choices.randrange(2))
         x, y = (torch.full((B, T), -3, dtype=torch.int64) for _ in range(2))

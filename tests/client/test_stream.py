@@ -12,11 +12,10 @@ import grpc
 import pytest
 
 from client.dataset import RemoteDataset
-from client.request import StreamRequest
 from client.stream import Counters, FrameStream
-from tests.client.conftest import ScriptedServer, honest, honest_frames
+from client.timeouts import Timeouts
+from tests.client.conftest import ScriptedServer, honest, honest_frames, wanted
 from tests.faults.proxy import FaultProxy
-from tokenfeed import orders
 from tokenfeed.errors import (
     CorpusChanged,
     InvalidRequest,
@@ -27,7 +26,6 @@ from tokenfeed.errors import (
     TokenfeedError,
     Unreachable,
 )
-from tokenfeed.position import Position
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 T = 4
@@ -40,10 +38,11 @@ def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
     opened: list[FrameStream] = []
 
     def start(
-        num_batches: int | None = 20, *, room_batches: int = 8, deadline_seconds: float = 10.0
+        num_batches: int | None = 20, *, room_batches: int = 8, reconnect_seconds: float = 10.0
     ) -> FrameStream:
-        request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), num_batches)
-        remote = RemoteDataset(scripted.address, "", T, deadline_seconds=deadline_seconds)
+        request = wanted(T, 2, num_batches)
+        timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
+        remote = RemoteDataset(scripted.address, request, timeouts=timeouts)
         stream = FrameStream(
             remote, request, prefetch_bytes=room_batches * 2 * 2 * (T + 1), counters=Counters()
         )
@@ -63,7 +62,7 @@ def take(stream: FrameStream) -> list[int] | None:
         return None
     assert [len(part) for part in parts] == [1]
     stream.advance(1)
-    found: list[int] = parts[0][:, 0].tolist()
+    found: list[int] = parts[0].tokens[:, 0].tolist()
     return found
 
 
@@ -234,7 +233,6 @@ def test_a_trainer_that_pauses_leaves_no_call_unread(
     [
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
         (grpc.StatusCode.NOT_FOUND, NotServed),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, OverLimit),
         (grpc.StatusCode.FAILED_PRECONDITION, StreamMismatch),
         (grpc.StatusCode.DATA_LOSS, CorpusChanged),
         (grpc.StatusCode.UNIMPLEMENTED, NotTokenfeed),
@@ -247,8 +245,7 @@ def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
     kind: type[TokenfeedError],
 ) -> None:
     """Nobody waits ten minutes for a typing error."""
-    never_again = ("grpc-retry-pushback-ms", "-1")  # for RESOURCE_EXHAUSTED
-    scripted.scripts = [refuse(code, "batch_size: 0 is not in [1, 10]", never_again)] * 9
+    scripted.scripts = [refuse(code, "batch_size: 0 is not in [1, 10]")] * 9
     stream = open_stream()
 
     with pytest.raises(kind, match=r"0 is not in \[1, 10\]") as caught:
@@ -263,8 +260,8 @@ def test_a_row_longer_than_any_message_is_refused_by_the_server_and_not_by_a_clo
 ) -> None:
     """Patience grows with the row; what threads can wait for does not."""
     scripted.scripts = [refuse(grpc.StatusCode.INVALID_ARGUMENT, "context_length: too long")] * 9
-    request = StreamRequest("", orders.find("random-1"), 7, 1 << 62, Position(0, 2), 1)
-    remote = RemoteDataset(scripted.address, "", 1 << 62, deadline_seconds=5.0)
+    request = wanted(1 << 62, 2, 1)
+    remote = RemoteDataset(scripted.address, request, timeouts=Timeouts(reconnect_seconds=5.0))
     stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
@@ -302,7 +299,7 @@ def test_a_server_that_is_busy_is_asked_again_after_the_time_it_names(
 def test_a_proxy_that_is_busy_knows_no_hint_and_is_asked_again(
     scripted: ScriptedServer, open_stream: OpenStream
 ) -> None:
-    """Only "never" is for ever; and what gRPC finds too large does not get smaller."""
+    """What gRPC itself finds too large, with the same status, does not get smaller."""
     scripted.scripts = [refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")] * 2
     assert samples(open_stream()) == list(range(40))
 
@@ -341,7 +338,7 @@ def test_the_tokens_are_checked_against_the_described_fingerprint_and_not_the_fr
 ) -> None:
     """What was asked is part of what is checked."""
     scripted.fingerprint = bytes(32)
-    stream = open_stream(deadline_seconds=0.2)
+    stream = open_stream(reconnect_seconds=0.2)
 
     with pytest.raises(Unreachable, match="identity"):
         take(stream)
@@ -357,12 +354,12 @@ def test_a_dataset_has_to_be_named_where_several_are_served(
         take(open_stream())
 
 
-def test_nobody_answering_is_an_error_after_the_deadline_that_says_who(
+def test_nobody_answering_is_an_error_in_the_end_that_says_who(
     scripted: ScriptedServer,
 ) -> None:
     """The address is in the message: most often it is wrong."""
-    request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 1)
-    remote = RemoteDataset("localhost:1", "", T, deadline_seconds=0.3)
+    request = wanted(T, 2, 1)
+    remote = RemoteDataset("localhost:1", request, timeouts=Timeouts(reconnect_seconds=0.3))
     stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
@@ -380,8 +377,9 @@ def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServe
         over.wait(60)
 
     scripted.scripts = [honest, silent]
-    request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 20)
-    remote = RemoteDataset(scripted.address, "", T, deadline_seconds=90.0, progress_seconds=0.5)
+    request = wanted(T, 2, 20)
+    timeouts = Timeouts(read_seconds=0.5, reconnect_seconds=90.0)
+    remote = RemoteDataset(scripted.address, request, timeouts=timeouts)
     stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
     stream._tour._patience_seconds = 60.0
     stream.start()
@@ -399,8 +397,8 @@ def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
     """grpcio keeps that of a cancelled call whose end nobody has taken."""
     scripted.scripts = [honest, *[cut_after(1), honest] * 10]
     with FaultProxy(scripted.address) as proxy:
-        request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 200)
-        remote = RemoteDataset(proxy.address, "", T, deadline_seconds=10.0)
+        request = wanted(T, 2, 200)
+        remote = RemoteDataset(proxy.address, request, timeouts=Timeouts(reconnect_seconds=10.0))
         stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
         stream.start()
 
@@ -420,8 +418,8 @@ def test_closing_ends_the_thread_although_nobody_answers_at_all() -> None:
     """A machine that accepts connections and says nothing must not hold up the end of a run."""
     with socket.create_server(("localhost", 0)) as black_hole:
         target = f"localhost:{black_hole.getsockname()[1]}"
-        request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, 2), 1)
-        remote = RemoteDataset(target, "", T, deadline_seconds=None)
+        request = wanted(T, 2, 1)
+        remote = RemoteDataset(target, request, timeouts=Timeouts(reconnect_seconds=None))
         stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
         stream.start()
         connection, _ = black_hole.accept()

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from client.dataset import RemoteDataset
-from client.request import StreamRequest
 from client.stream import Counters, FrameStream
-from tests.client.conftest import honest_frames, start_server
-from tokenfeed import orders
-from tokenfeed.position import Position
+from client.timeouts import Timeouts
+from tests.client.conftest import honest_frames, start_server, wanted
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 B, T = 3, 4
@@ -104,13 +102,11 @@ class TwoServers(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        request = StreamRequest("", orders.find("random-1"), 7, T, Position(0, B), None)
+        request = wanted(T, B)
         self._remote = RemoteDataset(
             [script.address for script, _ in self._started],
-            "",
-            T,
-            deadline_seconds=30.0,
-            progress_seconds=SECONDS,
+            request,
+            timeouts=Timeouts(read_seconds=SECONDS, reconnect_seconds=30.0),
         )
         self._stream = FrameStream(
             self._remote, request, prefetch_bytes=8 * B * (T + 1) * 2, counters=Counters()
@@ -126,7 +122,8 @@ class TwoServers(RuleBasedStateMachine):
         for _ in range(count):
             parts = self._stream.peek(1)
             assert parts is not None
-            (rows,) = parts
+            rows = parts[0].tokens
+            assert len(parts) == 1
             expected = np.zeros((1, T + 1), dtype=rows.dtype)
             expected[0, 0] = self._row
             np.testing.assert_array_equal(rows, expected)

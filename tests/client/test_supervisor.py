@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from client import RemoteBatches
+from client import Credentials, RemoteBatches, Timeouts
 from client.stream import FrameStream
 from client.supervisor import END_SECONDS, Supervisor, Task
 from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_frames
@@ -76,7 +76,7 @@ def test_a_lock_of_grpc_s_that_is_held_for_good_holds_up_no_close_and_no_later_b
     feed = feed_from(scripted.address)
     assert next(feed)[0][0, 0] == 0
     assert feed._reader is not None
-    call = feed._reader._stream._calls[0]
+    call = feed._reader._rows._calls[0]
     with call._state.condition:  # type: ignore[attr-defined]
         began = time.monotonic()
         feed.skip(0)
@@ -109,7 +109,7 @@ def test_a_call_that_hangs_while_it_is_cancelled_keeps_nobody_from_leaving_a_sil
         server.windows_per_epoch = 6 * B
     with RemoteBatches(
         [silent.address, other.address], B, T, order="shuffled", rank=0, world_size=1,
-        progress_seconds=0.5,
+        timeouts=Timeouts(read_seconds=0.5),
     ) as feed:  # fmt: skip
         epoch = iter(feed.epoch(0))
         next(epoch)
@@ -138,7 +138,11 @@ def test_closing_ends_a_wait_for_who_hangs_in_code_of_the_caller_s(
 ) -> None:
     """No call is under way that could be cancelled."""
     over, scripted.scripts = threading.Event(), [honest]
-    feed = feed_from(scripted.address, token=hangs_at(call, over), deadline_seconds=None)
+    feed = feed_from(
+        scripted.address,
+        credentials=Credentials(token=hangs_at(call, over)),
+        timeouts=Timeouts(reconnect_seconds=None),
+    )
     threading.Timer(0.5, feed.close).start()
     began = time.monotonic()
     for _ in feed:
@@ -148,7 +152,7 @@ def test_closing_ends_a_wait_for_who_hangs_in_code_of_the_caller_s(
     over.set()
 
 
-def test_the_deadline_reaches_who_hangs_in_code_of_the_caller_s(
+def test_the_end_of_patience_reaches_who_hangs_in_code_of_the_caller_s(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody comes back who could count it."""
@@ -157,9 +161,8 @@ def test_the_deadline_reaches_who_hangs_in_code_of_the_caller_s(
     for ask in (next, RemoteBatches.state_dict):
         feed = feed_from(
             scripted.address,
-            token=hangs_at(1, over),
-            deadline_seconds=0.5,
-            progress_seconds=0.5,
+            credentials=Credentials(token=hangs_at(1, over)),
+            timeouts=Timeouts(read_seconds=0.5, reconnect_seconds=0.5),
         )
         with pytest.raises(Unreachable, match=r"whoever asks for them does not come back"):
             ask(feed)  # type: ignore[operator]

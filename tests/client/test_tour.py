@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+import client.tour
 from client.replicas import Replica, Replicas
+from client.timeouts import Timeouts
 from client.tour import Tour
 from tokenfeed.errors import (
     BadFrame,
@@ -19,6 +21,12 @@ from tokenfeed.errors import (
 )
 
 
+@pytest.fixture(autouse=True)
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses as they are before they are varied."""
+    monkeypatch.setattr(client.tour, "_JITTER", (1.0, 1.0))
+
+
 class Journey:
     """A tour whose attempts fail as they are told to, and whose pauses last no time."""
 
@@ -27,15 +35,14 @@ class Journey:
         targets: list[str],
         *,
         first: int = 0,
-        deadline_seconds: float | None = None,
+        reconnect_seconds: float | None = None,
         pause_count_max: int | None = None,
     ) -> None:
         self.awaited_since: float | None = 0.0
         self.tour = Tour(
             Replicas(targets),
             rank=first,
-            progress_seconds=3.0,
-            deadline_seconds=deadline_seconds,
+            timeouts=Timeouts(read_seconds=3.0, reconnect_seconds=reconnect_seconds),
             awaited_since=lambda: self.awaited_since,
         )
         self.asked: list[str] = []
@@ -48,7 +55,7 @@ class Journey:
 
         def attempt(replica: Replica) -> None:
             self.asked.append(replica.address)
-            self.patience.append(self.tour.progress_seconds)
+            self.patience.append(self.tour.read_seconds)
             if (error := outcome(len(self.asked) - 1, replica.address)) is not None:
                 raise error
 
@@ -75,7 +82,7 @@ class Clock:
         """What becomes of asking a server that says nothing."""
 
         def outcome(index: int, address: str) -> TokenfeedError:
-            self.now += journey.tour.progress_seconds
+            self.now += journey.tour.read_seconds
             return away(index, address)
 
         return outcome
@@ -176,7 +183,7 @@ def test_on_a_slow_line_patience_stays_above_what_a_frame_took(clock: Clock) -> 
     patience = []
     for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 50):
         journey.tour.alive(waited_seconds)
-        patience.append(journey.tour.progress_seconds)
+        patience.append(journey.tour.read_seconds)
 
     assert patience[:5] == [30, 28.5, 33, 33, 33]
     assert patience[-1] == 3
@@ -189,7 +196,7 @@ def test_patience_is_as_short_as_before_where_no_tour_was_in_vain() -> None:
     journey.go(fails(1))
     journey.tour.alive(2.9)
 
-    assert journey.tour.progress_seconds == 3
+    assert journey.tour.read_seconds == 3
 
 
 def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:
@@ -257,8 +264,8 @@ def test_where_all_servers_are_busy_the_pause_is_what_they_ask_for() -> None:
     assert journey.pauses == [5.0]
 
 
-def test_past_the_deadline_the_error_names_the_servers_and_what_each_said(clock: Clock) -> None:
-    journey = Journey(["a:1", "b:1"], deadline_seconds=5.0)
+def test_in_the_end_the_error_names_the_servers_and_what_each_said(clock: Clock) -> None:
+    journey = Journey(["a:1", "b:1"], reconnect_seconds=5.0)
 
     def outcome(_: int, address: str) -> TokenfeedError:
         clock.now += 2.0
@@ -268,9 +275,9 @@ def test_past_the_deadline_the_error_names_the_servers_and_what_each_said(clock:
         journey.go(outcome)
 
 
-def test_the_deadline_runs_only_while_somebody_waits(clock: Clock) -> None:
+def test_the_time_to_give_up_runs_only_while_somebody_waits(clock: Clock) -> None:
     """A server that was away during an evaluation, and is back after it, has harmed nobody."""
-    journey = Journey(["a:1"], deadline_seconds=10.0)
+    journey = Journey(["a:1"], reconnect_seconds=10.0)
     journey.awaited_since = None
 
     def outcome(index: int, address: str) -> TokenfeedError:
@@ -285,8 +292,8 @@ def test_the_deadline_runs_only_while_somebody_waits(clock: Clock) -> None:
     assert len(journey.asked) == 11 + 5
 
 
-def test_patience_with_one_server_ends_with_the_deadline() -> None:
-    journey = Journey(["a:1"], deadline_seconds=2.0)
+def test_patience_with_one_server_ends_with_that_for_all() -> None:
+    journey = Journey(["a:1"], reconnect_seconds=2.0)
 
     journey.go(fails(0))
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from client.delivery import HostDelivery, PlainDelivery
-from client.stream import FrameStream, Rows
+from client.row_source import RowSource
 from client.widening import join_into, narrow_dtype, require_tokens_fit, widen_here, widen_there
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.row_block import RowBlock
 
 
 def widened(rows: np.ndarray, where: str, x_dtype: torch.dtype) -> tuple[list, list]:
     shape = (rows.shape[0], rows.shape[1] - 1)
     x, y = torch.empty(shape, dtype=x_dtype), torch.empty(shape, dtype=torch.int64)
-    parts = [rows[:1], rows[1:]]
+    parts = [RowBlock(rows[:1]), RowBlock(rows[1:])]
     if where == "here":
         widen_here(parts, x.numpy(), y.numpy())
     else:
@@ -43,13 +44,13 @@ def test_wide_tokens_keep_their_value(where: str, x_dtype: torch.dtype) -> None:
     assert widened(rows, where, x_dtype) == (rows[:, :-1].tolist(), rows[:, 1:].tolist())
 
 
-class Arrived(FrameStream):
+class Arrived(RowSource):
     """A stream of which one batch has arrived."""
 
-    def __init__(self, parts: list[Rows]) -> None:
+    def __init__(self, parts: list[RowBlock]) -> None:
         self._parts = parts
 
-    def peek(self, row_count: int) -> list[Rows]:
+    def peek(self, row_count: int) -> list[RowBlock]:
         assert row_count == sum(map(len, self._parts))
         return self._parts
 
@@ -63,7 +64,10 @@ def test_a_batch_may_come_from_servers_that_serve_different_widths(
     device: str, wide_first: bool
 ) -> None:
     """One with --vocab-size 100000 and one without: the same stream, and 50,000 stays 50,000."""
-    parts = [np.array([[50_000, 1, 65_535]], "<u2"), np.array([[70_000, 2, 199_999]], "<u4")]
+    parts = [
+        RowBlock(np.array([[50_000, 1, 65_535]], "<u2")),
+        RowBlock(np.array([[70_000, 2, 199_999]], "<u4")),
+    ]
     if wide_first:
         parts.reverse()
     delivery = {
@@ -74,13 +78,13 @@ def test_a_batch_may_come_from_servers_that_serve_different_widths(
     batch = delivery.next(Arrived(parts), None)
 
     assert batch is not None
-    rows = np.concatenate(parts)
+    rows = np.concatenate([part.tokens for part in parts])
     assert [half.tolist() for half in batch] == [rows[:, :-1].tolist(), rows[:, 1:].tolist()]
 
 
 def test_a_token_too_great_for_int32_is_found_in_any_part_of_a_batch() -> None:
     """Else it would come out negative."""
-    parts = [np.array([[1, 2]], "<u2"), np.array([[3, 2**31]], "<u4")]
+    parts = [RowBlock(np.array([[1, 2]], "<u2")), RowBlock(np.array([[3, 2**31]], "<u4"))]
 
     with pytest.raises(InvalidRequest, match="2147483648 does not fit"):
         require_tokens_fit(parts, torch.int32)

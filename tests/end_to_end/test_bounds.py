@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 import pytest
 
-from client import RemoteBatches
+from client import RemoteBatches, Timeouts
 from tests.conftest import Serve, Server
 from tests.faults.mutants import (
     DEADLINE_SECONDS,
@@ -257,7 +257,8 @@ class HealthyClient:
             # Little room, so that it cannot live on what was sent before.
             batches = RemoteBatches(
                 self._feed.server.address, 4, 64, seed=5, dataset="train",
-                rank=0, world_size=1, prefetch_bytes=1 << 13, deadline_seconds=10.0,
+                rank=0, world_size=1, prefetch_bytes=1 << 13,
+                timeouts=Timeouts(reconnect_seconds=10.0),
             )  # fmt: skip
             with batches:
                 for number, (x, y) in enumerate(batches):

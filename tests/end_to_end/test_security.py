@@ -7,15 +7,14 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from client import RemoteBatches
-from client.channel import Security, describe
+from client import Credentials, RemoteBatches, Timeouts
+from client.channel import describe
 from tests.conftest import Serve, Server, WriteTokens
 from tests.faults.credentials import (
     OTHER_TOKEN,
@@ -51,10 +50,15 @@ def tls(cert: str, key: str) -> list[str]:
     return ["--tls-cert", cert, "--tls-key", key]
 
 
-def read(server: Server, **options: Any) -> int:
+def read(
+    server: Server, credentials: Credentials | None = None, *, reconnect_seconds: float = 1.0
+) -> int:
     """How many batches a client with these credentials gets."""
-    settings = {"rank": 0, "world_size": 1, "num_batches": 3, "deadline_seconds": 1.0} | options
-    with RemoteBatches(server.address, 4, 64, **settings) as feed:
+    timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
+    with RemoteBatches(
+        server.address, 4, 64, rank=0, world_size=1, num_batches=3,
+        timeouts=timeouts, credentials=credentials,
+    ) as feed:  # fmt: skip
         return sum(1 for _ in feed)
 
 
@@ -64,8 +68,8 @@ def test_any_token_of_the_file_may_be_said_or_made_for_each_call(
     """Who may not is one of tests/faults."""
     server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
 
-    assert read(server, tls_ca=papers.ca, token=TOKEN) == 3
-    assert read(server, tls_ca=papers.ca, token=lambda: SECOND_TOKEN) == 3
+    assert read(server, Credentials(tls_ca=papers.ca, token=TOKEN)) == 3
+    assert read(server, Credentials(tls_ca=papers.ca, token=lambda: SECOND_TOKEN)) == 3
 
 
 def test_a_container_asks_for_its_health_without_certificate_and_token(
@@ -103,18 +107,18 @@ def test_tokens_are_read_anew(
 ) -> None:
     """A leaked one is taken back without a restart; streams under way go on."""
     server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
-    assert read(server, token=TOKEN) == 3
+    assert read(server, Credentials(token=TOKEN)) == 3
     token_file.write_text(f"{OTHER_TOKEN}\n")
     if by_signal:
         server.process.send_signal(signal.SIGHUP)
 
     assert eventually(lambda: "read tokens count=1" in server.stderr)
-    assert read(server, token=OTHER_TOKEN) == 3
+    assert read(server, Credentials(token=OTHER_TOKEN)) == 3
     with pytest.raises(NotAllowed):
-        read(server, token=TOKEN)
+        read(server, Credentials(token=TOKEN))
     token_file.write_text("\n")
     assert eventually(lambda: "kept the old tokens" in server.stderr)
-    assert read(server, token=OTHER_TOKEN) == 3
+    assert read(server, Credentials(token=OTHER_TOKEN)) == 3
 
 
 def test_a_hangup_reads_tokens_that_seem_to_be_as_they_were(
@@ -139,7 +143,7 @@ def test_tokens_overwritten_with_their_time_put_back_are_read_anew(
     os.utime(token_file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     assert eventually(lambda: "read tokens count=1" in server.stderr)
-    assert read(server, token="efgh") == 3
+    assert read(server, Credentials(token="efgh")) == 3
 
 
 def test_a_byte_order_mark_is_no_part_of_a_token(
@@ -149,7 +153,7 @@ def test_a_byte_order_mark_is_no_part_of_a_token(
     token_file.write_bytes(b"\xef\xbb\xbf" + TOKEN.encode() + b"\r\n")
     server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
 
-    assert read(server, token=TOKEN) == 3
+    assert read(server, Credentials(token=TOKEN)) == 3
 
 
 def test_tokens_that_are_gone_are_said_once_and_a_pipe_in_their_place_waits_for_nobody(
@@ -166,7 +170,7 @@ def test_tokens_that_are_gone_are_said_once_and_a_pipe_in_their_place_waits_for_
     token_file.write_text(f"{OTHER_TOKEN}\n")
     assert eventually(lambda: "read tokens count=1" in server.stderr)
 
-    assert read(server, token=OTHER_TOKEN) == 3
+    assert read(server, Credentials(token=OTHER_TOKEN)) == 3
     assert str(token_file) not in server.stderr
 
 
@@ -176,7 +180,7 @@ def test_tokens_may_come_through_a_pipe(serve: Serve, corpus: Path, token_file: 
     server = serve("--data", corpus, "--host", "127.0.0.1", wrapper=("bash", "-c", shell))
     time.sleep(2.5)
 
-    assert read(server, token=TOKEN) == 3
+    assert read(server, Credentials(token=TOKEN)) == 3
     assert "kept the old tokens" not in server.stderr
 
 
@@ -201,13 +205,13 @@ def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
     }
     for problem, content in wrong.items():
         cert.unlink() if content is None else cert.write_bytes(content)
-        assert read(server, tls_ca=papers.ca, deadline_seconds=10.0) == 3
+        assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
         assert f"kept the old certificate: {problem}" in server.stderr
     assert "renewed" not in server.stderr
     assert str(tmp_path) not in server.stderr
     cert.write_bytes(Path(papers.cert).read_bytes())
 
-    assert read(server, tls_ca=papers.ca, deadline_seconds=10.0) == 3
+    assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
     assert server.stderr.count("renewed certificate") == 1
 
 
@@ -225,14 +229,16 @@ def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_t
         (plain, papers.ca, "tls_ca: is given, and .* does not speak TLS"),
         (elsewhere, papers.ca, "tls_ca: .*ostname mismatch.* ask for a name that it was made out"),
     ):
-        began = time.monotonic()
+        began, given = time.monotonic(), Credentials(tls_ca=ca)
         with pytest.raises(InvalidRequest, match=problem):
-            read(server, tls_ca=ca, deadline_seconds=60.0)
+            read(server, given, reconnect_seconds=60.0)
         with pytest.raises(InvalidRequest, match=problem):
-            with RemoteBatches(server.address, 4, 64, rank=0, world_size=1, tls_ca=ca) as feed:
+            with RemoteBatches(
+                server.address, 4, 64, rank=0, world_size=1, credentials=given
+            ) as feed:
                 feed.state_dict()
         with pytest.raises(InvalidRequest, match=problem):
-            describe(server.address, security=Security(tls_ca=ca))
+            describe(server.address, credentials=given)
         seconds.append(time.monotonic() - began)
     assert max(seconds) < 10
 
@@ -249,7 +255,7 @@ def test_files_of_one_s_own_that_are_of_no_use_are_an_error_at_once(
         (mine | {"tls_key": papers.expired_key}, "tls_key: is not the key of tls_cert"),
     ):
         with pytest.raises(InvalidRequest, match=problem):
-            read(server, deadline_seconds=60.0, **files)
+            read(server, Credentials(**files), reconnect_seconds=60.0)
 
 
 def test_a_server_that_hangs_up_after_the_handshake_is_waited_for_and_the_log_says_why_it_may(
@@ -259,7 +265,7 @@ def test_a_server_that_hangs_up_after_the_handshake_is_waited_for_and_the_log_sa
     server = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
 
     with pytest.raises(Unreachable, match="hangs up after the TLS handshake; does it ask for a"):
-        read(server, tls_ca=papers.ca)
+        read(server, Credentials(tls_ca=papers.ca))
     assert "does it ask for a tls_cert" in caplog.text
 
 
@@ -269,7 +275,8 @@ def test_a_server_that_is_away_hides_no_wrong_credentials_of_another(
     """The one may come back, so it is waited for; but what is wrong is said."""
     protected = serve("--data", corpus, *tls(papers.cert, papers.key))
     both = [f"localhost:{free_port()}", protected.address]
-    with RemoteBatches(both, 4, 64, rank=0, world_size=1, deadline_seconds=0.5) as feed:
+    timeouts = Timeouts(reconnect_seconds=0.5)
+    with RemoteBatches(both, 4, 64, rank=0, world_size=1, timeouts=timeouts) as feed:
         with pytest.raises(Unreachable, match="speaks TLS; pass the PEM file"):
             next(feed)
 
@@ -282,8 +289,9 @@ def test_credentials_that_were_good_before_are_waited_for(
     port = free_port()
     first = serve("--data", corpus, *tls(str(cert), str(key)), port=port)
     with RemoteBatches(
-        first.address, 4, 64, rank=0, world_size=1, tls_ca=papers.ca, prefetch_bytes=0
-    ) as feed:
+        first.address, 4, 64, rank=0, world_size=1, credentials=Credentials(tls_ca=papers.ca),
+        prefetch_bytes=0,
+    ) as feed:  # fmt: skip
         next(feed)
         first.stop()
         second = serve("--data", corpus, *tls(papers.expired_cert, papers.expired_key), port=port)
@@ -302,16 +310,18 @@ def test_a_renewed_certificate_serves_the_next_handshake(
     cert, key = copied(tmp_path, papers.expired_cert, papers.expired_key)
     server = serve("--data", corpus, *tls(str(cert), str(key)))
     with pytest.raises(InvalidRequest, match="certificate has expired; its operator has to renew"):
-        read(server, tls_ca=papers.ca)
+        read(server, Credentials(tls_ca=papers.ca))
 
     key.write_bytes(Path(papers.key).read_bytes())
     cert.write_bytes(Path(papers.cert).read_bytes())
 
-    assert read(server, tls_ca=papers.ca, deadline_seconds=10.0) == 3
+    assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
 
 
 def test_a_token_never_travels_in_plaintext_to_another_machine() -> None:
-    with RemoteBatches("192.0.2.1:50051", 4, 64, rank=0, world_size=1, token=TOKEN) as feed:
+    with RemoteBatches(
+        "192.0.2.1:50051", 4, 64, rank=0, world_size=1, credentials=Credentials(token=TOKEN)
+    ) as feed:
         with pytest.raises(InvalidRequest, match=r"token: would travel to 192\.0\.2\.1"):
             next(feed)
 
@@ -329,7 +339,7 @@ def test_a_server_with_tokens_and_without_tls_does_not_listen_to_the_network(
 def test_it_does_where_that_is_allowed(serve: Serve, corpus: Path, token_file: Path) -> None:
     server = serve("--data", corpus, "--token-file", token_file, "--allow-plaintext-token")
 
-    assert read(server, token=TOKEN) == 3
+    assert read(server, Credentials(token=TOKEN)) == 3
 
 
 @pytest.fixture
@@ -373,7 +383,7 @@ def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
         read(server)
     secret.write_text(TOKEN + "\n")
     assert read(server) == 3
-    assert read(server, token=secret) == 3
+    assert read(server, Credentials(token=secret)) == 3
 
 
 @pytest.mark.parametrize(

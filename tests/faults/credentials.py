@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
 
+from client import Credentials, Timeouts
 from tokenfeed.errors import InvalidRequest, NotAllowed, TokenfeedError, Unreachable
 
 from .lab import Report, Witness, replicas
@@ -63,19 +63,20 @@ def write_token_file(path: Path) -> Path:
     return path
 
 
-def wrong_credentials(papers: Papers) -> dict[str, tuple[Mapping[str, str], type[TokenfeedError]]]:
+def wrong_credentials(papers: Papers) -> dict[str, tuple[Credentials, type[TokenfeedError]]]:
     """Return what a client may have in hand that is not enough, and what it is told."""
     mine = {"tls_cert": papers.client_cert, "tls_key": papers.client_key}
     trusting = {"tls_ca": papers.ca}
+    trusted = mine | trusting
     return {
-        "none": ({}, InvalidRequest),
-        "a token in plaintext": ({"token": TOKEN}, InvalidRequest),
-        "wrong CA": ({"tls_ca": papers.wrong_ca, "token": TOKEN} | mine, InvalidRequest),
-        "no certificate": (trusting | {"token": TOKEN}, Unreachable),
-        "no token": (trusting | mine, NotAllowed),
-        "wrong token": (trusting | mine | {"token": OTHER_TOKEN}, NotAllowed),
-        "a token too short": (trusting | mine | {"token": TOKEN[:-1]}, NotAllowed),
-        "a token in capitals": (trusting | mine | {"token": TOKEN.upper()}, NotAllowed),
+        "none": (Credentials(), InvalidRequest),
+        "a token in plaintext": (Credentials(token=TOKEN), InvalidRequest),
+        "wrong CA": (Credentials(**mine, tls_ca=papers.wrong_ca, token=TOKEN), InvalidRequest),
+        "no certificate": (Credentials(**trusting, token=TOKEN), Unreachable),
+        "no token": (Credentials(**trusted), NotAllowed),
+        "wrong token": (Credentials(**trusted, token=OTHER_TOKEN), NotAllowed),
+        "a token too short": (Credentials(**trusted, token=TOKEN[:-1]), NotAllowed),
+        "a token in capitals": (Credentials(**trusted, token=TOKEN.upper()), NotAllowed),
     }
 
 
@@ -84,15 +85,15 @@ def matrix(folder: Path, times: int, seed: int) -> Report:
     report = Report("TLS and tokens: none, wrong CA, expired, wrong host, wrong token")
     papers, tokens = write_papers(folder), write_token_file(folder / "tokens.txt")
     witness = Witness(folder, 50)
-    right = {
-        "tls_ca": papers.ca, "tls_cert": papers.client_cert, "tls_key": papers.client_key,
-        "token": TOKEN,
-    }  # fmt: skip
+    right = Credentials(
+        tls_ca=papers.ca, tls_cert=papers.client_cert, tls_key=papers.client_key, token=TOKEN
+    )
+    timeouts = Timeouts(reconnect_seconds=0.5)
 
-    def knock(address: str, given: Mapping[str, str], expected: type[TokenfeedError]) -> None:
+    def knock(address: str, given: Credentials, expected: type[TokenfeedError]) -> None:
         report.injected += 1
         try:
-            with witness.feed(address, deadline_seconds=0.5, **given) as feed:
+            with witness.feed(address, timeouts=timeouts, credentials=given) as feed:
                 for _ in feed:
                     report.corrupted += 1  # whatever it is, it was not for this client
         except expected as error:
@@ -107,7 +108,7 @@ def matrix(folder: Path, times: int, seed: int) -> Report:
         for _ in range(times):
             for given, expected in wrong_credentials(papers).values():
                 knock(server.address, given, expected)
-        with witness.feed(server.address, **right) as feed:
+        with witness.feed(server.address, credentials=right) as feed:
             witness.watch(feed, report)
         secrets = (TOKEN, OTHER_TOKEN, SECOND_TOKEN, "PRIVATE", papers.key, str(tokens))
         report.require(not any(one in server.stderr for one in secrets), "no secret in the log")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from client import RemoteBatches
+from client import RemoteBatches, Timeouts
 from tests.offline import offline_rows
 from tests.ports import free_port
 
@@ -224,7 +224,7 @@ class Witness:
         settings: dict[str, object] = {
             "seed": SEED, "order": "shuffled", "rank": 0, "world_size": 1, "dataset": self.name,
             "num_batches": self.steps, "prefetch_bytes": 8 * min(batch_bytes, 8 << 20),
-            "deadline_seconds": 120.0,
+            "timeouts": Timeouts(reconnect_seconds=120.0),
         }  # fmt: skip
         return RemoteBatches(
             targets,

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from client import Timeouts
+
 from .lab import B, Report, T, Witness, replicas
 from .proxy import DESCRIPTION_BYTES, Fault, FaultProxy
 
@@ -36,7 +38,8 @@ def _harmed(
         proxy = FaultProxy(
             server.address, lambda index: script(index) if proxy.hits < times else ()
         )
-        with proxy, witness.feed(proxy.address, progress_seconds=1.0) as feed:
+        timeouts = Timeouts(read_seconds=1.0, reconnect_seconds=120.0)
+        with proxy, witness.feed(proxy.address, timeouts=timeouts) as feed:
             witness.watch(feed, report)
         report.memory_bytes = server.usage.memory_bytes() - before
         report.injected, report.hits = len(proxy.strikes), proxy.hits

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from client import RemoteBatches
+from client import RemoteBatches, Timeouts
 
 BATCH_SIZE, CONTEXT_LENGTH, SEED = 4, 256, 7
 BATCH_BYTES = BATCH_SIZE * (CONTEXT_LENGTH + 1) * 2
@@ -27,7 +27,7 @@ if __name__ == "__main__":
         CONTEXT_LENGTH,
         seed=SEED,
         prefetch_bytes=8 * BATCH_BYTES,
-        deadline_seconds=60.0,
+        timeouts=Timeouts(reconnect_seconds=60.0),
     ) as feed:
         for step, (x, y) in enumerate(feed):
             rows = torch.cat([x, y[:, -1:]], dim=1).numpy().astype("<u2")

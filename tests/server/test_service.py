@@ -16,6 +16,7 @@ import pytest
 
 from client.dataset import RemoteDataset
 from client.stream import Counters, FrameStream
+from client.timeouts import Timeouts
 from server import listener
 from server.calls import Calls, StreamLimits
 from server.dataset import Dataset, TokenChecks, open_dataset
@@ -819,7 +820,7 @@ def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Datas
         second.cancel()
         spec = StreamSpec.of_dataset("long", orders.find("random-1"), 0, 16)
         asked = StreamRequest(spec, Position(0, 2), 1)
-        remote = RemoteDataset(peer.address, "long", 16, deadline_seconds=10)
+        remote = RemoteDataset(peer.address, asked, timeouts=Timeouts(reconnect_seconds=10))
         waiting = FrameStream(remote, asked, prefetch_bytes=1 << 20, counters=Counters())
         waiting.start()
         assert [len(part) for part in waiting.peek(2) or ()] == [2]

@@ -16,8 +16,10 @@ import pytest
 
 from client.channel import describe
 from client.dataset import RemoteDataset
+from client.timeouts import Timeouts
 from server.verify import main
 from tests import reference
+from tests.client.conftest import wanted
 from tests.conftest import ROOT, Serve, WriteTokens
 
 LARGE_BYTES = (1 << 30) + (4 << 20)
@@ -123,7 +125,7 @@ def test_large_corpora_that_differ_in_one_token_are_told_apart_once_verified(
     digests = [describe(server.address).datasets[0].digest for server in servers]
     assert digests[0] != digests[1]
     both = [server.address for server in servers]
-    remote = RemoteDataset(both, "", 64, deadline_seconds=10.0)
+    remote = RemoteDataset(both, wanted(64, 1), timeouts=Timeouts(reconnect_seconds=10.0))
     assert remote.await_described().digest == digests[0]
     assert f"refused {both[1]}: serves another corpus: digest" in caplog.text
     remote.close()

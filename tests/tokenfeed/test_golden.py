@@ -17,9 +17,12 @@ import pytest
 
 from tests import reference
 from tokenfeed import identity, orders
-from tokenfeed.frame import checksum
-from tokenfeed.plan import Plan, window_places
+from tokenfeed.frame import Stream, checksum
+from tokenfeed.identity import SourceParts
+from tokenfeed.plan import Shape, plan
 from tokenfeed.position import Position
+from tokenfeed.row_block import Plane, RowBlock
+from tokenfeed.spec import Source, StreamSpec
 
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "golden.json").read_text()
@@ -49,15 +52,18 @@ def test_every_sample_has_its_published_place(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", GOLDEN["windows"], ids=named)
 def test_every_sample_has_its_published_window(case: dict[str, Any]) -> None:
     """Places become windows by arithmetic of their own, over files of unequal length."""
-    counts = np.array(case["token_counts"], dtype=np.int64)
-    order = orders.find(case["order"])
-    plan = Plan(counts, case["context_length"], order, case["seed"])
+    shape = Shape(np.array(case["token_counts"], dtype=np.int64))
+    order, context_length = orders.find(case["order"]), case["context_length"]
+    spec = StreamSpec.of_dataset("", order, case["seed"], context_length)
 
-    windows = plan.windows(np.array(case["samples"], dtype=np.int64))
+    spans = plan(spec, [shape], np.array(case["samples"], dtype=np.int64))
 
-    assert np.stack([windows.shard, windows.token_offset], axis=1).tolist() == case["windows"]
-    places = window_places(counts, case["context_length"], order.HAS_EPOCHS)
-    assert places.tolist() == case["place_counts"]
+    assert np.stack([spans.shard, spans.token_offset], axis=1).tolist() == case["windows"]
+    assert spans.first_span.tolist() == list(range(len(case["samples"]) + 1))
+    assert set(spans.token_count.tolist()) == {context_length + 1}
+    places = shape.places(context_length, has_epochs=order.HAS_EPOCHS)
+    assert (places.ends - places.firsts).tolist() == case["place_counts"]
+    assert places.place_count == sum(case["place_counts"])
 
 
 @pytest.mark.parametrize("case", GOLDEN["fingerprints"])
@@ -85,6 +91,101 @@ def test_a_stream_has_its_published_identity(case: dict[str, Any]) -> None:
     assert found.hex() == case["identity"]
 
 
+@pytest.mark.parametrize("case", GOLDEN["pieces"], ids=lambda case: case["long"])
+def test_documents_in_pieces_have_their_published_hash_and_identity(case: dict[str, Any]) -> None:
+    """Documents cut otherwise are other rows, although no token and no length differs."""
+    delimiter = None if case["delimiter"] == "none" else case["delimiter"]
+
+    found = identity.pieces_hash(case["context_length"], case["long"], delimiter, case["lengths"])
+
+    assert found.hex() == case["pieces_hash"]
+    of_stream = identity.stream_identity(
+        orders.find(case["order"]),
+        case["seed"],
+        case["context_length"],
+        bytes.fromhex(case["fingerprint"]),
+        found,
+    )
+    assert of_stream.hex() == case["identity"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["mixtures"])
+def test_a_stage_of_a_mixture_has_its_published_identity(case: dict[str, Any]) -> None:
+    """Each stage names the one before it, so that a later one changes nothing that was read."""
+    sources = sorted(case["sources"], key=lambda source: int(source["source"]))
+    parts = [
+        SourceParts(
+            source["source"],
+            bytes.fromhex(source["fingerprint"]),
+            source["order"],
+            Source("", orders.find(source["order"]), source["seed"]).seed_used,
+            source["base"],
+            source["weight"],
+            bytes.fromhex(source.get("pieces", "")),
+        )
+        for source in sources
+        if source["weight"] > 0
+    ]
+    previous = bytes.fromhex(case["previous"])
+
+    found = identity.stage_identity(previous, case["stage"], case["first_sample"], parts)
+
+    assert found.hex() == case["identity"]
+
+
+def test_the_chain_of_a_mixture_begins_and_goes_on_as_published() -> None:
+    """Whoever knows one hash and what follows it can check all that follows."""
+    before = b""
+    for case in GOLDEN["mixtures"]:
+        if case["stage"] == 0:
+            before = identity.mixture_identity("mixture-1", case["seed"], case["context_length"])
+        assert before.hex() == case["previous"]
+        before = bytes.fromhex(case["identity"])
+
+
+@pytest.mark.parametrize("case", GOLDEN["redactions"])
+def test_redacted_rows_have_their_published_identity(case: dict[str, Any]) -> None:
+    """Rows with and without what was taken out must never stand in for each other."""
+    in_force = []
+    for redaction in case["redactions"]:
+        ranges = [tuple(found) for found in redaction["ranges"]]
+        list_hash = identity.redaction_list_hash(redaction["fill"], ranges)
+        assert list_hash.hex() == redaction["list"]
+        in_force.append((redaction["first_sample"], redaction["source"], list_hash))
+
+    found = identity.redacted_identity(bytes.fromhex(case["identity"]), in_force)
+
+    assert found.hex() == case["redacted_identity"]
+
+
+@pytest.mark.parametrize("case", [case for case in GOLDEN["planes"] if "entries" in case])
+def test_a_plane_has_its_published_fingerprint(case: dict[str, Any]) -> None:
+    """Two servers of one corpus with different masks are told apart by it."""
+    entries = [bytes.fromhex(file) for file in case["entries"]]
+    joined = b"".join(entries)
+    blocks = identity.content_blocks(len(joined))
+    digests = [hashlib.sha256(joined[first:end]).digest() for first, end in blocks]
+    entry_bytes = {50: 8, 51: 1}[case["plane"]]
+
+    found = identity.plane_fingerprint(
+        case["plane"], [len(file) // entry_bytes for file in entries], digests
+    )
+
+    assert found.hex() == case["fingerprint"]
+
+
+@pytest.mark.parametrize("case", [case for case in GOLDEN["planes"] if "sources" in case])
+def test_a_plane_of_a_stage_has_its_published_fingerprint(case: dict[str, Any]) -> None:
+    """It says which source has which plane, not only that some have one."""
+    sources = [
+        (source["source"], bytes.fromhex(source["fingerprint"])) for source in case["sources"]
+    ]
+
+    found = identity.stage_plane_fingerprint(case["plane"], sources)
+
+    assert found.hex() == case["fingerprint"]
+
+
 @pytest.mark.parametrize("case", GOLDEN["blocks"], ids=lambda case: str(case["content_bytes"]))
 def test_the_blocks_that_are_hashed_are_the_published_ones(case: dict[str, Any]) -> None:
     """Exactly 2^30 bytes are still hashed in full; one more and only blocks are."""
@@ -104,11 +205,32 @@ def test_the_checksum_library_computes_crc_32c(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", GOLDEN["checksums"])
 def test_a_frame_has_its_published_checksum(case: dict[str, Any]) -> None:
     """It covers what was asked for as well as the tokens."""
-    position = Position(case["first_sample"], case["batch_size"], case["rank"], case["world_size"])
-    tokens = np.frombuffer(bytes.fromhex(case["tokens"]), dtype=np.uint8)
+    assert checksum_of(case) == case["checksum"]
 
-    found = checksum(
-        bytes.fromhex(case["identity"]), position, case["first_row"], case["row_count"], tokens
+
+@pytest.mark.parametrize("case", GOLDEN["plane_checksums"])
+def test_a_frame_with_planes_has_its_published_checksum(case: dict[str, Any]) -> None:
+    """A mask of other rows, or of another corpus, must not pass for the right one."""
+    assert checksum_of(case) == case["checksum"]
+
+
+def checksum_of(case: dict[str, Any]) -> int:
+    tokens = np.frombuffer(bytes.fromhex(case["tokens"]), dtype="<u2")
+    tokens = tokens.reshape(case["row_count"], -1)
+    cases = case.get("planes", [])
+    planes = tuple(
+        Plane(
+            plane["kind"],
+            np.array(plane["row_bytes"], dtype=np.uint32),
+            np.frombuffer(bytes.fromhex(plane["content"]), dtype=np.uint8),
+        )
+        for plane in cases
     )
-
-    assert found == case["checksum"]
+    order, kinds = orders.find("random-1"), [plane["kind"] for plane in cases]
+    stream = Stream(
+        StreamSpec.of_dataset("", order, 0, tokens.shape[1] - 1, kinds),
+        Position(case["first_sample"], case["batch_size"], case["rank"], case["world_size"]),
+        bytes.fromhex(case["identity"]),
+        {plane["kind"]: bytes.fromhex(plane["fingerprint"]) for plane in cases},
+    )
+    return checksum(stream, case["first_row"], RowBlock(tokens, planes))

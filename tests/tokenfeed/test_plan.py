@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -12,11 +12,28 @@ from hypothesis import strategies as st
 from tests import reference
 from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, NotServed
-from tokenfeed.plan import Plan
+from tokenfeed.plan import Shape, plan, row_count
+from tokenfeed.spec import StreamSpec
 
 
-def counts(*values: int) -> Any:
-    return np.array(values, dtype=np.int64)
+def shape_of(*token_counts: int) -> Shape:
+    return Shape(np.array(token_counts, dtype=np.int64))
+
+
+def spec_of(order: str, seed: int, context_length: int) -> StreamSpec:
+    return StreamSpec.of_dataset("", orders.find(order), seed, context_length)
+
+
+def places(spec: StreamSpec, shape: Shape, samples: Iterable[int]) -> list[tuple[int, int]]:
+    """(file, first token) of the window of each sample, after a look at what surrounds it."""
+    numbers = np.array(samples, dtype=np.int64)
+    spans = plan(spec, [shape], numbers)
+    assert (len(spans), spans.row_tokens) == (numbers.size, spec.context_length + 1)
+    assert spans.are_windows
+    assert spans.first_span.tolist() == list(range(numbers.size + 1))
+    assert spans.source.tolist() == [0] * numbers.size
+    assert spans.token_count.tolist() == [spec.context_length + 1] * numbers.size
+    return list(zip(spans.shard.tolist(), spans.token_offset.tolist(), strict=True))
 
 
 @given(
@@ -31,12 +48,11 @@ def test_windows_are_those_of_the_second_implementation(
 ) -> None:
     """Array arithmetic against loops over Python integers."""
     context_length = data.draw(st.integers(1, max(token_counts) - 1))
-    plan = Plan(counts(*token_counts), context_length, orders.find(order), seed)
     samples = range(first_sample, first_sample + 20)
 
-    windows = plan.windows(np.array(samples, dtype=np.int64))
+    found = places(spec_of(order, seed, context_length), shape_of(*token_counts), samples)
 
-    assert list(zip(windows.shard.tolist(), windows.token_offset.tolist(), strict=True)) == [
+    assert found == [
         reference.window(order, seed, token_counts, context_length, sample) for sample in samples
     ]
 
@@ -44,12 +60,12 @@ def test_windows_are_those_of_the_second_implementation(
 @pytest.mark.parametrize("order", ["shuffled-1", "sequential-1"])
 def test_an_epoch_has_every_window_of_every_file_once_and_none_across_two(order: str) -> None:
     """Shards of unequal length, one of them shorter than T + 1."""
-    plan = Plan(counts(21, 4, 9, 41), 5, orders.find(order), 3)
+    shape = shape_of(21, 4, 9, 41)
+    epoch = range(row_count(orders.find(order), shape, 5))
 
-    windows = plan.windows(np.arange(plan.place_count, dtype=np.int64))
+    found = places(spec_of(order, 3, 5), shape, epoch)
 
-    found = sorted(zip(windows.shard.tolist(), windows.token_offset.tolist(), strict=True))
-    assert found == [
+    assert sorted(found) == [
         *((0, 5 * i) for i in range(4)),
         (2, 0),
         *((3, 5 * i) for i in range(8)),
@@ -58,30 +74,69 @@ def test_an_epoch_has_every_window_of_every_file_once_and_none_across_two(order:
 
 def test_random_reaches_every_start_of_every_file() -> None:
     """The first and the last possible window of each included."""
-    plan = Plan(counts(9, 5, 3), 4, orders.find("random-1"), 0)
+    found = places(spec_of("random-1", 0, 4), shape_of(9, 5, 3), range(2000))
 
-    windows = plan.windows(np.arange(2000, dtype=np.int64))
-
-    found = set(zip(windows.shard.tolist(), windows.token_offset.tolist(), strict=True))
-    assert found == {(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)}
+    assert set(found) == {(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)}
 
 
 def test_a_corpus_of_2_40_tokens_is_planned_without_loss() -> None:
     """numpy turns uint64 with int64 into float64, which is wrong above 2^53."""
-    plan = Plan(counts(2**62, 2**61), 2**20, orders.find("random-1"), 0)
+    spec, shape = spec_of("random-1", 0, 2**20), shape_of(2**62, 2**61)
 
-    windows = plan.windows(np.arange(1000, dtype=np.int64))
+    spans = plan(spec, [shape], np.arange(1000, dtype=np.int64))
 
-    assert windows.token_offset.dtype == np.int64
-    assert set(windows.shard.tolist()) == {0, 1}
-    assert len(set((windows.token_offset % 1024).tolist())) > 500
+    assert spans.token_offset.dtype == np.int64
+    assert set(spans.shard.tolist()) == {0, 1}
+    assert len(set((spans.token_offset % 1024).tolist())) > 500
 
 
 @pytest.mark.parametrize("context_length", [0, -1, 10, 11, 2**64])
 def test_a_context_length_that_does_not_fit_is_named_with_its_limit(context_length: int) -> None:
     """T + 1 tokens have to fit into the longest file."""
     with pytest.raises(InvalidRequest, match=r"context_length: .* \[1, 10\)"):
-        Plan(counts(10, 4), context_length, orders.find("random-1"), 0)
+        shape_of(10, 4).require_window(context_length)
+
+
+@pytest.mark.parametrize("context_length", [10, 11, 2**63 - 1])
+@pytest.mark.parametrize("order", list(orders.ORDERS))
+def test_no_sample_is_planned_where_no_file_holds_a_window(order: str, context_length: int) -> None:
+    """A place out of none would be a division by zero, or a token of another file."""
+    with pytest.raises(InvalidRequest, match=r"context_length: .* \[1, 10\)"):
+        places(spec_of(order, 0, context_length), shape_of(10, 4), [0])
+
+
+def test_a_file_that_is_just_long_enough_has_one_window() -> None:
+    """T + 1 tokens are one row of each order; one token less is none."""
+    shape = shape_of(9, 10)
+
+    for order in orders.ORDERS:
+        assert set(places(spec_of(order, 1, 9), shape, range(20))) == {(1, 0)}
+        assert row_count(orders.find(order), shape, 9) == 1
+        assert row_count(orders.find(order), shape, 10) == 0
+
+
+@given(
+    token_counts=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    context_length=st.integers(1, 70),
+    order=st.sampled_from(list(orders.ORDERS)),
+)
+def test_an_order_has_as_many_rows_as_the_second_implementation_counts(
+    token_counts: list[int], context_length: int, order: str
+) -> None:
+    """Describe tells it before anything is asked for, none at all included."""
+    found = row_count(orders.find(order), shape_of(*token_counts), context_length)
+
+    assert found == sum(reference.place_counts(order, token_counts, context_length))
+
+
+def test_a_corpus_asked_for_at_many_context_lengths_answers_each_for_itself() -> None:
+    """Where windows lie is kept from call to call, for some of them."""
+    shape = shape_of(300, 5, 200)
+
+    for context_length in [*range(1, 150), *range(1, 150)]:
+        for order in ("shuffled-1", "random-1"):
+            expected = sum(reference.place_counts(order, [300, 5, 200], context_length))
+            assert row_count(orders.find(order), shape, context_length) == expected
 
 
 @pytest.mark.parametrize("name", ["random", "random-2", "RANDOM-1", "../x"])

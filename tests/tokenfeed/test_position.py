@@ -72,6 +72,59 @@ def test_batches_left_ends_exactly_below_sample_2_63(world_size: int) -> None:
     assert past >= SAMPLE_END
 
 
+@given(
+    first_sample=st.integers(0, 300),
+    batch_size=st.integers(1, 7),
+    coordinates=st.integers(1, 5).flatmap(
+        lambda size: st.tuples(st.integers(0, size - 1), st.just(size))
+    ),
+    end_sample=st.integers(0, 600),
+)
+def test_the_rows_before_a_sample_are_those_that_the_formula_puts_below_it(
+    first_sample: int, batch_size: int, coordinates: tuple[int, int], end_sample: int
+) -> None:
+    """A call that ends at a sample, within a batch and on any rank, against one row at a time."""
+    rank, world_size = coordinates
+    position = Position(first_sample, batch_size, rank, world_size)
+
+    rows = position.rows_before(end_sample)
+
+    samples = [
+        reference.sample_of(first_sample, batch_size, rank, world_size, row)
+        for row in range(rows + 2 * batch_size)
+    ]
+    assert [sample < end_sample for sample in samples] == [True] * rows + [False] * 2 * batch_size
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size"), [(0, 1), (0, 3), (1, 3), (2, 3), (0, WORLD_SIZE_MAX)]
+)
+@pytest.mark.parametrize("batch_size", [1, 7, BATCH_SIZE_MAX])
+def test_the_rows_before_sample_2_63_have_samples_and_the_next_one_has_none(
+    rank: int, world_size: int, batch_size: int
+) -> None:
+    """With end_sample a call goes on to the very last sample, also within a batch."""
+    first_sample = SAMPLE_END - 100 - rank * batch_size
+    position = Position(first_sample, batch_size, rank, world_size)
+
+    rows = position.rows_before(SAMPLE_END)
+
+    last = reference.sample_of(first_sample, batch_size, rank, world_size, rows - 1)
+    assert int(position.samples(rows - 1, 1)[0]) == last < SAMPLE_END
+    following = reference.sample_of(first_sample, batch_size, rank, world_size, rows)
+    assert following >= SAMPLE_END
+    assert rows // batch_size == position.batches_left
+
+
+def test_no_row_is_before_the_first_sample_of_its_rank() -> None:
+    """Rank 1 begins where rank 0 has ended its batch."""
+    position = Position(100, 4, 1, 3)
+
+    counted = [position.rows_before(sample) for sample in (0, 99, 100, 104, 105, 108, 112, 117)]
+
+    assert counted == [0, 0, 0, 0, 1, 4, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

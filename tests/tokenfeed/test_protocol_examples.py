@@ -1,0 +1,137 @@
+"""Every example of docs/protocol.md is what the second implementation computes.
+
+Whoever writes a client from the page tries the examples first: one wrong digit costs a day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from tests import reference
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+
+TOKENS = bytes.fromhex("010002000300")
+FINGERPRINT = reference.fingerprint("uint16", [TOKENS], 2)
+IDENTITY = reference.identity("random-1", 7, 2, FINGERPRINT)
+MASK = reference.plane_fingerprint(51, [bytes.fromhex("000101")])
+PLACE = (0, 0, 1, 1, 0, 1)
+"""First sample, first row, rows, batch size, rank and world size of the example of section 9."""
+MASK_PLANE = reference.Plane(51, MASK, [1], b"\6")
+
+
+def section(number: int) -> str:
+    """A section of the page, each run of white space as one space, so that lines are no borders."""
+    found = re.search(rf"^## {number}\. .*?(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert found, number
+    return re.sub(r"\s+", " ", found[0])
+
+
+def mixture() -> list[bytes]:
+    """H(0), H(1) and H(2) of the example of section 5."""
+    one = reference.Source(0, FINGERPRINT, "shuffled-1", 7, 0, 70)
+    two = reference.Source(1, bytes(32), "sequential-1", 0, 0, 30)
+    start = reference.mixture_start(7, 2)
+    first = reference.stage_identity(start, 0, 0, [one, two])
+    later = two._replace(base=300, weight=1)
+    return [start, first, reference.stage_identity(first, 1, 1000, [later])]
+
+
+def content_hash() -> str:
+    """Of the example of section 4, from the words of the page alone."""
+    one_block = hashlib.sha256(TOKENS).digest()
+    return hashlib.sha256(one_block).hexdigest()
+
+
+def test_the_fingerprint_is_the_one_on_the_page() -> None:
+    """Of one file with three tokens."""
+    text = section(4)
+
+    assert f"(`{TOKENS.hex()}`) has the content hash `{content_hash()}`" in text
+    assert f"the fingerprint `{FINGERPRINT.hex()}`" in text
+
+
+def test_the_identities_are_those_on_the_page() -> None:
+    """Versions 1, 2 and 3, and the lists that two of them are made of."""
+    text = section(5)
+    list_hash = reference.list_hash(0, [(0, 1, 2)])
+    redacted = reference.redacted_identity(IDENTITY, [(5, 0, list_hash)])
+    pieces = reference.pieces_hash(2, "cut", None, [[3, 2], [3]])
+
+    assert f"seed 7 and T = 2 it is `{IDENTITY.hex()}`" in text
+    for index, found in enumerate(mixture()):
+        assert f"H({index}) = {found.hex()}" in text
+    assert f"give the list hash `{list_hash.hex()}` and the identity `{redacted.hex()}`" in text
+    assert f"and of 3 in file 1, give `{pieces.hex()}`" in text
+
+
+def test_the_fingerprints_of_planes_are_those_on_the_page() -> None:
+    """Of a mask, of a stage with it, and of where documents begin."""
+    text = section(8)
+    stage = reference.stage_plane_fingerprint(51, [(0, MASK)])
+    starts = reference.plane_fingerprint(50, [reference.document_entries([0, 2])])
+
+    assert f"has the entries `000101` and the plane 51 of fingerprint `{MASK.hex()}`" in text
+    assert f"number 0, it makes `{stage.hex()}`" in text
+    assert f"tokens 0 and 2, has the plane 50 of fingerprint `{starts.hex()}`" in text
+    assert reference.mask_entries([False, True, True]).hex() == "000101"
+
+
+def test_the_checksums_and_the_message_are_those_on_the_page() -> None:
+    """Without and with a mask, and every byte of a frame."""
+    text = section(9)
+    checksum = reference.frame_checksum(IDENTITY, *PLACE, TOKENS)
+    with_mask = reference.frame_checksum(IDENTITY, *PLACE, TOKENS, [MASK_PLANE])
+    message = reference.frame_message(IDENTITY, 0, 0, 1, 2, with_mask, TOKENS, [MASK_PLANE])
+
+    assert f"of a request with B = 1: `{checksum:#010x}`" in text
+    assert f"asked for as well: `{with_mask:#010x}`" in text
+    assert "(content `06`)" in text
+    assert MASK_PLANE.content == reference.loss_mask_row([False, True, True], 0, 2)
+    assert "`123456789` it is 0xE3069283" in text
+    assert reference.crc32c(b"123456789") == 0xE3069283
+    assert text.rstrip().replace(" ", "").endswith(message.hex())
+
+
+def test_no_other_hash_is_on_the_page() -> None:
+    """An example that is added is held to the second implementation as well."""
+    on_the_page = set(re.findall(r"\b[0-9a-f]{64}\b", PAGE))
+    computed = {
+        content_hash(),
+        *(found.hex() for found in (FINGERPRINT, IDENTITY, MASK, *mixture())),
+    }
+
+    unknown = on_the_page - computed - in_golden_vectors(reference.golden())
+    assert unknown == set()
+
+
+def in_golden_vectors(value: object) -> set[str]:
+    """Every text in the golden vectors, however deep."""
+    if isinstance(value, dict):
+        return in_golden_vectors(list(value.values()))
+    if isinstance(value, list):
+        return set().union(*map(in_golden_vectors, value))
+    return {value} if isinstance(value, str) else set()
+
+
+def test_the_example_of_each_formula_is_among_the_golden_vectors() -> None:
+    """Whoever reads the vectors finds the examples of the page there."""
+    vectors = in_golden_vectors(reference.golden())
+    numbers = {case["checksum"] for case in reference.golden()["plane_checksums"]}
+
+    for text in (section(5), section(8)):
+        assert set(re.findall(r"\b[0-9a-f]{64}\b", text)) <= vectors
+    assert 0xA62618A6 in numbers
+
+
+def test_the_page_names_every_topic_of_the_golden_vectors() -> None:
+    """And no other."""
+    table = re.search(r"\| topic \|.*?\n\n", PAGE, flags=re.DOTALL)
+    assert table
+    rows = re.findall(r"^\| (`.*?) \|", table[0], flags=re.MULTILINE)
+
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+    assert sorted(named) == sorted(reference.golden())
