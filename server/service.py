@@ -1,4 +1,4 @@
-"""Answers requests: request -> plan -> corpus -> frames.
+"""Answers requests: request -> plan -> store -> frames.
 
 Messages come and go as bytes: a request is parsed here, so that garbage is the caller's error and
 not an internal one, and a frame is encoded without the protobuf runtime. Nothing of the inside
@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import grpc
+import numpy as np
 
 from tokenfeed import __version__, frame, orders
 from tokenfeed.errors import (
@@ -25,12 +26,13 @@ from tokenfeed.errors import (
 from tokenfeed.identity import IDENTITY_VERSION, stream_identity
 from tokenfeed.plan import PLAN_ROWS, Plan, Windows, window_places
 from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position, require_range
+from tokenfeed.spans import Spans
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .calls import Calls, answering, parsed
 from .dataset import Dataset
 from .planned import PlannedRows
-from .readahead import READ_AHEAD_BYTES, major_faults
+from .readahead import READ_AHEAD_BYTES
 
 _HASH_BYTES = 32
 _NAME_SHOWN = 64
@@ -95,7 +97,7 @@ class TokenFeed:
     def _open(self, request: pb.GetBatchRequest) -> _Stream:
         """Check a request field by field and return the stream that it asks for."""
         dataset = self._dataset(request.dataset)
-        dataset.corpus.require_intact()
+        dataset.store.require_intact()
         order = orders.find(request.order)
         position = Position(
             request.first_sample,
@@ -108,8 +110,8 @@ class TokenFeed:
             raise InvalidRequest(
                 "planes", f"this server has no plane {request.planes[0]}, only the tokens"
             )
-        plan = Plan(dataset.corpus.token_counts, request.context_length, order, request.seed)
-        row_bytes = (request.context_length + 1) * dataset.corpus.dtype.itemsize
+        plan = Plan(dataset.store.token_counts, request.context_length, order, request.seed)
+        row_bytes = (request.context_length + 1) * dataset.store.dtype.itemsize
         self._require_within_limits(request.batch_size, row_bytes)
         batch_count = request.num_batches if request.HasField("num_batches") else None
         if position.batches_left < (1 if batch_count is None else batch_count):
@@ -212,7 +214,7 @@ class _Stream:
         while first < end_row:
             end = min(first + frame.rows_per_frame(frame_bytes, self.row_bytes), end_row)
             ahead = rows.between(advised_end, end + rows_ahead)
-            self.dataset.readahead.advise(ahead, self.row_bytes)
+            self.dataset.store.advise(self._spans(ahead))
             advised_end = min(end + rows_ahead, end_row)
             message = self._frame(rows.between(first, end), first, peer)
             handed_over = time.monotonic()
@@ -227,39 +229,42 @@ class _Stream:
 
     def _frame(self, windows: Windows, stream_row: int, peer: str) -> bytes:
         """Return windows as an encoded frame.  stream_row: where in the stream they begin."""
-        faults_before = major_faults()
+        store = self.dataset.store
         # Whoever waits for the disk must not keep others from waiting for it too.
-        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take(peer)
-        with turn, self.dataset.corpus.gather(windows, self.row_bytes) as tokens:
-            self.dataset.readahead.observe(major_faults() - faults_before)
+        turn = nullcontext() if store.cold else self.dataset.turns.take(peer)
+        with turn, store.gather(self._spans(windows)) as block:
             return frame.encode(
                 self.identity,
                 self.position,
                 stream_row,
-                windows.shard.size,
-                self.dataset.corpus.dtype.itemsize,
-                tokens,
+                len(block),
+                store.dtype.itemsize,
+                block.tokens.reshape(-1).view(np.uint8),
             )
+
+    def _spans(self, windows: Windows) -> Spans:
+        row_tokens = self.row_bytes // self.dataset.store.dtype.itemsize
+        return Spans.of_windows(row_tokens, windows.shard, windows.token_offset)
 
 
 def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Dataset:
-    corpus = dataset.corpus
+    store = dataset.store
     described = pb.Dataset(
         name=dataset.name,
-        dtype=corpus.stored.name,
-        token_bytes=corpus.dtype.itemsize,
-        token_count=int(corpus.token_counts.sum()),
-        file_count=len(corpus.shards),
-        longest_file_tokens=int(corpus.token_counts.max()),
+        dtype=store.stored.name,
+        token_bytes=store.dtype.itemsize,
+        token_count=int(store.token_counts.sum()),
+        file_count=len(store.shards),
+        longest_file_tokens=int(store.token_counts.max()),
         fingerprint=dataset.fingerprint,
         digest=dataset.digest,
     )
     if context_length is not None:
         described.windows_per_epoch = int(
-            window_places(corpus.token_counts, context_length, has_epochs=True).sum()
+            window_places(store.token_counts, context_length, has_epochs=True).sum()
         )
         described.window_starts = int(
-            window_places(corpus.token_counts, context_length, has_epochs=False).sum()
+            window_places(store.token_counts, context_length, has_epochs=False).sum()
         )
     return described
 

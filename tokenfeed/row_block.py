@@ -27,9 +27,7 @@ class Plane:
         first, end, _ = rows.indices(self.row_lengths.size)
         lengths = self.row_lengths[first : max(first, end)]
         first_byte = int(self.row_lengths[:first].sum())
-        return Plane(
-            self.kind, lengths, self.content[first_byte : first_byte + int(lengths.sum())]
-        )
+        return Plane(self.kind, lengths, self.content[first_byte : first_byte + int(lengths.sum())])
 
 
 @dataclass(frozen=True, slots=True)
