@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import print_table
-from server.corpus import Corpus
 from server.formats import Asked
-from tokenfeed.plan import Windows
+from server.storage.mapped import MapStore
+from server.storage.pread import PreadStore
+from tokenfeed.spans import Spans
 
 TOKENS = 200_000_000
 ROWS = 256
@@ -57,7 +58,8 @@ def gathers(path: Path) -> dict[str, Gather]:
     tokens = np.memmap(path, np.uint16, "r")
     tokens.sum()
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
-    corpus = Corpus("train", [str(path)], Asked())
+    mapped = MapStore("train", [str(path)], Asked())
+    by_pread = PreadStore("train", [str(path)], Asked())
     shard = np.zeros(ROWS, dtype=np.int64)
     descriptor = os.open(path, os.O_RDONLY)
     block = np.empty((ROWS, ROW_TOKENS), dtype=np.uint16)
@@ -66,8 +68,12 @@ def gathers(path: Path) -> dict[str, Gather]:
     process_vm = ProcessVm(block, tokens.ctypes.data)
 
     def into_memory_file(offsets: np.ndarray) -> bytes:
-        with corpus.gather(Windows(shard, offsets), 2 * ROW_TOKENS) as gathered:
-            return b"".join((gathered.data,))
+        with mapped.gather(Spans.of_windows(ROW_TOKENS, shard, offsets)) as gathered:
+            return b"".join((gathered.tokens.data,))
+
+    def by_pread_store(offsets: np.ndarray) -> bytes:
+        with by_pread.gather(Spans.of_windows(ROW_TOKENS, shard, offsets)) as gathered:
+            return b"".join((gathered.tokens.data,))
 
     def preadv(offsets: np.ndarray) -> bytes:
         for row, offset in zip(rows, offsets.tolist(), strict=True):
@@ -81,6 +87,7 @@ def gathers(path: Path) -> dict[str, Gather]:
         "process_vm_readv": process_vm.read,
         "process_vm_writev": process_vm.write,
         "preadv a row": preadv,
+        "preadv a row (ours)": by_pread_store,
     }
 
 

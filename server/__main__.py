@@ -16,10 +16,10 @@ if __name__ == "__main__":
     _SIGNALS.take()
 
 import argparse
+import itertools
 import logging
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 import grpc
 
@@ -48,6 +48,8 @@ from .shards import (
     require_distinct_names,
 )
 from .stdio import failed
+from .storage.choice import Storing
+from .storage.looks import Looks, pause_seconds
 from .texts import Tokenizing
 from .warmup import WarmUp
 from .watch import Rereads, Watch
@@ -111,12 +113,10 @@ def serve(arguments: argparse.Namespace) -> None:
     server.start()
     _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     rereads = Rereads()
-    looks = {
-        f"dataset={name}": partial(dataset.look, rereads.later, rereads.closed)
-        for name, dataset in datasets.items()
-    }
-    # Tokens are looked at by a thread of their own: no file system of a dataset holds it up.
-    watches = [Watch({**looks, "health": health.look})]
+    # Each is a thread of its own: no file system of a dataset holds up health, tokens or others.
+    watches = [Watch({"health": health.look})]
+    if not arguments.immutable:
+        watches += [watch_files(dataset, rereads) for dataset in datasets.values()]
     if tokens:
         watches.append(Watch({"tokens": tokens.look}))
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
@@ -134,6 +134,17 @@ def serve(arguments: argparse.Namespace) -> None:
     for watch in watches:
         watch.close()
     stopped.wait(arguments.drain_seconds)
+
+
+def watch_files(dataset: Dataset, rereads: Rereads) -> Watch:
+    """Look at the files of a dataset from now on, one after the other, again and again."""
+    count = len(dataset.store.shards)
+    turns = itertools.cycle(range(count))
+
+    def look() -> None:
+        dataset.look_at(next(turns), rereads.later, rereads.closed)
+
+    return Watch({f"dataset={dataset.name}": look}, pause_seconds(count))
 
 
 def _say(line: str) -> None:
@@ -185,12 +196,15 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     names = [source.name for source in sources]
     formats = parse_per_dataset("--format", arguments.format, names)
     dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
+    reads = parse_per_dataset("--read", arguments.read, names)
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
+    looks = Looks(never=arguments.immutable)
     datasets = {}
     for source in sources:
         loss_masks.require_none(source, ignored=arguments.ignore_loss_mask)
         asked = Asked.of(formats[source.name], dtypes[source.name], source.tensor)
-        dataset = open_dataset(source, asked, checks)
+        storing = Storing(reads[source.name], looks)
+        dataset = open_dataset(source, asked, checks, storing)
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets
@@ -216,18 +230,21 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Source
 
 def log_opened(dataset: Dataset) -> None:
     """Say what a dataset was found to be, and what was assumed."""
-    corpus, layout = dataset.corpus, dataset.corpus.shards[0].layout
+    store, layout = dataset.store, dataset.store.shards[0].layout
     _LOG.info(
-        "opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s",
+        "opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s read=%s "
+        "because=%s",
         dataset.name,
         layout.format,
-        len(corpus.shards),
-        corpus.token_counts.sum(),
-        corpus.stored.name,
-        corpus.dtype.name,
+        len(store.shards),
+        store.shape.token_counts.sum(),
+        store.stored.name,
+        store.dtype.name,
         dataset.fingerprint.hex(),
+        store.kind,
+        dataset.why_store,
     )
-    assumed = [shard.layout for shard in corpus.shards if shard.layout.dtype_assumed]
+    assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
     if assumed:
         _LOG.info(
             "assumed dataset=%s format=%s dtype=%s files=%d: %s; "

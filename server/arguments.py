@@ -9,6 +9,7 @@ from functools import partial
 from tokenfeed import __version__
 
 from .formats import FORMAT_NAMES, STORED
+from .storage.choice import STORES
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -65,6 +66,20 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         metavar="[NAME=]TYPE",
         help=f"type of the tokens in files that do not say it: {', '.join(STORED)} (default: "
         "uint16); one that says another is refused",
+    )
+    group.add_argument(
+        "--read",
+        action="append",
+        default=[],
+        type=partial(_of_a_dataset, tuple(STORES)),
+        metavar="[NAME=]WAY",
+        help=f"how the files of a dataset, or of all, are read: {', '.join(STORES)} (default: "
+        "pread on network file systems, else map)",
+    )
+    group.add_argument(
+        "--immutable",
+        action="store_true",
+        help="files never change while they are served: nobody looks at them",
     )
     group.add_argument(
         "--vocab-size",

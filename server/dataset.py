@@ -1,7 +1,7 @@
 """A named dataset, opened, checked and fingerprinted: what the service serves from.
 
-Reads the files once at start, around the map and in several threads: all of them up to 1 GiB, above
-that blocks spread over the whole. The same pass looks for tokens that cannot be right.
+Reads the files once at start, around the gather and in several threads: all of them up to 1 GiB,
+above that blocks spread over the whole. The same pass looks for tokens that cannot be right.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed import identity
-from tokenfeed.errors import BadCorpus
-from tokenfeed.plan import Windows
+from tokenfeed.errors import BadCorpus, CorpusChanged, Unreadable
+from tokenfeed.spans import Spans
 
-from . import kernel
-from .blame import file_name
-from .corpus import Corpus, at_once
-from .digest import Digest, read_sidecar
+from .digest import Digest
 from .formats import Asked, Stored
 from .loss_masks import require_listed
 from .narrowing import Look
-from .readahead import ReadAhead
-from .shard import Shard
 from .shards import Source
+from .storage.choice import Storing, open_store
+from .storage.store import Later, Piece, StoredShard, TokenStore, at_once
 from .turns import Turns
 
 Tokens = npt.NDArray[np.integer]
@@ -56,17 +53,26 @@ _ODD_LARGE_SHARE_MAX = 0.01
 
 
 @dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents in all files of which that is known, and how many files these are."""
+
+    count: int
+    file_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Dataset:
     """What is served under one name.
 
-    fingerprint: 32 bytes.  full_digest: of all of it, which may become known later.
+    fingerprint: 32 bytes.  full_digest: of all of it, which may become known later.  why_store: why
+    it has that kind of store.
     """
 
     name: str
-    corpus: Corpus
-    readahead: ReadAhead
+    store: TokenStore
     fingerprint: bytes
     full_digest: Digest
+    why_store: str = "unknown"
     turns: Turns = field(default_factory=Turns)
 
     @property
@@ -74,40 +80,50 @@ class Dataset:
         """32 bytes; b"" as long as it is not known."""
         return self.full_digest.known
 
-    def look(
+    @property
+    def documents(self) -> Documents | None:
+        """What is known of its documents; None if that is nothing."""
+        known = [shard.layout.documents for shard in self.store.shards]
+        counts = [documents.count for documents in known if documents is not None]
+        return Documents(sum(counts), len(counts)) if counts else None
+
+    def look(self) -> None:
+        """Look at what has become of its files, of all of them."""
+        for shard in range(len(self.store.shards)):
+            self.look_at(shard)
+
+    def look_at(
         self,
-        later: Callable[[Callable[[], None]], None] = at_once,
+        shard: int,
+        later: Later = at_once,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Look at what has become of its files.
+        """Look at what has become of one of its files.
 
         later: calls what it is given, which reads the files anew until stopped() is true.
         """
-        self.corpus.look(partial(self._same_content, stopped), later)
+        self.store.look_at(shard, partial(self._same_content, stopped), later)
 
-    def _same_content(self, stopped: Callable[[], bool]) -> bool:
-        """Say whether what the fingerprint is of is still the same, as far as that can be told."""
-        content = _Content(self.corpus)
+    def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
+        """Say whether what the fingerprint is of is still the same, as far as that can be told;
+        None if it cannot be read now.
+        """
+        content = _Content(self.store, self.store.read_served)
         blocks = []
         try:
             for block in content.hashed(identity.content_blocks(content.size_bytes)):
                 if stopped():
                     return True  # nobody will ask again
                 blocks.append(block)
-        except BadCorpus as error:
-            # It may not be read any more. Were it cut or written to, the next look would see it.
-            _LOG.warning(
-                "could not be read again dataset=%s file=%s: %s",
-                self.name,
-                file_name(error.subject),
-                error.problem,
-            )
-            return True
-        return _fingerprint(self.corpus, blocks) == self.fingerprint
+        except CorpusChanged:
+            return False
+        except Unreadable:
+            return None
+        return _fingerprint(self.store, blocks) == self.fingerprint
 
     def close(self) -> None:
-        """Unmap its files."""
-        self.corpus.close()
+        """Give its files back."""
+        self.store.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,68 +139,102 @@ class TokenChecks:
     serves: bool = True
 
 
-def open_dataset(source: Source, asked: Asked, checks: TokenChecks) -> Dataset:
-    """Map a dataset's files, check them and take their fingerprint.
+def open_dataset(
+    source: Source, asked: Asked, checks: TokenChecks, storing: Storing | None = None
+) -> Dataset:
+    """Open a dataset's files, check them and take their fingerprint.
 
     Tokens that are narrowed before they are served are all looked at, unless vocab_size is known.
     Raises: BadCorpus, naming the file, what is wrong with it, and what to do.
     """
     if source.made is not None:
         require_listed(source.made)
-    corpus = Corpus(source.name, source.paths, asked)
+    store, why_store = open_store(source.name, source.paths, asked, storing or Storing())
     try:
-        content = _Content(corpus)
+        content = _Content(store, store.read)
         whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
-        first_pass = _first_pass(corpus, checks.vocab_size)
-        _require_no_halves(corpus, first_pass)
+        first_pass = _first_pass(store, checks.vocab_size)
+        _require_no_halves(store, first_pass)
         token_max = max(block.token_max for block in first_pass)
         if checks.vocab_size is not None:
             token_max = checks.vocab_size - 1
-        narrowed = checks.serves and corpus.narrowing.looks and checks.vocab_size is None
+        narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
         if (checks.all_tokens or narrowed) and not whole:
             every = identity.content_blocks(content.size_bytes, complete=True)
             found = content.scan(every, checks.vocab_size)
             for block in _with_progress(found, content.size_bytes):
                 token_max = max(token_max, block.token_max)
-        corpus.narrow(token_max)
-        fingerprint = _fingerprint(corpus, first_pass)
+        store.narrow(token_max)
+        fingerprint = _fingerprint(store, first_pass)
         if source.made is not None and source.made.fingerprint != fingerprint:
             problem = "has other shards than its manifest says: one was written to, or replaced"
             raise BadCorpus(os.path.dirname(source.paths[0]), problem)
         if whole:
-            digest = _digest(corpus, first_pass)
+            digest = _digest(store, (block.sha256 for block in first_pass))
         elif source.made is not None:
             digest = source.made.digest
         else:
-            digest = read_sidecar(corpus.shards, corpus.stored)
-        return Dataset(source.name, corpus, ReadAhead(corpus), fingerprint, Digest(digest))
+            digest = store.kept_digest()
+        return Dataset(source.name, store, fingerprint, Digest(digest), why_store)
     except BaseException:
-        corpus.close()
+        store.close()
         raise
 
 
-def full_digest(corpus: Corpus) -> bytes:
-    """Read all of a corpus and return its digest, 32 bytes; says in the log how far it is.  Raises:
+def full_digest(store: TokenStore) -> bytes:
+    """Read all of a store and return its digest, 32 bytes; says in the log how far it is.  Raises:
     BadCorpus.
     """
-    content = _Content(corpus)
+    content = _Content(store, store.read)
     blocks = content.hashed(identity.content_blocks(content.size_bytes, complete=True))
-    return _digest(corpus, _with_progress(blocks, content.size_bytes))
+    return _digest(store, (block.sha256 for block in _with_progress(blocks, content.size_bytes)))
 
 
-def digest_in_turn(corpus: Corpus, stopped: Callable[[], bool]) -> bytes:
-    """Return what `full_digest` does, read by this thread alone, a block of 1 MiB after another;
-    b"" once stopped() is true.  Raises: BadCorpus, CorpusChanged.
+def digest_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> bytes:
+    """Return what `full_digest` does, of what is served and read by this thread alone, a block of
+    1 MiB after another; b"" once stopped() is true.  Raises: CorpusChanged, Unreadable.
     """
-    content = _Content(corpus)
-
-    def sha256(block: tuple[int, int]) -> _Block:
-        corpus.require_intact()
-        return content.hash_block(block)
-
-    blocks = map(sha256, identity.content_blocks(content.size_bytes, complete=True))
-    digest = _digest(corpus, itertools.takewhile(lambda _: not stopped(), blocks))
+    content = _Content(store, store.read_served)
+    blocks = map(content.hash_block, identity.content_blocks(content.size_bytes, complete=True))
+    hashes = (block.sha256 for block in itertools.takewhile(lambda _: not stopped(), blocks))
+    digest = _digest(store, hashes)
     return b"" if stopped() else digest
+
+
+class InOrder:
+    """The digest of tokens that are read anyway, all of them and in order, as a warm-up does."""
+
+    def __init__(self, store: TokenStore) -> None:
+        """Begin before the first token."""
+        self._store = store
+        self._hashes: list[bytes] = []
+        self._block = hashlib.sha256()
+        self._left_bytes = identity.BLOCK_BYTES
+        self._missing_bytes = int(store.shape.token_counts.sum()) * store.stored.itemsize
+
+    def add(self, piece: Piece) -> None:
+        """Add what comes next."""
+        content = piece.content
+        self._missing_bytes -= len(content or b"")
+        while content:
+            part = content[: self._left_bytes]
+            self._block.update(part)
+            self._left_bytes -= len(part)
+            content = content[len(part) :]
+            if not self._left_bytes:
+                self._end_block()
+
+    def digest(self) -> bytes:
+        """Return the digest of what was added, 32 bytes; b"" if that is not all."""
+        if self._missing_bytes:
+            return b""
+        if self._left_bytes < identity.BLOCK_BYTES:
+            self._end_block()
+        return _digest(self._store, self._hashes)
+
+    def _end_block(self) -> None:
+        self._hashes.append(self._block.digest())
+        self._block, self._left_bytes = hashlib.sha256(), identity.BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +283,10 @@ class _Halves(NamedTuple):
 class _Content:
     """The files' tokens laid end to end, as the fingerprint sees them."""
 
-    def __init__(self, corpus: Corpus) -> None:
-        self._corpus = corpus
-        ends = np.cumsum(corpus.token_counts * corpus.stored.itemsize).tolist()
+    def __init__(self, store: TokenStore, read: Callable[[int, int, int], bytes]) -> None:
+        self._store = store
+        self._read = read
+        ends = np.cumsum(store.shape.token_counts * store.stored.itemsize).tolist()
         self._firsts, self._ends = [0, *ends[:-1]], ends
         self.size_bytes: int = ends[-1]
 
@@ -265,31 +316,36 @@ class _Content:
                     yield from readers.map(scan_block, some)
 
     def _read_ahead(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """Have the kernel start to read blocks of a page, all of them at once, where it has to."""
-        pieces = [piece[:2] for block in blocks for piece in self._pieces(*block)]
-        shard, first_byte = np.array(pieces, dtype=np.int64).T
-        page_tokens = kernel.PAGE_BYTES // self._corpus.stored.itemsize
-        windows = Windows(shard, first_byte // self._corpus.stored.itemsize)
-        ReadAhead(self._corpus).advise(windows, page_tokens * self._corpus.dtype.itemsize)
+        """Have small blocks be read from now on, all of them at once."""
+        pieces = [piece for block in blocks for piece in self._pieces(*block)]
+        shard, first_byte, end_byte = np.array(pieces, dtype=np.int64).T
+        token_bytes = self._store.stored.itemsize
+        first = first_byte // token_bytes
+        count = -(-end_byte // token_bytes) - first
+        row_tokens = int(count.max())
+        rows = np.arange(shard.size + 1)
+        self._store.read_ahead(
+            Spans(row_tokens, rows, np.zeros_like(shard), shard.copy(), first, count)
+        )
 
     def hash_block(self, block: tuple[int, int]) -> _Block:
         """Read one block, whatever tokens are in it.  Raises: BadCorpus."""
         digest = hashlib.sha256()
         for index, first, end in self._pieces(*block):
-            digest.update(self._corpus.shards[index].read(first, end - first))
+            digest.update(self._read(index, first, end - first))
         return _Block(block[1] - block[0], digest.digest())
 
     def _scan_block(self, vocab_size: int | None, block: tuple[int, int]) -> _Block:
         digest = hashlib.sha256()
         token_max = -1
         halves: dict[int, _Halves] = {}
-        stored = self._corpus.stored
+        stored = self._store.stored
         for index, first, end in self._pieces(*block):
-            shard = self._corpus.shards[index]
-            content = shard.read(first, end - first)
+            shard = self._store.shards[index]
+            content = self._read(index, first, end - first)
             digest.update(content)
             tokens, first_token = _whole_tokens(content, first, stored)
-            look = self._corpus.narrowing.look(tokens, vocab_size)
+            look = self._store.narrowing.look(tokens, vocab_size)
             if look.wrong_place is not None:
                 raise _no_token(shard, tokens, first_token, look, vocab_size)
             token_max = max(token_max, look.greatest)
@@ -320,7 +376,7 @@ def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Token
 
 
 def _no_token(
-    shard: Shard, tokens: Tokens, first_token: int, look: Look, vocab_size: int | None
+    shard: StoredShard, tokens: Tokens, first_token: int, look: Look, vocab_size: int | None
 ) -> BadCorpus:
     assert look.wrong_place is not None
     place, value = first_token + look.wrong_place, int(tokens[look.wrong_place])
@@ -333,7 +389,7 @@ def _no_token(
     return BadCorpus(shard.path, f"token {place} is {value}, {limit}")
 
 
-def _require_no_halves(corpus: Corpus, blocks: Iterable[_Block]) -> None:
+def _require_no_halves(store: TokenStore, blocks: Iterable[_Block]) -> None:
     """Raise BadCorpus if tokens that were taken for uint16 look like the halves of wider ones."""
     found: dict[int, _Halves] = {}
     for block in blocks:
@@ -341,9 +397,9 @@ def _require_no_halves(corpus: Corpus, blocks: Iterable[_Block]) -> None:
             found[index] = found.get(index, _Halves()).and_those(halves)
     for index, halves in sorted(found.items()):
         if halves.look_alike:
-            shard = corpus.shards[index]
+            shard = store.shards[index]
             dtype = "int32" if halves.negative else "uint32"
-            dtype = "int64" if _has_empty_quarters(shard) else dtype
+            dtype = "int64" if _has_empty_quarters(store, index) else dtype
             raise BadCorpus(
                 shard.path,
                 f"every second token is at most {_HIGH_HALF_MAX}: this looks like {dtype}. "
@@ -351,26 +407,26 @@ def _require_no_halves(corpus: Corpus, blocks: Iterable[_Block]) -> None:
             )
 
 
-def _has_empty_quarters(shard: Shard) -> bool:
+def _has_empty_quarters(store: TokenStore, index: int) -> bool:
     """Say whether the halves of wider tokens are themselves halves of those of 8 bytes."""
-    content = shard.read(0, min(1 << 16, shard.layout.content_bytes // 8 * 8))
-    return int(np.frombuffer(content, shard.layout.dtype)[2::4].max(initial=0)) == 0
+    layout = store.shards[index].layout
+    content = store.read(index, 0, min(1 << 16, layout.content_bytes // 8 * 8))
+    return int(np.frombuffer(content, layout.dtype)[2::4].max(initial=0)) == 0
 
 
-def _first_pass(corpus: Corpus, vocab_size: int | None) -> list[_Block]:
+def _first_pass(store: TokenStore, vocab_size: int | None) -> list[_Block]:
     """Read what the fingerprint is of.  Raises: BadCorpus."""
-    content = _Content(corpus)
+    content = _Content(store, store.read)
     return list(content.scan(identity.content_blocks(content.size_bytes), vocab_size))
 
 
-def _fingerprint(corpus: Corpus, blocks: Iterable[_Block]) -> bytes:
+def _fingerprint(store: TokenStore, blocks: Iterable[_Block]) -> bytes:
     hashes = (block.sha256 for block in blocks)
-    return identity.fingerprint(corpus.stored.name, corpus.token_counts.tolist(), hashes)
+    return identity.fingerprint(store.stored.name, store.shape.token_counts.tolist(), hashes)
 
 
-def _digest(corpus: Corpus, blocks: Iterable[_Block]) -> bytes:
-    hashes = (block.sha256 for block in blocks)
-    return identity.digest(corpus.stored.name, corpus.token_counts.tolist(), hashes)
+def _digest(store: TokenStore, hashes: Iterable[bytes]) -> bytes:
+    return identity.digest(store.stored.name, store.shape.token_counts.tolist(), hashes)
 
 
 def _with_progress(blocks: Iterable[_Block], total_bytes: int) -> Iterator[_Block]:

@@ -15,7 +15,7 @@ from tokenfeed.spans import Spans
 
 from .dataset import Dataset
 from .planned import PlannedRows
-from .readahead import READ_AHEAD_BYTES, major_faults
+from .readahead import READ_AHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class FrameProducer:
         row_bytes = spec.row_tokens * self.dataset.store.dtype.itemsize
         first = advised_end = self.request.first_row
         end_row = self.request.end_row
-        rows = PlannedRows(spec, [self.dataset.shape], position, first, end_row)
+        rows = PlannedRows(spec, [self.dataset.store.shape], position, first, end_row)
         # Of the shortest rows not all, or the first frame waits for their plan.
         rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, row_bytes))
         frame_bytes = frame.FRAME_BYTES_FIRST
         while first < end_row:
             end = min(first + frame.rows_per_frame(frame_bytes, row_bytes), end_row)
             ahead = rows.between(advised_end, end + rows_ahead)
-            self.dataset.readahead.advise(ahead)
+            self.dataset.store.advise(ahead)
             advised_end = min(end + rows_ahead, end_row)
             messages = self._messages(rows.between(first, end), first, peer)
             handed_over = time.monotonic()
@@ -57,9 +57,8 @@ class FrameProducer:
 
     def _messages(self, spans: Spans, stream_row: int, peer: str) -> list[bytes]:
         """Return rows as encoded frames, nearly always one.  stream_row: of the first of them."""
-        faults_before = major_faults()
+        store = self.dataset.store
         # Whoever waits for the disk must not keep others from waiting for it too.
-        turn = nullcontext() if self.dataset.readahead.cold else self.dataset.turns.take(peer)
-        with turn, self.dataset.store.gather(spans, self.request.spec.planes) as block:
-            self.dataset.readahead.observe(major_faults() - faults_before)
+        turn = nullcontext() if store.cold else self.dataset.turns.take(peer)
+        with turn, store.gather(spans, self.request.spec.planes) as block:
             return list(frame.encode(self.stream, stream_row, block))

@@ -82,7 +82,7 @@ class Health:
         """Say what has changed. The server itself is "", and is well as long as it has a dataset
         to serve.
         """
-        intact = {name: not dataset.corpus.lost for name, dataset in self._datasets.items()}
+        intact = {name: not dataset.store.lost for name, dataset in self._datasets.items()}
         self._say(
             {
                 name: _STATUS.SERVING if well else _STATUS.NOT_SERVING

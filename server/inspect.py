@@ -12,11 +12,11 @@ import numpy as np
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import require_range
 
-from .corpus import Corpus
 from .dataset import Dataset, TokenChecks, open_dataset
 from .loss_masks import masks_beside
 from .shards import add_dataset_arguments, parse_dataset
 from .stdio import failed, stdout_failed
+from .storage.store import TokenStore
 
 _FILES_SHOWN = 20
 
@@ -70,18 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> None:
     """Print what is known of a dataset.  Raises: TokenfeedError."""
-    corpus, layout = dataset.corpus, dataset.corpus.shards[0].layout
+    store, layout = dataset.store, dataset.store.shards[0].layout
     print(f"dataset {dataset.name}")
     print(f"  format: {layout.format} ({layout.why})")
-    assumed = sum(shard.layout.dtype_assumed for shard in corpus.shards)
+    assumed = sum(shard.layout.dtype_assumed for shard in store.shards)
     of_files = f" is assumed of {assumed:,} file(s); --dtype says otherwise" if assumed else ""
-    print(f"  dtype: {corpus.stored.name}{of_files}")
-    print(f"  served as: {corpus.dtype.name}{_why_served(corpus)}")
-    print(f"  tokens: {corpus.token_counts.sum():,} in {len(corpus.shards):,} file(s)")
-    counts = [shard.layout.documents.count for shard in corpus.shards if shard.layout.documents]
+    print(f"  dtype: {store.stored.name}{of_files}")
+    print(f"  served as: {store.dtype.name}{_why_served(store)}")
+    print(f"  tokens: {store.shape.token_counts.sum():,} in {len(store.shards):,} file(s)")
+    counts = [shard.layout.documents.count for shard in store.shards if shard.layout.documents]
     if counts:
         print(f"  documents: {sum(counts):,}, known of {len(counts):,} file(s)")
-    masks = masks_beside([shard.path for shard in corpus.shards])
+    masks = masks_beside([shard.path for shard in store.shards])
     if masks:
         print(
             f"  loss masks: beside {len(masks):,} file(s), not served; a server refuses them, or "
@@ -90,25 +90,24 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> Non
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:
         print(f"  digest: {dataset.digest.hex()}")
-    for shard in corpus.shards[:_FILES_SHOWN]:
+    for shard in store.shards[:_FILES_SHOWN]:
         documents = shard.layout.documents
         ends = f", {documents.count:,} documents ({documents.path})" if documents else ""
         begins = f", from byte {shard.layout.first_byte} on" if shard.layout.first_byte else ""
         print(f"  {shard.path}: {shard.layout.token_count:,} tokens{begins}{ends}")
-    if len(corpus.shards) > _FILES_SHOWN:
-        print(f"  ... and {len(corpus.shards) - _FILES_SHOWN:,} more")
-    first = corpus.shards[0]
-    count = min(max(0, tokens_shown), first.layout.token_count)
-    tokens = np.frombuffer(first.read(0, count * corpus.stored.itemsize), corpus.stored).tolist()
+    if len(store.shards) > _FILES_SHOWN:
+        print(f"  ... and {len(store.shards) - _FILES_SHOWN:,} more")
+    count = min(max(0, tokens_shown), layout.token_count)
+    tokens = np.frombuffer(store.read(0, 0, count * store.stored.itemsize), store.stored).tolist()
     print(f"  first tokens: {' '.join(map(str, tokens))}")
     if tokenizer_path is not None:
         print(f"  decoded: {_decoded(tokens, tokenizer_path)!r}")
 
 
-def _why_served(corpus: Corpus) -> str:
-    if corpus.narrowing.is_copy:
+def _why_served(store: TokenStore) -> str:
+    if store.narrowing.is_copy:
         return ", as they are stored"
-    if not corpus.narrowing.looks:
+    if not store.narrowing.looks:
         return ", which holds them all"
     return ", by what was looked at; a server looks at every token, or takes --vocab-size"
 

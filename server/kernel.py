@@ -105,24 +105,24 @@ def expect_random_access(address: int, size_bytes: int) -> None:
     _libc.madvise(address, size_bytes, _MADV_RANDOM)
 
 
-def copy_ranges(descriptor: int, ranges: Ranges, first_byte: int) -> bool:
+def copy_ranges(descriptor: int, ranges: Ranges, first_byte: int) -> int | None:
     """Copy mapped ranges, one after another, into the file behind descriptor, from first_byte on.
 
-    Returns: whether all of it could be read. If not, the file beneath the map was cut short, or its
-    disk fails; reading it in user space instead would end the process with SIGBUS.  Raises: OSError
-    where the file cannot be written.
+    Returns: the index of the first range that could not be read, None if all could. The file
+    beneath it was cut short, or its disk fails; reading it in user space instead would end the
+    process with SIGBUS.  Raises: OSError where the file cannot be written.
     """
-    copied = first_byte
+    copied, count = first_byte, len(ranges)
     while len(ranges):
         part = ranges[:IOVECS_MAX]
         done = _libc.pwritev(descriptor, part.ctypes.data, len(part), copied)
         if done <= 0:
             if done < 0 and (code := ctypes.get_errno()) != errno.EFAULT:
                 raise OSError(code, os.strerror(code))
-            return False
+            return count - len(ranges)
         copied += done
         ranges = _after(ranges, part, done)
-    return True
+    return None
 
 
 @functools.cache

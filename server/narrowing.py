@@ -51,10 +51,6 @@ class Narrowing:
         self._end = min(stored_end, token_max + 1, 1 << 8 * self.served.itemsize)
         self.looks = min(stored_end, 1 << 8 * self.served.itemsize) < 1 << bits
 
-    def stored_bytes(self, served_bytes: int) -> int:
-        """Return how long in a file is what has so many bytes when it is served."""
-        return served_bytes // self.served.itemsize * self._stored.itemsize
-
     def look(self, tokens: npt.NDArray[np.integer], end: int | None = None) -> Look:
         """Look at stored numbers.
 

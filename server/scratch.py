@@ -1,4 +1,4 @@
-"""Where the kernel copies rows to: files in memory, lent to one gather at a time and used again."""
+"""Where the kernel copies rows to: memory that is lent to one gather at a time and used again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +27,28 @@ _GATHERS_AT_ONCE = 64
 """Enough to keep disk and processor busy; others wait, instead of using up descriptors."""
 
 
-class Scratch:
+class Room:
+    """Memory that rows are read into, and later ones again."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.content: Tokens = np.empty(0, dtype=np.uint8)
+
+    def grow(self, size_bytes: int) -> None:
+        """Make room for so many bytes."""
+        if self.content.size < size_bytes:
+            self.content = np.empty(max(size_bytes, FRAME_BYTES_TARGET), dtype=np.uint8)
+
+    def close(self) -> None:
+        """Give the memory back once nobody looks at it."""
+
+
+class Scratch(Room):
     """A file in memory that the kernel copies rows into, and the same bytes as an array."""
 
     def __init__(self) -> None:
         """Make one with no room."""
-        self.content: Tokens = np.empty(0, dtype=np.uint8)
+        super().__init__()
         self._descriptor = os.memfd_create("tokenfeed")
 
     def grow(self, size_bytes: int) -> None:
@@ -40,8 +57,10 @@ class Scratch:
             os.ftruncate(self._descriptor, max(size_bytes, FRAME_BYTES_TARGET))
             self.content = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.uint8)
 
-    def fill(self, ranges: kernel.Ranges, first_byte: int = 0) -> bool:
-        """Copy mapped ranges to first_byte and on; say whether all of them could be read."""
+    def fill(self, ranges: kernel.Ranges, first_byte: int = 0) -> int | None:
+        """Copy mapped ranges to first_byte and on; return which of them could not be read, None if
+        all could.
+        """
         return kernel.copy_ranges(self._descriptor, ranges, first_byte)
 
     def close(self) -> None:
@@ -49,17 +68,21 @@ class Scratch:
         os.close(self._descriptor)
 
 
-class ScratchPool:
-    """Lends scratch files, a bounded number at once, and keeps a few for the next gathers."""
+RoomKind = TypeVar("RoomKind", bound=Room)
 
-    def __init__(self) -> None:
-        """Begin with none; they are made when they are asked for."""
-        self._free: deque[Scratch] = deque()  # its append and pop are atomic
+
+class ScratchPool(Generic[RoomKind]):
+    """Lends room, to a bounded number of gathers at once, and keeps some for the next ones."""
+
+    def __init__(self, make: Callable[[], RoomKind]) -> None:
+        """Begin with none.  make: makes one when it is asked for."""
+        self._make = make
+        self._free: deque[RoomKind] = deque()  # its append and pop are atomic
         self._at_once = threading.BoundedSemaphore(_GATHERS_AT_ONCE)
 
     @contextmanager
-    def lend(self, size_bytes: int) -> Iterator[Scratch]:
-        """Lend a scratch file of at least so many bytes that nobody else uses; waits for its turn.
+    def lend(self, size_bytes: int) -> Iterator[RoomKind]:
+        """Lend room for at least so many bytes that nobody else uses; waits for its turn.
 
         A borrower must not borrow a second one: all of them might wait for each other.
         """
@@ -67,7 +90,7 @@ class ScratchPool:
             try:
                 scratch = self._free.pop()
             except IndexError:
-                scratch = Scratch()
+                scratch = self._make()
             try:
                 scratch.grow(size_bytes)
                 yield scratch

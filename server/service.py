@@ -104,7 +104,7 @@ class TokenFeed:
         spec = request.spec
         dataset = self._dataset(spec.source.dataset)
         dataset.store.require_intact()
-        dataset.shape.require_window(spec.context_length)
+        dataset.store.shape.require_window(spec.context_length)
         request.require_within(self._limits, dataset.store.dtype.itemsize)
         identity = spec.identity([dataset.fingerprint])
         _require_expected(
@@ -160,7 +160,7 @@ class TokenFeed:
 
 
 def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Dataset:
-    shape = dataset.shape
+    shape = dataset.store.shape
     described = pb.Dataset(
         name=dataset.name,
         dtype=dataset.store.stored.name,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tokenfeed.errors import BadCorpus
 
 from . import kernel
-from .files import OpenFile, open_file
+from .files import OpenFile, open_file, read_part
 from .formats import Asked, Layout, read_layout
 
 _TAIL_BYTES_MAX = 16 * kernel.PAGE_BYTES
@@ -40,6 +40,13 @@ class Facts(NamedTuple):
     size_bytes: int
     written_ns: int
     changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Facts:
+        """Return what a stat says."""
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,14 @@ class Shard:
         of tokens.
         """
         layout = read_layout(file, asked)
-        return cls(file.path, layout, file.size_bytes, _facts(file.status), _read_tail(file))
+        return cls(file.path, layout, file.size_bytes, Facts.of(file.status), _read_tail(file))
 
-    def fate(self) -> Fate:
-        """Say what has become of the file since its facts were taken."""
-        now = self.facts_now()
+    def fate(self, now: Facts | None) -> Fate:
+        """Say what has become of the file since its facts were taken.
+
+        now: what the file system says of it; None if there is no such file any more.  Raises:
+        OSError where its end has to be read for that, and cannot be.
+        """
         if now is None:
             return Fate.REPLACED
         if now == self.facts:
@@ -95,28 +105,26 @@ class Shard:
         return Fate.GROWN if grown else Fate.WRITTEN
 
     def facts_now(self) -> Facts | None:
-        """Return what the file system says now; None if there is no such file any more."""
+        """Return what the file system says now; None if there is no such file any more.  Raises:
+        OSError where it does not tell.
+        """
         try:
-            return _facts(os.stat(self.path))
-        except OSError:
+            return Facts.of(os.stat(self.path))
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def as_it_is(self) -> Shard:
-        """Return it with the facts of now, once its content is known to be the same.  Raises:
-        OSError.
-        """
-        return replace(self, facts=_facts(os.stat(self.path)))
+    def with_facts(self, facts: Facts) -> Shard:
+        """Return it with other facts, once its content is known to be the same."""
+        return replace(self, facts=facts)
 
     def _only_grew(self) -> bool:
         """Say whether what was the tail is the same: a longer file may be another, or this one cut
         short and grown again. A tail of zeros cannot tell.
         """
-        try:
-            with open_file(self.path) as file:
-                tail = file.read(self.tail.first_byte, self.size_bytes - self.tail.first_byte)
-        except BadCorpus:
+        if not self.tail.witness_value:
             return False
-        return bool(self.tail.witness_value) and _sha256(tail) == self.tail.sha256
+        tail = read_part(self.path, self.tail.first_byte, self.size_bytes - self.tail.first_byte)
+        return _sha256(tail) == self.tail.sha256
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes, counted from the first token, read around the map.
@@ -125,7 +133,7 @@ class Shard:
         if the file is not as it was.
         """
         with open_file(self.path) as file:
-            if _facts(file.status)[:4] != self.facts[:4]:
+            if Facts.of(file.status)[:4] != self.facts[:4]:
                 raise BadCorpus(
                     self.path, "changed while it was being opened; start again when it is complete"
                 )
@@ -152,9 +160,3 @@ def _all_zeros(content: bytes) -> bool:
 
 def _sha256(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
-
-
-def _facts(status: os.stat_result) -> Facts:
-    return Facts(
-        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    )

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from tokenfeed.errors import BadCorpus, TokenfeedError
 
 from .dataset import TokenChecks, full_digest, open_dataset
-from .digest import read_sidecar, sidecar_path, write_sidecar
 from .formats import Asked
 from .shards import Source, add_dataset_arguments, parse_dataset
 from .stdio import failed
@@ -52,22 +51,22 @@ def verify(source: Source, asked: Asked) -> None:
     """
     dataset = open_dataset(source, asked, TokenChecks(serves=False))
     try:
-        shards, stored = dataset.corpus.shards, dataset.corpus.stored
-        known = read_sidecar(shards, stored)
-        found = full_digest(dataset.corpus)
-        print(f"dataset {dataset.name}: {dataset.corpus.token_counts.sum():,} tokens")
+        store = dataset.store
+        known = store.kept_digest()
+        found = full_digest(store)
+        print(f"dataset {dataset.name}: {store.shape.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")
         print(f"digest:      {found.hex()}")
         if known and known != found:
             raise BadCorpus(
-                shards[0].path,
+                store.shards[0].path,
                 f"has other content than when it was verified, with the same times of last write; "
-                f"{sidecar_path(shards, stored)} says {known.hex()}",
+                f"{store.digest_path} says {known.hex()}",
             )
         try:
-            print(f"kept in {write_sidecar(shards, stored, found)}")
+            print(f"kept in {store.keep_digest(found)}")
         except OSError as error:
-            print(f"not kept: {sidecar_path(shards, stored)} cannot be written: {error.strerror}")
+            print(f"not kept: {store.digest_path} cannot be written: {error.strerror}")
     finally:
         dataset.close()
 

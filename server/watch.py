@@ -1,4 +1,5 @@
-"""Looks at what may change under a server once a second, in threads of its own.
+"""Looks at what may change under a server, in threads of its own: at each thing once a second, at
+most.
 
 The gather notices what it cannot read. What can be read and is wrong all the same, since somebody
 wrote into a file while it was served, only the file system knows; asking it for every frame would
@@ -13,17 +14,23 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from .blame import log_blame
+from .storage.looks import LOOK_SECONDS
 
-LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 0.5
 
 
 class Watch:
     """A thread that looks at some things in turn until it is closed."""
 
-    def __init__(self, looks: Mapping[str, Callable[[], None]]) -> None:
-        """Begin to look.  looks: by what the log calls what they look at."""
+    def __init__(
+        self, looks: Mapping[str, Callable[[], None]], pause_seconds: float = LOOK_SECONDS
+    ) -> None:
+        """Begin to look.
+
+        looks: by what the log calls what they look at.  pause_seconds: before each round of them.
+        """
         self._looks = looks
+        self._pause_seconds = pause_seconds
         self._failed: set[str] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-watch", daemon=True)
@@ -35,7 +42,7 @@ class Watch:
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        while not self._closed.wait(LOOK_SECONDS):
+        while not self._closed.wait(self._pause_seconds):
             for name, look in self._looks.items():
                 self._look(name, look)
 

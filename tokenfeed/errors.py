@@ -17,6 +17,7 @@ TokenfeedError
     NotWritten          tokens could not be written
   ServerAway          nobody: try again, or the next server
     Unreachable         no answer
+    Unreadable          tokens cannot be read at present
     Busy                an answer: come back later
     BadFrame            what arrived is not what was asked for
 
@@ -127,6 +128,10 @@ class ServerAway(TokenfeedError):
 
 class Unreachable(ServerAway):
     """No server answered in time."""
+
+
+class Unreadable(ServerAway):
+    """The server cannot read a part of a dataset at present; its files have not changed."""
 
 
 class Busy(ServerAway):

@@ -360,7 +360,7 @@ def _split_facts(
     source = TokenSource(name, tuple(os.path.join(folder, shard) for shard in names))
     dataset = open_dataset(source, Asked.of("datatrove", dtype, None), TokenChecks(serves=False))
     try:
-        digest = dataset.digest or full_digest(dataset.corpus)
+        digest = dataset.digest or full_digest(dataset.store)
         return {
             "tokens": counts.all_tokens,
             "documents": counts.documents,

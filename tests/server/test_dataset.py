@@ -17,7 +17,7 @@ from tests.conftest import WriteTokens
 from tests.server.conftest import asked
 from tests.waiting import let_time_pass
 from tokenfeed.errors import BadCorpus, CorpusChanged
-from tokenfeed.plan import Windows
+from tokenfeed.spans import Spans
 
 OpenDataset = Callable[..., Dataset]
 
@@ -160,11 +160,11 @@ def test_tokens_are_served_as_narrow_as_they_fit(
     """By the greatest of them, or by the vocabulary where it is known."""
     path = write_tokens([0, 50_256, 7], dtype="<i8")
 
-    assert open_(path, dtype="<i8").corpus.dtype == np.dtype("<u2")
+    assert open_(path, dtype="<i8").store.dtype == np.dtype("<u2")
     known = TokenChecks(vocab_size=128_256)
-    assert open_(path, dtype="<i8", checks=known).corpus.dtype == np.dtype("<u4")
+    assert open_(path, dtype="<i8", checks=known).store.dtype == np.dtype("<u4")
     path = write_tokens([0, 65_536], dtype="<i4")
-    assert open_(path, dtype="<i4").corpus.dtype == np.dtype("<u4")
+    assert open_(path, dtype="<i4").store.dtype == np.dtype("<u4")
 
 
 @pytest.mark.slow
@@ -178,12 +178,12 @@ def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
 
     with pytest.raises(BadCorpus, match="token 123456790 is -1, negative"):
         open_(path, dtype="<i4")
-    corpus = open_(path, dtype="<i4", checks=TokenChecks(vocab_size=50_257)).corpus
-    windows = Windows(np.array([0], dtype=np.int64), np.array([123_456_780], dtype=np.int64))
+    store = open_(path, dtype="<i4", checks=TokenChecks(vocab_size=50_257)).store
+    spans = Spans.of_windows(20, np.array([0]), np.array([123_456_780]))
     told = "'train' has a token that cannot be served; the log of its server says where"
-    with pytest.raises(CorpusChanged, match=told), corpus.gather(windows, 2 * 20):
+    with pytest.raises(CorpusChanged, match=told), store.gather(spans):
         pass
-    assert corpus.lost
+    assert store.lost
     assert "sparse.npy: token 123456789 is 70000, which cannot be served; " in caplog.text
 
 
@@ -200,7 +200,7 @@ def test_a_long_look_at_all_tokens_says_how_far_it_is(
     path = above_1_gib(tmp_path / "sparse.npy")
 
     with caplog.at_level("INFO"):
-        assert open_(path, dtype="<i4").corpus.dtype == np.dtype("<u2")
+        assert open_(path, dtype="<i4").store.dtype == np.dtype("<u2")
 
     done = [float(line.partition("done=")[2][:-1]) for line in caplog.messages]
     assert done == sorted(done)
@@ -221,7 +221,7 @@ def test_uint32_tokens_read_as_uint16_are_noticed(
 
     with pytest.raises(BadCorpus, match=r"looks like uint32. Pass --dtype uint32"):
         open_(*paths)
-    assert open_(*paths, dtype="<u4").corpus.token_counts.tolist() == [1001] * shards
+    assert open_(*paths, dtype="<u4").store.shape.token_counts.tolist() == [1001] * shards
     assert open_(*paths, dtype="<u2")
 
 
@@ -233,7 +233,7 @@ def test_int64_tokens_read_as_uint16_are_noticed_for_what_they_are(
 
     with pytest.raises(BadCorpus, match=r"looks like int64. Pass --dtype int64"):
         open_(path)
-    assert open_(path, dtype="<i8").corpus.token_counts.tolist() == [1001]
+    assert open_(path, dtype="<i8").store.shape.token_counts.tolist() == [1001]
 
 
 def test_each_file_whose_type_is_assumed_is_doubted_by_itself(
@@ -305,7 +305,7 @@ def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
 
     dataset.look()
 
-    assert dataset.corpus.lost
+    assert dataset.store.lost
 
 
 def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(tmp_path: Path
 
     dataset.look()
 
-    assert dataset.corpus.lost
+    assert dataset.store.lost
     dataset.close()
 
 
@@ -335,13 +335,13 @@ def test_a_file_that_has_grown_is_lost_once_what_was_opened_is_written_to(
     append(path)
     for _ in range(looks_between):
         dataset.look()
-        assert not dataset.corpus.lost
+        assert not dataset.store.lost
     let_time_pass(path)
     overwrite(path)
 
     dataset.look()
 
-    assert dataset.corpus.lost
+    assert dataset.store.lost
 
 
 def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
@@ -350,7 +350,7 @@ def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
         append(path)
         dataset.look()
 
-    assert not dataset.corpus.lost
+    assert not dataset.store.lost
 
 
 def test_a_file_whose_mode_or_name_changes_is_served_on(
@@ -366,5 +366,5 @@ def test_a_file_whose_mode_or_name_changes_is_served_on(
     dataset.look()
     dataset.look()
 
-    assert not dataset.corpus.lost
+    assert not dataset.store.lost
     assert caplog.text == ""

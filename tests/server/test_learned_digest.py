@@ -67,7 +67,7 @@ def expected_digest(paths: list[Path]) -> bytes:
 
 
 def kept_digest(dataset: Dataset) -> bytes:
-    return read_sidecar(dataset.corpus.shards, dataset.corpus.stored)
+    return read_sidecar(dataset.store.shards, dataset.store.stored)
 
 
 def never() -> bool:
@@ -125,13 +125,13 @@ def test_one_thread_alone_reads_and_it_is_that_of_the_warm_up(
     """It has the low priority; sixteen readers would leave streams no core."""
     before = set(threading.enumerate())
     readers = set()
-    read = type(dataset.corpus.shards[0]).read
+    read = dataset.store.read_served
 
-    def watched(*arguments: object) -> bytes:
+    def watched(*arguments: int) -> bytes:
         readers.add(threading.current_thread())
-        return read(*arguments)  # type: ignore[arg-type]
+        return read(*arguments)
 
-    monkeypatch.setattr(type(dataset.corpus.shards[0]), "read", watched)
+    monkeypatch.setattr(dataset.store, "read_served", watched)
     warmed_up(dataset)
 
     assert [thread.name for thread in readers - before] == ["tokenfeed-warmup"]
@@ -205,7 +205,7 @@ def test_of_a_lost_corpus_nothing_is_kept(dataset: Dataset, paths: list[Path]) -
     """Nobody is served from it any more."""
     os.utime(paths[0], ns=(1, 1))
     dataset.look()
-    assert dataset.corpus.lost
+    assert dataset.store.lost
 
     assert take_digest(dataset, never) == "its files changed, or cannot be read"
 

@@ -66,9 +66,3 @@ def test_what_is_beyond_the_vocabulary_is_no_token_though_it_could_be_served() -
 
     assert Narrowing(STORED["int32"], 50_256).look(tokens[:2]) == Look(50_256)
     assert Narrowing(STORED["int32"], 50_256).look(tokens).wrong_place == 2
-
-
-def test_rows_are_as_long_in_the_file_as_their_tokens_are_wide() -> None:
-    assert Narrowing(STORED["int64"], 9).stored_bytes(10) == 40
-    assert Narrowing(STORED["int64"]).stored_bytes(12) == 24
-    assert Narrowing(STORED["uint8"]).stored_bytes(10) == 5

@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 
 from server import kernel
-from server.corpus import Corpus
 from server.readahead import ReadAhead
+from server.storage.mapped import MapStore
 from tests.server.conftest import asked
-from tokenfeed.plan import Windows
+from tokenfeed.spans import Spans
 
 TOKENS = 4 << 20
-ROW_BYTES = 4098
+ROW_TOKENS = 2049
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Iterator[Corpus]:
+def corpus(tmp_path: Path) -> Iterator[MapStore]:
     path = tmp_path / "train.bin"
     np.arange(TOKENS, dtype="<u2").tofile(path)
-    opened = Corpus("train", [str(path)], asked("<u2"))
+    opened = MapStore("train", [str(path)], asked("<u2"))
     yield opened
     opened.close()
 
 
-def drop_from_memory(corpus: Corpus) -> None:
+def drop_from_memory(corpus: MapStore) -> None:
     for shard in corpus.shards:
         descriptor = os.open(shard.path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -37,28 +37,28 @@ def drop_from_memory(corpus: Corpus) -> None:
         os.close(descriptor)
 
 
-def some_windows() -> Windows:
+def some_windows() -> Spans:
     offsets = np.random.default_rng(1).integers(0, TOKENS - 3000, 64, dtype=np.int64)
-    return Windows(np.zeros_like(offsets), offsets)
+    return Spans.of_windows(ROW_TOKENS, np.zeros_like(offsets), offsets)
 
 
-def resident_share(corpus: Corpus, windows: Windows) -> float:
-    first = corpus.ranges(windows, ROW_BYTES)[:, 0] // 4096 * 4096
+def resident_share(corpus: MapStore, windows: Spans) -> float:
+    first = corpus.ranges(windows)[:, 0] // 4096 * 4096
     return float(np.mean([kernel.resident(address, 4096) for address in first.tolist()]))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_advised_windows_are_read_before_anybody_gathers_them(
-    corpus: Corpus, at_once: bool
+    corpus: MapStore, at_once: bool
 ) -> None:
     """Cold random windows are read many at a time instead of one by one."""
     windows = some_windows()
     drop_from_memory(corpus)
     assert resident_share(corpus, windows) < 0.5
     readahead = ReadAhead(corpus)
-    readahead._at_once = at_once
+    corpus._at_once = at_once
 
-    readahead.advise(windows, ROW_BYTES)
+    readahead.advise(windows)
 
     end = time.monotonic() + 10
     while resident_share(corpus, windows) < 1.0:
@@ -66,39 +66,39 @@ def test_advised_windows_are_read_before_anybody_gathers_them(
         time.sleep(0.001)
 
 
-def test_a_warm_corpus_is_left_in_peace(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_corpus_is_left_in_peace(corpus: MapStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Advice costs more than the gather of a row that is in memory."""
     given: list[int] = []
     monkeypatch.setattr(kernel, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
     readahead = ReadAhead(corpus)
 
     for _ in range(10):
-        readahead.advise(some_windows(), ROW_BYTES)
+        readahead.advise(some_windows())
     assert given == []
 
     drop_from_memory(corpus)
-    readahead.observe(major_faults=3)
-    readahead.advise(some_windows(), ROW_BYTES)
+    readahead.observe(waits=3)
+    readahead.advise(some_windows())
     assert given == [64]
 
 
 def test_faults_outweigh_what_the_kernel_says_is_resident(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    corpus: MapStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of files that we could not write it says that everything is: only faults show the truth."""
     given: list[int] = []
     monkeypatch.setattr(kernel, "resident", lambda *_: True)
     monkeypatch.setattr(kernel, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
     readahead = ReadAhead(corpus)
-    readahead.advise(some_windows(), ROW_BYTES)
+    readahead.advise(some_windows())
     assert given == []
 
     advised = []
     for _ in range(4):
-        readahead.observe(major_faults=5)
+        readahead.observe(waits=5)
         given.clear()
         while readahead._cold:
-            readahead.advise(some_windows(), ROW_BYTES)
+            readahead.advise(some_windows())
         advised.append(len(given))
 
     assert advised == [4, 8, 16, 32]

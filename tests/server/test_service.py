@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -21,14 +22,16 @@ from server import listener
 from server.calls import Calls, StreamLimits
 from server.dataset import Dataset, TokenChecks, open_dataset
 from server.digest import Digest
-from server.readahead import ReadAhead
 from server.service import TokenFeed
 from server.shards import Source
+from server.storage.store import TokenStore
 from tests.server.conftest import asked
 from tokenfeed import frame, orders
 from tokenfeed.identity import stream_identity
 from tokenfeed.position import Position
 from tokenfeed.request import CONTRACT_REVISION, StreamRequest
+from tokenfeed.row_block import RowBlock
+from tokenfeed.spans import Spans
 from tokenfeed.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -717,15 +720,21 @@ class Unlucky(TokenFeed):
         raise OSError(5, "Input/output error", SECRET)
 
 
-class FailingReadAhead(ReadAhead):
-    """A read-ahead whose kernel has had enough after some frames."""
+class FailingStore:
+    """A store whose kernel has had enough after some frames; all else is as in another one."""
 
-    frames_left = 3
+    def __init__(self, whole: TokenStore) -> None:
+        self._whole = whole
+        self._frames_left = 3
 
-    def observe(self, major_faults: int) -> None:
-        self.frames_left -= 1
-        if self.frames_left < 0:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def gather(self, spans: Spans, planes: Sequence[int] = ()) -> AbstractContextManager[RowBlock]:
+        self._frames_left -= 1
+        if self._frames_left < 0:
             raise OSError(12, "Cannot allocate memory", SECRET)
+        return self._whole.gather(spans, planes)
 
 
 def require_discreet(found: Ending, log: str) -> None:
@@ -777,7 +786,7 @@ def test_a_failure_in_mid_stream_leaves_whole_frames_and_a_discreet_end(
 ) -> None:
     """The client goes on elsewhere after the last row that came, so what came has to be right."""
     whole = datasets["long"]
-    broken = dataclasses.replace(whole, readahead=FailingReadAhead(whole.store))
+    broken = dataclasses.replace(whole, store=FailingStore(whole.store))
     request = asking(dataset="long", batch_size=64, context_length=2047, num_batches=8)
     with serving({"long": broken}) as peer:
         messages, ending = peer.ask(request)

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from server import kernel, memory, warmup
-from server.corpus import Corpus
 from server.dataset import Dataset
 from server.digest import Digest
-from server.readahead import ReadAhead
-from server.warmup import PIECE_BYTES, WarmUp, fitting, warm
+from server.storage.mapped import MapStore
+from server.storage.store import PIECE_BYTES, TokenStore
+from server.warmup import WarmUp, fitting, warm
 from tests.conftest import Serve
 from tests.server.conftest import asked
 
 PAGE_BYTES = kernel.PAGE_BYTES
-MakeCorpus = Callable[..., Corpus]
+MakeCorpus = Callable[..., MapStore]
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
     """Open a corpus of files of some sizes, none of it in memory: make_corpus(bytes, ...,
     name="train").
     """
-    opened: list[Corpus] = []
+    opened: list[MapStore] = []
 
-    def make(*sizes: int, name: str = "train") -> Corpus:
+    def make(*sizes: int, name: str = "train") -> MapStore:
         paths = [tmp_path / f"{name}-{index}.bin" for index in range(len(sizes))]
         for path, size in zip(paths, sizes, strict=True):
             np.full(size // 2, 7, dtype="<u2").tofile(path)
@@ -41,7 +41,7 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-        opened.append(Corpus(name, [str(path) for path in paths], asked("<u2")))
+        opened.append(MapStore(name, [str(path) for path in paths], asked("<u2")))
         return opened[-1]
 
     yield make
@@ -49,9 +49,9 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
         corpus.close()
 
 
-def dataset_of(corpus: Corpus, digest: bytes = bytes(32)) -> Dataset:
+def dataset_of(corpus: MapStore, digest: bytes = bytes(32)) -> Dataset:
     """What is served of a corpus; a digest of b"" is not known."""
-    return Dataset(corpus.name, corpus, ReadAhead(corpus), bytes(32), Digest(digest))
+    return Dataset(corpus.name, corpus, bytes(32), Digest(digest))
 
 
 @pytest.fixture(params=["populated", "touched"])
@@ -66,11 +66,11 @@ def never() -> bool:
     return False
 
 
-def resident_bytes(corpus: Corpus) -> int:
+def resident_bytes(corpus: MapStore) -> int:
     return int(kernel.residency(*corpus.span).sum()) * PAGE_BYTES
 
 
-def mapped_bytes(corpus: Corpus) -> int:
+def mapped_bytes(corpus: MapStore) -> int:
     """How much of the corpus is in this process' page table."""
     first, size = corpus.span
     counted = 0
@@ -255,9 +255,9 @@ def test_only_the_thread_that_warms_up_is_nice(
     """Streams come first; a nice server would come last."""
     seen: list[int] = []
 
-    def warm(corpus: Corpus, _: object) -> int:
+    def warm(store: TokenStore, *_: object) -> int:
         seen.append(os.getpriority(os.PRIO_PROCESS, 0))
-        return corpus.span[1]
+        return store.memory_bytes
 
     monkeypatch.setattr(warmup, "warm", warm)
     monkeypatch.setattr(

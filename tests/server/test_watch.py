@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from server.corpus import Corpus
+from server.storage.mapped import MapStore
 from server.watch import Rereads, Watch
 from tests.conftest import WriteTokens
 from tests.server.conftest import asked
@@ -65,7 +65,7 @@ def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
 def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens) -> None:
     """It takes seconds for 1 GiB."""
     path = write_tokens(np.arange(1, 5000))
-    corpus = Corpus("train", [str(path)], asked("<u2"))
+    corpus = MapStore("train", [str(path)], asked("<u2"))
     rereads = Rereads()
     reading, may_end = threading.Event(), threading.Event()
     read = []
@@ -99,7 +99,7 @@ def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_th
     write_tokens: WriteTokens,
 ) -> None:
     path = write_tokens(np.arange(1, 5000))
-    corpus = Corpus("train", [str(path)], asked("<u2"))
+    corpus = MapStore("train", [str(path)], asked("<u2"))
     rereads = Rereads()
     try:
         let_time_pass(path)

@@ -438,9 +438,11 @@ def test_rows_that_would_make_a_message_of_4_mib_or_more_go_as_several(
     missing_bytes: int, row_lengths: int | None
 ) -> None:
     """A client with gRPC's usual limit reads them, planes and headers included."""
-    row_bytes = 1024 + (0 if row_lengths is None else row_lengths + len(varint(row_lengths)))
-    rows, rest = divmod(MIB_4 - missing_bytes, row_bytes)
-    tokens = np.arange(rows * 512, dtype=np.uint16).reshape(rows, 512)
+    # Rows of 4 bytes where nothing else can make up the rest, so that each byte of headers counts.
+    row_tokens = 2 if row_lengths is None else 512
+    of_plane = 0 if row_lengths is None else row_lengths + len(varint(row_lengths))
+    rows, rest = divmod(MIB_4 - missing_bytes, 2 * row_tokens + of_plane)
+    tokens = np.arange(rows * row_tokens).astype(np.uint16).reshape(rows, row_tokens)
     contents = [b"x" * (row_lengths or 0)] * (rows - 1) + [b"y" * ((row_lengths or 0) + rest)]
     planes = () if row_lengths is None else (plane_of(50, contents),)
 

@@ -499,6 +499,18 @@ def test_a_stream_whose_first_request_passes_has_no_later_one_that_is_too_long(
         require_size(request, pb.Limits(request_bytes_max=size_bytes - 1), client_name)
 
 
+def test_the_longest_request_of_a_stream_counts_when_its_first_one_is_measured() -> None:
+    """All numbers that were 0 and not on the wire at first, near sample 2^63."""
+    spec = StreamSpec.of_dataset("", orders.find("random-1"), 0, 2, sorted(KINDS))
+    first = StreamRequest(spec, Position(0, BATCH_SIZE_MAX))
+    later = first.part((2**42 + 1) * BATCH_SIZE_MAX - 1, first.end_batch)
+    expected = Expected(bytes(32), 1, bytes(32), tuple((kind, bytes(32)) for kind in spec.planes))
+    size_bytes = to_message(later, expected, "somebody").ByteSize()
+
+    with pytest.raises(OverLimit, match=r"^request: "):
+        require_size(first, pb.Limits(request_bytes_max=size_bytes - 1), "somebody")
+
+
 def test_a_request_as_people_make_it_passes_the_limit_of_any_server() -> None:
     """A limit that is not known passes too."""
     require_size(request_of(), pb.Limits(request_bytes_max=1024), "run-17 rank 3")

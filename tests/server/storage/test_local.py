@@ -1,4 +1,4 @@
-"""The map and the gather, on real files."""
+"""The stores of local files and their gather, on real files: what both of them promise."""
 
 from __future__ import annotations
 
@@ -11,39 +11,48 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.corpus import Corpus
+from server.storage.local import LocalStore
+from server.storage.mapped import MapStore
+from server.storage.pread import PreadStore
 from tests.conftest import WriteTokens
 from tests.server.conftest import asked
 from tests.waiting import let_time_pass
 from tokenfeed.errors import BadCorpus, CorpusChanged
-from tokenfeed.plan import Windows
+from tokenfeed.spans import Spans
 
 PAGE_TOKENS = 2048
-OpenCorpus = Callable[..., Corpus]
+Store = LocalStore[Any]
+OpenCorpus = Callable[..., Store]
+
+
+@pytest.fixture(params=[MapStore, PreadStore], ids=["map", "pread"])
+def store_kind(request: pytest.FixtureRequest) -> type[Store]:
+    found: type[Store] = request.param
+    return found
 
 
 @pytest.fixture
-def open_corpus() -> Iterator[OpenCorpus]:
-    """Open corpora that are closed after the test: open_corpus(path, ..., dtype="<u2")."""
-    opened: list[Corpus] = []
+def open_corpus(store_kind: type[Store]) -> Iterator[OpenCorpus]:
+    """Open stores that are closed after the test: open_corpus(path, ..., dtype="<u2")."""
+    opened: list[Store] = []
 
-    def start(*paths: Path, dtype: str = "<u2") -> Corpus:
-        opened.append(Corpus("train", [str(path) for path in paths], asked(dtype)))
+    def start(*paths: Path, dtype: str = "<u2") -> Store:
+        opened.append(store_kind("train", [str(path) for path in paths], asked(dtype)))
         return opened[-1]
 
     yield start
-    for corpus in opened:
-        corpus.close()
+    for store in opened:
+        store.close()
 
 
-def windows(*places: tuple[int, int]) -> Windows:
+def windows(row_tokens: int, *places: tuple[int, int]) -> Spans:
     shard, token_offset = np.array(places, dtype=np.int64).T
-    return Windows(shard.copy(), token_offset.copy())
+    return Spans.of_windows(row_tokens, shard.copy(), token_offset.copy())
 
 
-def gathered(corpus: Corpus, row_tokens: int, *places: tuple[int, int]) -> list[list[int]]:
-    with corpus.gather(windows(*places), row_tokens * corpus.dtype.itemsize) as tokens:
-        rows: list[list[int]] = tokens.view(corpus.dtype).reshape(-1, row_tokens).tolist()
+def gathered(store: Store, row_tokens: int, *places: tuple[int, int]) -> list[list[int]]:
+    with store.gather(windows(row_tokens, *places)) as block:
+        rows: list[list[int]] = block.tokens.tolist()
     return rows
 
 
@@ -79,7 +88,7 @@ def test_a_shard_that_changes_between_listing_and_opening_is_named(
     }
 
     with pytest.raises(BadCorpus, match=rf"two\.bin: {problem}"):
-        Corpus("train", Changing([one, two], changes[change]), asked("<u2"))
+        MapStore("train", Changing([one, two], changes[change]), asked("<u2"))
 
 
 def test_rows_come_from_every_file_of_the_corpus(
@@ -121,6 +130,7 @@ def test_more_rows_than_one_system_call_takes_are_all_there(
     assert rows == [[i + 1, i + 2] for i in range(5000)]
 
 
+@pytest.mark.parametrize("store_kind", [MapStore])
 def test_ten_thousand_files_leave_no_descriptor_open(
     open_corpus: OpenCorpus, tmp_path: Path
 ) -> None:
@@ -366,7 +376,7 @@ def test_gathers_in_turn_use_the_same_memory(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
     for _ in range(20):
-        with corpus.gather(windows(*((0, i) for i in range(500))), 2000):
+        with corpus.gather(windows(1000, *((0, i) for i in range(500)))):
             pass
 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000

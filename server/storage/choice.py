@@ -1,0 +1,93 @@
+"""Which store a dataset has: as the command line says, or by the file system that its files lie on.
+
+A map is right on local disks. On network file systems page tables, faults one at a time and errors
+differ, so files there are read by pread. Where the file system is not known here, it is a map.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..formats import Asked
+from .looks import Looks
+from .mapped import MapStore
+from .pread import PreadStore
+from .store import TokenStore
+
+STORES: dict[str, Callable[[str, Sequence[str], Asked, Looks], TokenStore]] = {
+    MapStore.kind: MapStore,
+    PreadStore.kind: PreadStore,
+}
+"""How --read has them."""
+
+_READ_BY_PREAD = frozenset(
+    (
+        "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "gpfs", "lustre",
+        "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb2", "smb3",
+        "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs",
+    )
+)  # fmt: skip
+"""As /proc/self/mountinfo calls them; "fuse.NAME" is one too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """How a dataset is stored, as far as somebody said.
+
+    read: one of STORES; None: as its file system needs it.  looks: the turns to look at files.
+    """
+
+    read: str | None = None
+    looks: Looks = field(default_factory=Looks)
+
+
+def open_store(
+    name: str, paths: Sequence[str], asked: Asked, storing: Storing
+) -> tuple[TokenStore, str]:
+    """Open a dataset's files; return their store, and why it is that one.  Raises: BadCorpus."""
+    kind, why = choose(paths, storing.read)
+    return STORES[kind](name, paths, asked, storing.looks), why
+
+
+def choose(paths: Sequence[str], read: str | None) -> tuple[str, str]:
+    """Return the kind of store for some files, and why: "--read", or their file system.
+
+    One file of each folder is looked at.
+    """
+    if read is not None:
+        return read, "--read"
+    of_folder = {os.path.dirname(path): path for path in paths}
+    systems = file_systems(of_folder.values())
+    by_pread = [system for system in systems if is_read_by_pread(system)]
+    return (PreadStore.kind, by_pread[0]) if by_pread else (MapStore.kind, systems[0])
+
+
+def is_read_by_pread(system: str) -> bool:
+    """Say whether files on a file system are read by pread, by the name of its type."""
+    return system in _READ_BY_PREAD or system.startswith("fuse.")
+
+
+def file_systems(paths: Iterable[str], mountinfo: str = "/proc/self/mountinfo") -> list[str]:
+    """Return the types of the file systems that files lie on, at least one; "unknown" where nobody
+    tells.
+    """
+    try:
+        devices = {os.stat(path).st_dev: None for path in paths}
+        with open(mountinfo, encoding="utf-8", errors="replace") as mounts:
+            types = _types(mounts.read())
+    except (OSError, ValueError):
+        return ["unknown"]
+    numbers = [f"{os.major(device)}:{os.minor(device)}" for device in devices]
+    return [types.get(number, "unknown") for number in numbers] or ["unknown"]
+
+
+def _types(mountinfo: str) -> dict[str, str]:
+    """Return the type of each file system by its device, "MAJOR:MINOR"."""
+    found = {}
+    for line in mountinfo.splitlines():
+        mount, _, system = line.partition(" - ")
+        if len(mount.split()) > 2 and system.split():
+            found[mount.split()[2]] = system.split()[0]
+    return found

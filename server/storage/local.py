@@ -1,0 +1,267 @@
+"""What stores of local files have in common, however they read them: rows out of spans, narrowing,
+and the check for files that were cut within a row.
+
+Half a corpus is another corpus: once a file was found cut short or written to, nothing more of the
+dataset is handed out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import BadCorpus
+from tokenfeed.plan import Shape
+from tokenfeed.row_block import RowBlock
+from tokenfeed.spans import Spans
+
+from ..blame import file_name
+from ..digest import read_sidecar, sidecar_path, write_sidecar
+from ..formats import Stored
+from ..narrowing import Narrowing
+from ..readahead import ReadAhead
+from ..scratch import Room, ScratchPool, Tokens
+from ..shard import Shard
+from .opened import OpenedShards
+from .store import Later, Piece, SameContent, at_once
+
+Numbers = npt.NDArray[np.int64]
+RoomKind = TypeVar("RoomKind", bound=Room)
+
+
+class LocalStore(ABC, Generic[RoomKind]):
+    """A dataset's files on file systems of this machine; a TokenStore but for how it reads.
+
+    files: what has become of them.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        name: str,
+        shards: Sequence[Shard],
+        make_room: Callable[[], RoomKind],
+        files: OpenedShards,
+    ) -> None:
+        """Hold opened shards.  Raises: BadCorpus if not all are of one kind."""
+        self.name = name
+        self.files = files
+        self.stored = _one_kind(shards)
+        self.narrowing = Narrowing(self.stored)
+        self.shape = Shape(np.array([shard.layout.token_count for shard in shards], dtype=np.int64))
+        # Files of planes beside the tokens are not read yet.
+        self.planes: Mapping[int, bytes] = {}
+        self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
+        tails = [shard.tail for shard in shards]
+        self._witness_bytes = np.array([tail.witness_byte for tail in tails], dtype=np.int64)
+        self._witness_values = np.array([tail.witness_value for tail in tails], dtype=np.uint8)
+        self._rooms = ScratchPool(make_room)
+        self._readahead = ReadAhead(self)
+
+    @abstractmethod
+    def _read_tokens(self, spans: Spans, room: RoomKind) -> None:
+        """Read the stored tokens of spans, end to end, to the beginning of room.
+
+        Raises: Unread.
+        """
+
+    @abstractmethod
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: RoomKind, place: int) -> None:
+        """Read a byte of each file, from place in room on.  Raises: Unread."""
+
+    @abstractmethod
+    def seem_resident(self, spans: Spans) -> bool:
+        """Say whether some of the tokens, taken as a sample, are in memory."""
+
+    @abstractmethod
+    def read_ahead(self, spans: Spans) -> None:
+        """Have tokens be read that are asked for soon."""
+
+    @abstractmethod
+    def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes of what is being served.  Raises: CorpusChanged, Unreadable."""
+
+    @abstractmethod
+    def bring_in(self) -> Iterator[Piece]:
+        """Bring all of it into memory."""
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The files, as they were opened."""
+        return self.files.shards
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Of the tokens as they are served: uint16 or uint32, little-endian."""
+        return self.narrowing.served
+
+    def narrow(self, token_max: int) -> None:
+        """Serve tokens in the narrowest type that holds this one."""
+        self.narrowing = Narrowing(self.stored, token_max)
+
+    @contextmanager
+    def gather(self, spans: Spans, planes: Sequence[int] = ()) -> Iterator[RowBlock]:
+        """Lend the rows of spans, as they are served."""
+        assert not planes
+        self.require_intact()
+        if spans.are_windows:
+            token_count = len(spans) * spans.row_tokens
+        else:
+            token_count = int(spans.token_count.sum())
+        size_bytes = token_count * self.stored.itemsize
+        # Beside the tokens there is room for the witnesses, at most one a span.
+        with self._rooms.lend(size_bytes + spans.shard.size) as room:
+            self.files.surely(lambda: self._fill(spans, room, size_bytes))
+            # Once more: if the store was closed meanwhile, something else may have been read.
+            self.require_intact()
+            tokens = self._served(spans, room.content[:size_bytes])
+            yield RowBlock(laid_out(spans, tokens))
+
+    def advise(self, spans: Spans) -> None:
+        """Have rows that are gathered soon be read from now on, if the store seems to be cold."""
+        self._readahead.advise(spans)
+
+    @property
+    def cold(self) -> bool:
+        """Whether gathers seem to wait for the disk or the network."""
+        return self._readahead.cold
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing of it is handed out any more."""
+        return self.files.lost
+
+    def require_intact(self) -> None:
+        """Raise CorpusChanged if a file was ever found cut short or written to."""
+        self.files.require_intact()
+
+    def look(self, same_content: SameContent, later: Later = at_once) -> None:
+        """Look at every file, one after the other."""
+        for shard in range(len(self.shards)):
+            self.look_at(shard, same_content, later)
+
+    def look_at(self, shard: int, same_content: SameContent, later: Later) -> None:
+        """Look at what has become of a file."""
+        self.files.look_at(shard, same_content, later)
+
+    @property
+    def facts(self) -> Sequence[object]:
+        """What is known of each file, by which a change shows."""
+        return self.files.facts()
+
+    def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
+        """Say whether all files are now as these facts say."""
+        return self.files.unchanged_since(facts, stopped)
+
+    @property
+    def digest_path(self) -> str:
+        """Where its digest is kept: beside the first file."""
+        return sidecar_path(self.shards, self.stored)
+
+    def kept_digest(self) -> bytes:
+        """Return the digest that was kept, b"" if there is none."""
+        return read_sidecar(self.shards, self.stored)
+
+    def keep_digest(self, digest: bytes) -> str:
+        """Keep a digest, and return where.  Raises: OSError."""
+        return write_sidecar(self.shards, self.stored, digest)
+
+    def close(self) -> None:
+        """Hand out nothing more. May be called twice."""
+        self.files.close()
+        self._rooms.close()
+
+    def _fill(self, spans: Spans, room: RoomKind, size_bytes: int) -> None:
+        """Read the tokens of spans.  Raises: Unread; CorpusChanged where a file was cut within."""
+        self._read_tokens(spans, room)
+        suspects = self._suspects(spans, room, size_bytes)
+        if suspects.size:
+            self._require_witnesses(suspects, room, size_bytes)
+
+    def _suspects(self, spans: Spans, room: RoomKind, size_bytes: int) -> Numbers:
+        """Return the files with a span that may have run over a cut.
+
+        The rest of a page in which a map's file was cut reads as zeros, without an error, and so
+        does a hole that was grown in place of what was cut; then the span's last byte is 0 as well,
+        if the file system takes away the pages beyond the cut before it clears the rest of the page
+        with the cut, as ext4 and tmpfs do (docs/decisions/0003-gather.md says where it does not).
+        """
+        if spans.are_windows:
+            row_bytes = spans.row_tokens * self.stored.itemsize
+            last = room.content[row_bytes - 1 : size_bytes : row_bytes]
+        else:
+            last = room.content[np.cumsum(spans.token_count) * self.stored.itemsize - 1]
+        return np.unique(spans.shard[last == 0])
+
+    def _require_witnesses(self, suspects: Numbers, room: RoomKind, place: int) -> None:
+        """Lose the dataset if one of these files was cut.  Raises: Unread, CorpusChanged.
+
+        Each has a witness: its last byte that is not 0. After a cut before it, it is gone or 0; a
+        cut behind it has only taken zeros. Asking for the size of every file of every frame would
+        cost a third of a frame.
+        """
+        self._read_bytes(suspects, self._witness_bytes[suspects], room, place)
+        known = self._witness_values[suspects]
+        wrong = suspects[room.content[place : place + suspects.size] != known].tolist()
+        # Where a file ends in nothing but zeros, only the file system can tell.
+        wrong += [index for index in suspects[known == 0].tolist() if self.files.is_written(index)]
+        if wrong:
+            self.require_intact()
+            name = file_name(self.shards[wrong[0]].path)
+            self.files.lose(f"{name}: a gather met a file that was cut short")
+            self.require_intact()
+
+    def _served(self, spans: Spans, content: Tokens) -> npt.NDArray[np.unsignedinteger]:
+        """Return stored tokens as they are served.  Raises: CorpusChanged."""
+        tokens = content.view(self.stored)
+        if self.narrowing.is_copy:
+            return tokens  # type: ignore[return-value]
+        wrong = self.narrowing.look(tokens).wrong_place
+        if wrong is not None:
+            ends = np.cumsum(spans.token_count)
+            span = int(np.searchsorted(ends, wrong, side="right"))
+            token = wrong - int(ends[span] - spans.token_count[span] - spans.token_offset[span])
+            self.files.lose(
+                f"{file_name(self.shards[spans.shard[span]].path)}: token {token} is "
+                f"{tokens[wrong]}, which cannot be served; without --vocab-size, or with "
+                "--check-all-tokens, it would be found at the start",
+                "has a token that cannot be served; the log of its server says where",
+            )
+            self.require_intact()
+        return self.narrowing.serve(tokens)
+
+
+def laid_out(
+    spans: Spans, tokens: npt.NDArray[np.unsignedinteger]
+) -> npt.NDArray[np.unsignedinteger]:
+    """Return the tokens of spans, one span after the other, as rows [rows, row_tokens]: the same
+    memory where no row has padding, which is 0.
+    """
+    shape = len(spans), spans.row_tokens
+    if tokens.size == len(spans) * spans.row_tokens:
+        return tokens.reshape(shape)
+    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(spans.token_count)])
+    row_lengths = np.diff(ends[spans.first_span])
+    rows = np.zeros(shape, dtype=tokens.dtype)
+    rows[np.arange(spans.row_tokens) < row_lengths[:, None]] = tokens
+    return rows
+
+
+def _one_kind(shards: Sequence[Shard]) -> Stored:
+    """Return the type of their tokens.  Raises: BadCorpus if not all are of one kind."""
+    first = shards[0]
+    for shard in shards:
+        one, other = first.layout, shard.layout
+        if (one.format, one.dtype) != (other.format, other.dtype):
+            what = [f"{layout.format} ({layout.dtype.name})" for layout in (one, other)]
+            raise BadCorpus(
+                shard.path,
+                f"is {what[1]}, and {first.path} is {what[0]}: a dataset's files are of one kind",
+            )
+    return first.layout.dtype

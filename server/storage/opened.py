@@ -1,0 +1,228 @@
+"""The opened files of a store: what has become of them since, and which errors heal.
+
+Files are looked at one at a time, in turns that all datasets share (looks.py). And whoever cannot
+read a part of one asks here: it was cut short if its size or its time say so; else a file system
+has failed over, or forgot what it had cached, and trying again soon may help.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tokenfeed.errors import CorpusChanged, Unreadable
+
+from ..blame import file_name
+from ..shard import Facts, Fate, Shard
+from .looks import Looks
+from .store import Later, SameContent
+
+_LOG = logging.getLogger("tokenfeed.server")
+_CHANGED = "changed while it was served; restart its server on complete files"
+_PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
+"""Between tries to read what could not be read: not a second in all, since a call waits for it."""
+_SAID_SECONDS = 30.0
+
+
+class Unread(Exception):
+    """A part of a shard could not be read.  shard: its index.  error: why."""
+
+    def __init__(self, shard: int, error: OSError) -> None:
+        """Keep both."""
+        super().__init__(shard, error)
+        self.shard = shard
+        self.error = error
+
+
+class OpenedShards:
+    """The files of a dataset, as they were opened.
+
+    Its few values are changed by many threads without a lock: at worst a file is read anew twice.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shards: Sequence[Shard],
+        looks: Looks,
+        status_of: Callable[[int], os.stat_result] | None = None,
+    ) -> None:
+        """Begin with none changed.
+
+        status_of: returns what the file system says of an opened file; without it, that of its
+        path is asked for.
+        """
+        self.name = name
+        self.shards = list(shards)
+        self._looks = looks
+        self._status_of = status_of
+        self._lost = ""
+        self._closed = threading.Event()
+        self._warned: set[int] = set()
+        self._unknown: set[int] = set()
+        self._touched: set[int] = set()
+        self._rereading = False
+        self._said_at = -_SAID_SECONDS
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing of them is handed out any more."""
+        return bool(self._lost)
+
+    def require_intact(self) -> None:
+        """Raise CorpusChanged if a file was ever found cut short or written to."""
+        if self._lost:
+            raise CorpusChanged("dataset", f"{self.name!r} {self._lost}")
+
+    def lose(self, reason: str, told: str = "") -> None:
+        """Hand out nothing more of this dataset: half a corpus is another corpus.
+
+        reason: for the log.  told: to clients, where it is not that its files changed.
+        """
+        self._lost = told or _CHANGED
+        _LOG.error("lost dataset=%s: %s", self.name, reason)
+
+    def close(self) -> None:
+        """Hand out nothing more. May be called twice."""
+        self._lost = _CHANGED
+        self._closed.set()
+
+    def is_written(self, index: int) -> bool:
+        """Say whether a file was cut short or written to, by its size and time as they are now.
+
+        Raises: Unread where the file system does not tell.
+        """
+        self._looks.take()
+        shard = self.shards[index]
+        try:
+            now = shard.facts_now() if self._status_of is None else self._opened_now(index)
+            return shard.fate(now) is Fate.WRITTEN
+        except OSError as error:
+            raise Unread(index, error) from error
+
+    def surely(self, read: Callable[[], None]) -> None:
+        """Call what raises Unread until it does not, for about a second.
+
+        Raises: CorpusChanged if a file was cut short or written to; Unreadable at the end.
+        """
+        for pause_seconds in _PAUSES_SECONDS:
+            try:
+                return read()
+            except Unread as unread:
+                if self.was_cut(unread):
+                    index, error = unread.shard, unread.error
+                    name = file_name(self.shards[index].path)
+                    self.lose(f"{name}: {Fate.WRITTEN.value}; met by a read: {error.strerror}")
+            self.require_intact()
+            self._closed.wait(pause_seconds)
+        try:
+            return read()
+        except Unread as unread:
+            problem = "has a file that cannot be read at present, and has not changed"
+            cure = "ask again, or another server; the log of this one names the file"
+            raise Unreadable("dataset", f"{self.name!r} {problem}; {cure}") from unread.error
+
+    def was_cut(self, unread: Unread) -> bool:
+        """Say whether what could not be read was cut off or written to, as far as can be told;
+        otherwise the log has a line, once in a while.
+        """
+        self.require_intact()
+        try:
+            if self.is_written(unread.shard):
+                return True
+        except Unread as later:
+            unread = later
+        if time.monotonic() - self._said_at >= _SAID_SECONDS:
+            self._said_at = time.monotonic()
+            _LOG.warning(
+                "cannot be read dataset=%s file=%s: %s; it has not changed, and is tried again",
+                self.name,
+                file_name(self.shards[unread.shard].path),
+                unread.error.strerror,
+            )
+        return False
+
+    def look_at(self, index: int, same_content: SameContent, later: Later) -> None:
+        """Look at a file: one written to in place loses the dataset, others cost a warning.
+
+        same_content: reads the dataset anew.  later: calls what it is given, which calls that.
+        """
+        if self._lost:
+            return
+        self._looks.take()
+        shard = self.shards[index]
+        try:
+            now = shard.facts_now()
+            fate = shard.fate(now)
+        except OSError as error:
+            self._say_unknown(index, error)
+            return
+        self._unknown.discard(index)
+        if fate is Fate.WRITTEN:
+            self.lose(f"{file_name(shard.path)}: {fate.value}")
+        if fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
+            self._warned.add(index)
+            _LOG.warning(
+                "file dataset=%s name=%s: %s", self.name, file_name(shard.path), fate.value
+            )
+        if fate in (Fate.TOUCHED, Fate.GROWN) and now is not None:
+            # As it is now: what is written while it is read is seen the next time.
+            self.shards[index] = shard.with_facts(now)
+            self._touched.add(index)
+        if self._touched and not self._lost and not self._rereading:
+            self._rereading = True
+            later(partial(self._reread, same_content))
+
+    def facts(self) -> list[Facts]:
+        """Return what is known of each file."""
+        return [shard.facts for shard in self.shards]
+
+    def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
+        """Say whether all files are now as these facts say."""
+        for index, known in enumerate(facts):
+            if self._lost or stopped():
+                return False
+            if self._looks.never:
+                continue
+            self._looks.take()
+            try:
+                if self.shards[index].facts_now() != known:
+                    return False
+            except OSError:
+                return False
+        return not (self._lost or self._touched or self._rereading)
+
+    def _reread(self, same_content: SameContent) -> None:
+        """Lose the dataset unless its content is the same; what cannot be read now is read again
+        after another look.
+        """
+        touched = sorted(self._touched)
+        self._touched.difference_update(touched)
+        try:
+            same = same_content()
+            if same is None:
+                self._touched.update(touched)
+            elif not same and not self._lost:
+                names = ", ".join(file_name(self.shards[index].path) for index in touched)
+                self.lose(f"{names}: written to in place, whatever its time says")
+        finally:
+            self._rereading = False
+
+    def _opened_now(self, index: int) -> Facts:
+        assert self._status_of is not None
+        return Facts.of(self._status_of(index))
+
+    def _say_unknown(self, index: int, error: OSError) -> None:
+        """Say once that the file system does not tell, until all of them can be looked at again."""
+        if not self._unknown:
+            _LOG.warning(
+                "could not look at dataset=%s file=%s: %s; it is served on",
+                self.name,
+                file_name(self.shards[index].path),
+                error.strerror,
+            )
+        self._unknown.add(index)
