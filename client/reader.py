@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .dataset import RemoteDataset
 from .delivery import Delivery
+from .parts import StreamParts
 from .request import StreamRequest
 from .stream import Counters, FrameStream
 from .widening import Batch
@@ -24,13 +25,22 @@ class Reader:
         """Begin to receive ahead."""
         self._delivery = delivery
         self._stride = request.position.stride
+        self._request = request
         self._remote = remote
+        self._spec: StreamParts | None = None
         self._stream = FrameStream(
             remote, request, prefetch_bytes=prefetch_bytes, counters=counters
         )
         self.sample = request.position.first_sample
         """Of row 0 of rank 0 in the batch that comes next."""
         self._stream.start(owner=self)
+
+    @property
+    def spec(self) -> StreamParts:
+        """Which stream the batches are of. Waits for nobody once there was one."""
+        if self._spec is None:
+            self._spec = self._request.parts(self._remote.await_described().fingerprint)
+        return self._spec
 
     def next(self, out: Batch | None = None) -> Batch | None:
         """Return the next batch, in out where that is given; None at the end, or once the feed is

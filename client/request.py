@@ -11,6 +11,8 @@ from tokenfeed.plan import SEED_END
 from tokenfeed.position import SAMPLE_END, Position, require_range
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
+from .parts import StreamParts
+
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
@@ -48,6 +50,15 @@ class StreamRequest:
     def identity(self, fingerprint: bytes) -> bytes:
         """Return the identity of the stream over a corpus of that fingerprint, 32 bytes."""
         return stream_identity(self.order, self.seed, self.context_length, fingerprint)
+
+    def parts(self, fingerprint: bytes) -> StreamParts:
+        """Return what that identity is made of."""
+        return StreamParts(
+            order=self.order.NAME,
+            seed=self.seed if self.order.USES_SEED else 0,
+            context_length=self.context_length,
+            fingerprint=fingerprint.hex(),
+        )
 
     def message(self, first_row: int, end_batch: int, corpus: pb.Dataset) -> pb.GetBatchRequest:
         """Return the request for stream rows from first_row on, as far as batch end_batch.

@@ -14,7 +14,8 @@ from tokenfeed import orders
 from tokenfeed.errors import SamplesExhausted, StreamMismatch
 from tokenfeed.position import SAMPLE_END
 
-from .state import MID_EPOCH, StreamParts
+from .parts import StreamParts
+from .state import MID_EPOCH
 
 _LOG = logging.getLogger("tokenfeed.client")
 
