@@ -14,7 +14,7 @@ from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position, require_range
 from tokenfeed.request import StreamRequest
-from tokenfeed.spec import StreamSpec
+from tokenfeed.spec import StreamParts, StreamSpec
 
 from .agreement import rank_agreement
 from .arguments import (
@@ -31,13 +31,20 @@ from .cursor import Cursor
 from .dataset import RemoteDataset
 from .delivery import delivery_to
 from .epochs import Epoch, EpochPlan, Tail
+from .history import History, as_dicts
 from .loaders import require_own_batches
 from .progress import FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
 from .replicas import Targets
 from .rescale import is_rescaled, rescaled
-from .state import StreamParts, log_differences, read_state, require_same_stream, write_state
+from .state import (
+    log_differences,
+    read_history,
+    read_state,
+    require_same_stream,
+    write_state,
+)
 from .stream import PREFETCH_BYTES, Counters, FrameStream
 from .timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .widening import WIDE_NUMPY, Batch, require_fits
@@ -54,7 +61,8 @@ class RemoteBatches(IterableDataset[Batch]):
     on after the last batch handed out. Nothing is sent before the first batch is asked for; from
     then on a thread receives ahead. `close()`, or leaving a `with` block, ends it.
 
-    For one consumer thread; `state_dict`, `position`, `stats` and `close` may be called from any.
+    For one consumer thread; `state_dict`, `history`, `position`, `stats` and `close` may be called
+    from any.
     """
 
     def __init__(
@@ -152,7 +160,7 @@ class RemoteBatches(IterableDataset[Batch]):
         )
         self._remote.end_with(self)
         self._reader: Reader | None = None
-        self._cursor = Cursor(self._request.position.first_sample)
+        self._cursor = Cursor(self._request.position)
         self._counters = Counters()
 
     # --- iterating ---
@@ -232,15 +240,17 @@ class RemoteBatches(IterableDataset[Batch]):
     # --- where it stands ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch handed out, as plain values.
+        """Return the position after the last batch handed out, and the history of all that was, as
+        plain values.
 
-        Says nothing of rank, world size, batch size, address or device: any rank may load it, in
-        any number of ranks.  Asks the server for the corpus' fingerprint if nothing was read yet.
+        It is the same on every rank: any rank may load it, at any batch size, in any number of
+        ranks.  Asks the server for the corpus' fingerprint if nothing was read yet.
         """
-        return write_state(self._cursor.sample, self._parts())
+        sample, _, history = self._cursor.standing
+        return write_state(sample, self._parts(), history)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on from a saved position.
+        """Go on from a saved position, with the history that it was saved with.
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
         "fingerprint"); what differs is logged.  num_batches still ends where it did.
@@ -251,6 +261,7 @@ class RemoteBatches(IterableDataset[Batch]):
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is none.
         """
         sample, saved = read_state(state)
+        history = read_history(state)
         own = self._parts()
         require_same_stream(saved, own, allow)
         if is_rescaled(sample, saved, own):
@@ -267,7 +278,22 @@ class RemoteBatches(IterableDataset[Batch]):
                 allow,
             )
         log_differences(saved, own)
-        self._go_to(sample)
+        self._go_to(sample, history)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return what was handed out, by this feed and by those whose state it went on from: runs
+        of batches, oldest first, as plain values.
+
+        Each has "first_batch" (how many batches there were before), "first_sample" and
+        "end_sample", "batch_size" and "world_size", and which stream: "order", "seed",
+        "context_length", "fingerprint".  Batch k of a run has the world_size * batch_size samples
+        from first_sample + k * world_size * batch_size on, those of all ranks; from end_sample on
+        the rows of its last batch were padding.
+        It begins with an earlier state's first batch, or where the feed did. If the first run's
+        first_batch is above 0, then the oldest were left out, of more than 1,000 runs.
+        """
+        _, _, history = self._cursor.standing
+        return as_dicts(history)
 
     @property
     def position(self) -> FeedPosition:
@@ -289,7 +315,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def stats(self) -> FeedStats:
         """Return what the feed has done so far."""
-        batches, sample = self._cursor.batches, self._cursor.sample
+        sample, batches, _ = self._cursor.standing
         return FeedStats(
             batches=batches,
             tokens=batches * self._request.position.batch_size * self._spec.context_length,
@@ -327,10 +353,9 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def _next(self, out: Batch | None) -> Batch | None:
         # Another thread, or a signal handler, may close this feed meanwhile.
-        reader = self._reader
-        if reader is None or reader.sample != self._cursor.sample:
+        reader, sample = self._reader, self._cursor.sample
+        if reader is None or reader.sample != sample:
             self._drop_reader()
-            sample = self._cursor.sample
             batches_left = max(0, self._end_sample - sample) // self._request.position.stride
             if self._remote.closed or batches_left == 0:
                 return None
@@ -343,7 +368,7 @@ class RemoteBatches(IterableDataset[Batch]):
             raise
         if batch is not None:
             self._cursor.moves += 1
-            self._cursor.hand_out(reader.sample)
+            self._cursor.hand_out(sample, reader.sample, reader.sample, reader.spec)
         return batch
 
     def _open(self, sample: int, num_batches: int) -> Reader:
@@ -353,18 +378,18 @@ class RemoteBatches(IterableDataset[Batch]):
                 "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
             )
         self._remote.require_own_process()
-        own, position = self._request, self._request.position
-        place = replace(position, first_sample=sample)
-        num_batches = min(num_batches, place.batches_left, SAMPLE_END - 1)
-        shape = (position.batch_size, own.spec.context_length)
+        position = replace(self._request.position, first_sample=sample)
+        num_batches = min(num_batches, position.batches_left, SAMPLE_END - 1)
+        request = replace(self._request, position=position, num_batches=num_batches)
         rows = FrameStream(
             self._remote,
-            replace(own, position=place, num_batches=num_batches),
+            request,
             prefetch_bytes=self._prefetch_bytes,
             counters=self._counters,
         )
+        shape = (position.batch_size, self._spec.context_length)
         delivery = delivery_to(self._own_device(), shape, self._x_dtype)
-        return Reader(self._remote, rows, delivery, place)
+        return Reader(self._remote, request, rows, delivery)
 
     @property
     def _spec(self) -> StreamSpec:
@@ -375,21 +400,15 @@ class RemoteBatches(IterableDataset[Batch]):
         if reader is not None:
             reader.close()
 
-    def _go_to(self, sample: int) -> None:
-        self._cursor.go_to(sample)
+    def _go_to(self, sample: int, history: History | None = None) -> None:
+        self._cursor.go_to(sample, history)
         self._drop_reader()
 
     def _sample_of(self, batch: int) -> int:
         return self._request.position.batch_first_sample(batch)
 
     def _parts(self) -> StreamParts:
-        own = self._spec
-        return StreamParts(
-            order=own.order.NAME,
-            seed=own.source.seed_used,
-            context_length=own.context_length,
-            fingerprint=self._remote.await_described().fingerprint.hex(),
-        )
+        return self._spec.parts(self._remote.await_described().fingerprint)
 
     def _position_of(self, sample: int) -> FeedPosition:
         if not self._spec.order.HAS_EPOCHS:

@@ -1,29 +1,57 @@
-"""Where a feed stands, and whether it was moved meanwhile."""
+"""Where a feed stands, what it has handed out, and whether it was moved meanwhile."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from typing import TypeAlias
+
+from tokenfeed.position import Position
+from tokenfeed.spec import StreamParts
+
+from .history import HISTORY_RUNS_MAX, History
+
+_LOG = logging.getLogger("tokenfeed.client")
 
 
-@dataclass(slots=True)
+Standing: TypeAlias = tuple[int, int, History]
+"""Where a feed stands at one moment: (sample, batches, history).
+
+sample: the next one of row 0 of rank 0, in [0, 2^63].  batches: handed out by this feed.  history:
+what was handed out before that sample, by this feed and by those whose state it loaded.
+"""
+
+
 class Cursor:
     """The position of a feed. Read from any thread, moved by the consumer's.
 
-    sample: the next one of row 0 of rank 0, in [0, 2^63].  batches: handed out so far.  moves: how
-    often it was moved; whoever reads on its own compares.  placed: whether it stands where a loaded
-    state, `skip` or `start_sample` has put it.
+    standing: replaced as a whole, in one assignment, and never changed: whoever reads it, another
+    thread or a signal handler, reads one moment, and an interrupt comes before it or after it.
+    moves: how often it was moved; whoever reads on its own compares.  placed: whether it stands
+    where a loaded state, `skip` or `start_sample` has put it.
     """
 
-    sample: int
-    batches: int = 0
-    moves: int = 0
-    placed: bool = True
+    __slots__ = ("_position", "moves", "placed", "standing")
 
-    def go_to(self, sample: int) -> None:
-        """Put it somewhere else."""
+    def __init__(self, position: Position) -> None:
+        """position: where the feed begins; all of its batches are of that size, for as many ranks
+        as that.
+        """
+        self._position = position
+        self.standing: Standing = position.first_sample, 0, History()
+        self.moves = 0
+        self.placed = True
+
+    @property
+    def sample(self) -> int:
+        """The next sample."""
+        return self.standing[0]
+
+    def go_to(self, sample: int, history: History | None = None) -> None:
+        """Put it somewhere else.  history: that of a loaded state; None keeps what there is."""
         self.moves += 1
         self.placed = True
-        self.sample = sample
+        _, batches, before = self.standing
+        self.standing = sample, batches, before if history is None else history
 
     def enter(self, first_sample: int, end_sample: int) -> int:
         """Return where to begin within samples: where it was placed, or else with the first."""
@@ -32,8 +60,36 @@ class Cursor:
         self.moves += 1
         return self.sample if begins_here else first_sample
 
-    def hand_out(self, next_sample: int) -> None:
-        """Count a batch. The sample comes last: an interrupt before it costs no batch."""
-        self.batches += 1
+    def leave(self, end_sample: int) -> None:
+        """Go on behind samples of which none is handed out."""
+        self.standing = end_sample, *self.standing[1:]
+
+    def hand_out(
+        self, first_sample: int, end_sample: int, next_sample: int, spec: StreamParts
+    ) -> None:
+        """Count a batch.
+
+        first_sample, end_sample: of its rows on all ranks, without padding.  next_sample: where the
+        feed stands behind it.  spec: of which stream it is.
+
+        The standing comes last: an interrupt before it costs no batch.
+        """
+        _, batches, before = self.standing
+        position = self._position
+        history = before.handed_out(
+            first_sample, end_sample, position.batch_size, position.world_size, spec
+        )
+        if history.earlier is not before.earlier:
+            _log_left_out(before, history)
         self.placed = False
-        self.sample = next_sample
+        self.standing = next_sample, batches + 1, history
+
+
+def _log_left_out(before: History, now: History) -> None:
+    """Say so when a history becomes too long for the first time."""
+    if now.first_batch and not before.first_batch:
+        _LOG.warning(
+            "the history of this feed has more than %d runs: from now on its state leaves out the "
+            "oldest ones, and says how many batches those were",
+            HISTORY_RUNS_MAX,
+        )

@@ -62,6 +62,13 @@ class EpochPlan:
         left = max(0, self.end_sample - first_sample)
         return left % (self.batch_size * self.world_size) if self.tail == "drop" else 0
 
+    def batch_end_sample(self, first_sample: int) -> int:
+        """Return where the samples end, of all ranks, that the batch at a sample hands out: rows
+        that are padding are of no sample.
+        """
+        end_sample = first_sample + self.batch_size * self.world_size
+        return min(end_sample, self.end_sample) if self.tail == "pad" else end_sample
+
     def own_rows(self, first_sample: int) -> int:
         """Return how many rows of this rank's batch at a sample belong to the epoch, in [0, B]."""
         first_row_sample = first_sample + self.rank * self.batch_size
@@ -120,7 +127,7 @@ class Epoch(IterableDataset[Batch]):
             _LOG.info("epoch=%d drops samples=%d", plan.epoch, dropped)
         batch_count = plan.batch_count(begin)
         if batch_count == 0:
-            cursor.sample = plan.end_sample
+            cursor.leave(plan.end_sample)
             return
         moves = cursor.moves
         reader = self._open_reader(begin, batch_count)
@@ -132,14 +139,19 @@ class Epoch(IterableDataset[Batch]):
                         f"{plan.epoch} was still being read when its feed was moved, by skip, "
                         "load_state_dict, next or another epoch; begin it anew",
                     )
-                own_rows = plan.own_rows(reader.sample)
+                first_sample = reader.sample
                 batch = reader.next()
                 if batch is None:
                     break
                 if plan.tail == "pad":
-                    _pad_targets(batch[1], own_rows)
+                    _pad_targets(batch[1], plan.own_rows(first_sample))
                 is_last = index == batch_count - 1
-                cursor.hand_out(plan.end_sample if is_last else reader.sample)
+                cursor.hand_out(
+                    first_sample,
+                    plan.batch_end_sample(first_sample),
+                    plan.end_sample if is_last else reader.sample,
+                    reader.spec,
+                )
                 yield batch
         except GeneratorExit:
             # Python lets go of this iterator, and would swallow a Ctrl-C in what runs now. So

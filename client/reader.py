@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tokenfeed.position import Position
+from tokenfeed.request import StreamRequest
+from tokenfeed.spec import StreamParts
 
 from .dataset import RemoteDataset
 from .delivery import Delivery
@@ -14,16 +15,25 @@ class Reader:
     """Hands out the batches of a source in order, which begins to receive when this is made."""
 
     def __init__(
-        self, remote: RemoteDataset, rows: RowSource, delivery: Delivery, position: Position
+        self, remote: RemoteDataset, request: StreamRequest, rows: RowSource, delivery: Delivery
     ) -> None:
-        """Begin to receive ahead.  rows: of remote, not started yet.  position: of the first."""
+        """Begin to receive ahead.  rows: what the request asks for, of remote, not started yet."""
         self._delivery = delivery
-        self._stride = position.stride
+        self._stride = request.position.stride
+        self._request = request
         self._remote = remote
+        self._spec: StreamParts | None = None
         self._rows = rows
-        self.sample = position.first_sample
+        self.sample = request.position.first_sample
         """Of row 0 of rank 0 in the batch that comes next."""
         rows.start(owner=self)
+
+    @property
+    def spec(self) -> StreamParts:
+        """Which stream the batches are of. Waits for nobody once there was one."""
+        if self._spec is None:
+            self._spec = self._request.spec.parts(self._remote.await_described().fingerprint)
+        return self._spec
 
     def next(self, out: Batch | None = None) -> Batch | None:
         """Return the next batch, in out where that is given; None at the end, or once the feed is

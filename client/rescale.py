@@ -13,8 +13,9 @@ from collections.abc import Collection
 from tokenfeed import orders
 from tokenfeed.errors import SamplesExhausted, StreamMismatch
 from tokenfeed.position import SAMPLE_END
+from tokenfeed.spec import StreamParts
 
-from .state import MID_EPOCH, StreamParts
+from .state import MID_EPOCH
 
 _LOG = logging.getLogger("tokenfeed.client")
 

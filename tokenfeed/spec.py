@@ -17,7 +17,8 @@ from .orders import Order
 from .planes import require_known
 from .position import require_range
 
-_UINT64_END = 1 << 64
+SEED_END = 1 << 64
+_CONTEXT_LENGTH_END = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,7 @@ class Source:
 
     def __post_init__(self) -> None:
         """Check the range."""
-        require_range("seed", self.seed, 0, _UINT64_END)
-
-    @property
-    def seed_used(self) -> int:
-        """The seed as the identity has it: 0 where the order ignores it."""
-        return self.seed if self.order.USES_SEED else 0
+        require_range("seed", self.seed, 0, SEED_END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +49,21 @@ class Stage:
 
     first_sample: int
     weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParts:
+    """What makes a stream over a corpus the same stream, as plain values that a saved state holds;
+    they may come from a release that knows other orders.
+
+    order: with its version.  seed: 0 where the order ignores it.  context_length: T.  fingerprint:
+    of the corpus, 64 hexadecimal digits.
+    """
+
+    order: str
+    seed: int
+    context_length: int
+    fingerprint: str
 
 
 _ALONE = (Stage(0, (1,)),)
@@ -75,7 +86,7 @@ class StreamSpec:
 
     def __post_init__(self) -> None:
         """Check every range."""
-        require_range("context_length", self.context_length, 1, _UINT64_END)
+        require_range("context_length", self.context_length, 1, _CONTEXT_LENGTH_END)
         if len(self.sources) != 1 or self.stages != _ALONE:
             raise InvalidRequest("stage", "a stream is of one dataset; mixtures are not served yet")
         require_known(self.planes)
@@ -91,6 +102,11 @@ class StreamSpec:
     ) -> StreamSpec:
         """Return the stream over one dataset: one source, one stage."""
         return cls(context_length, (Source(dataset, order, seed),), planes=tuple(sorted(planes)))
+
+    def parts(self, fingerprint: bytes) -> StreamParts:
+        """Return what `identity` is made of, as plain values.  fingerprint: of the corpus."""
+        seed = self.source.seed if self.order.USES_SEED else 0
+        return StreamParts(self.order.NAME, seed, self.context_length, fingerprint.hex())
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain values, the same in every process: what tells streams apart that were

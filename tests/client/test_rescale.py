@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from client.rescale import is_rescaled, rescaled
-from client.state import StreamParts
 from tokenfeed.errors import SamplesExhausted, StreamMismatch
+from tokenfeed.spec import StreamParts
 
 LONG = StreamParts("shuffled-1", 3, 2048, "ab" * 32)
 SHORT = replace(LONG, context_length=1024)

@@ -284,3 +284,29 @@ def test_a_feed_is_a_stateful_of_torch_distributed_checkpoint(
 
     expected = offline_rows([path], "shuffled-1", 2**63 + 1, T, range(91, 111))
     assert np.array_equal(rows, expected)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(("skips", "own_skips"), [(0, 3), (3, 0), (3, 1)])
+def test_a_checkpoint_is_loaded_by_a_feed_with_a_history_of_another_length(
+    serve: Serve, write_tokens: WriteTokens, tmp_path: Path, skips: int, own_skips: int
+) -> None:
+    """torch.distributed.checkpoint compares what it loads with the state that the feed has."""
+    server = serve("--data", write_tokens(range(5000)))
+    with RemoteBatches(server.address, 7, T) as feed:
+        take_and_skip(feed, skips)
+        saved, history = feed.state_dict(), feed.history()
+        dcp.save({"feed": feed}, checkpoint_id=tmp_path / "saved")
+
+    with RemoteBatches(server.address, 4, T) as feed:
+        take_and_skip(feed, own_skips)
+        dcp.load({"feed": feed}, checkpoint_id=tmp_path / "saved")
+
+        assert len(history) == skips
+        assert (feed.state_dict(), feed.history()) == (saved, history)
+
+
+def take_and_skip(feed: RemoteBatches, count: int) -> None:
+    for _ in range(count):
+        next(feed)
+        feed.skip(1)
