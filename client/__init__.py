@@ -21,6 +21,7 @@ from tokenfeed.errors import (
     NotAllowed,
     NotServed,
     NotTokenfeed,
+    OtherContract,
     OverLimit,
     RequestError,
     SamplesExhausted,
@@ -28,6 +29,7 @@ from tokenfeed.errors import (
     StreamMismatch,
     TokenfeedError,
     Unreachable,
+    Unreadable,
 )
 
 from .credentials import Credentials
@@ -46,6 +48,7 @@ __all__ = [
     "NotAllowed",
     "NotServed",
     "NotTokenfeed",
+    "OtherContract",
     "OverLimit",
     "RemoteBatches",
     "RequestError",
@@ -55,6 +58,7 @@ __all__ = [
     "Timeouts",
     "TokenfeedError",
     "Unreachable",
+    "Unreadable",
 ]
 
 

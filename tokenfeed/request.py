@@ -66,11 +66,13 @@ class StreamRequest:
     @property
     def end_row(self) -> int:
         """The row of the stream behind the last one wanted: row r of batch k is k * B + r."""
+        batch_size = self.position.batch_size
         if self.end_sample is None:
-            return self.end_batch * self.position.batch_size
-        rows = self.position.rows_before(self.end_sample)
-        if self.num_batches is not None:
-            rows = min(rows, self.num_batches * self.position.batch_size)
+            rows = self.end_batch * batch_size
+        else:
+            rows = self.position.rows_before(self.end_sample)
+            if self.num_batches is not None:
+                rows = min(rows, self.num_batches * batch_size)
         return max(rows, self.first_row)
 
     @property

@@ -38,6 +38,11 @@ class Source:
         """Check the range."""
         require_range("seed", self.seed, 0, SEED_END)
 
+    @property
+    def seed_used(self) -> int:
+        """The seed as the identity has it: 0 where the order ignores it."""
+        return self.seed if self.order.USES_SEED else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -105,8 +110,9 @@ class StreamSpec:
 
     def parts(self, fingerprint: bytes) -> StreamParts:
         """Return what `identity` is made of, as plain values.  fingerprint: of the corpus."""
-        seed = self.source.seed if self.order.USES_SEED else 0
-        return StreamParts(self.order.NAME, seed, self.context_length, fingerprint.hex())
+        return StreamParts(
+            self.order.NAME, self.source.seed_used, self.context_length, fingerprint.hex()
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain values, the same in every process: what tells streams apart that were
