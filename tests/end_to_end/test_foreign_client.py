@@ -173,7 +173,14 @@ def test_a_client_in_another_language_finds_a_damaged_frame(
                 setattr(frame, damage, bytes(content))
             yield frame.SerializeToString()
 
-    handlers = {"GetBatch": grpc.unary_stream_rpc_method_handler(damaged)}
+    def described(request: bytes, context: grpc.ServicerContext) -> bytes:
+        answer: bytes = upstream.unary_unary("/tokenfeed.v1.TokenFeed/Describe")(request)
+        return answer
+
+    handlers = {
+        "GetBatch": grpc.unary_stream_rpc_method_handler(damaged),
+        "Describe": grpc.unary_unary_rpc_method_handler(described),
+    }
     handler = grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers)
     between = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
     port = between.add_insecure_port("127.0.0.1:0")

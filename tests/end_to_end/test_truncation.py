@@ -25,8 +25,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from tests.conftest import Serve, Server, WriteTokens
 from tokenfeed import frame, orders
 from tokenfeed.identity import stream_identity
-from tokenfeed.plan import Plan
-from tokenfeed.position import Position
+from tokenfeed.plan import Shape, plan
+from tokenfeed.request import from_message
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 STREAMS = 8
@@ -95,12 +95,12 @@ class Corpus:
         return self.content[first : first + int(self.token_counts[index])]
 
     def rows(self, request: pb.GetBatchRequest, first_row: int, row_count: int) -> Tokens:
-        order = orders.find(request.order)
-        plan = Plan(self.token_counts, request.context_length, order, request.seed)
-        windows = plan.windows(position_of(request).samples(first_row, row_count))
+        asked, _ = from_message(request)
+        samples = asked.position.samples(first_row, row_count)
+        spans = plan(asked.spec, [Shape(self.token_counts)], samples)
         firsts = np.cumsum(self.token_counts) - self.token_counts
-        every_window = sliding_window_view(self.content, request.context_length + 1)
-        return every_window[firsts[windows.shard] + windows.token_offset]
+        every_window = sliding_window_view(self.content, asked.spec.row_tokens)
+        return every_window[firsts[spans.shard] + spans.token_offset]
 
 
 @dataclass(frozen=True)
@@ -379,9 +379,9 @@ def check_frame(
     message: bytes, corpus: Corpus, request: pb.GetBatchRequest, identity: bytes, first_row: int
 ) -> int:
     """Compare a frame with what was written, and return how many rows it has."""
-    rows = frame.decode(message).rows(
-        identity, request.context_length, position_of(request), first_row
-    )
+    asked, _ = from_message(request)
+    stream = frame.Stream(asked.spec, asked.position, identity, {})
+    rows = frame.decode(message).rows(stream, first_row).tokens
     expected = corpus.rows(request, first_row, len(rows))
     if not np.array_equal(rows, expected):
         wrong = np.flatnonzero((rows != expected).any(axis=1))
@@ -419,10 +419,6 @@ def request_for(corpus: Corpus, stream: int, batches: int | None = None) -> pb.G
         first_sample=1_000_003 * stream,
         num_batches=batches,
     )
-
-
-def position_of(request: pb.GetBatchRequest) -> Position:
-    return Position(request.first_sample, request.batch_size)
 
 
 def get_batch(

@@ -117,10 +117,8 @@ class Feed:
         """Return the rows that a valid request asks for, from the files themselves."""
         files = self.files[request.dataset]
         counts = np.array([len(tokens) for tokens in files])
-        spec = StreamSpec.of_dataset(
-            "", orders.find(request.order), request.seed, request.context_length
-        )
-        spans = plan(spec, [Shape(counts)], position(request).samples(first_row, row_count))
+        samples = position(request).samples(first_row, row_count)
+        spans = plan(spec_of(request), [Shape(counts)], samples)
         places = zip(spans.shard.tolist(), spans.token_offset.tolist(), strict=True)
         length = request.context_length + 1
         return np.stack([files[shard][first : first + length] for shard, first in places])
@@ -465,19 +463,18 @@ def judge_batches(
     next_row = request.first_row
     for message in frames:
         decoded = frame.decode(message)
-        rows = decoded.rows(
-            feed.identity(request), request.context_length, position(request), next_row
-        )
+        stream = frame.Stream(spec_of(request), position(request), feed.identity(request), {})
+        rows = decoded.rows(stream, next_row).tokens
         np.testing.assert_array_equal(rows, feed.rows(request, next_row, len(rows)))
         assert decoded.tokens.size <= 1 << 20
         assert len(message) - decoded.tokens.size < 128
         next_row += len(rows)
-    if frames_to_read(request) is not None:
+    if frames_to_read(request) is not None and rows_promised(request):
         assert frames, f"no frame: {ended}"
         assert ended[0] == "cancelled by us", ended
     else:
         assert next_row - request.first_row == rows_promised(request), "not the rows promised"
-        if request.HasField("num_batches"):
+        if request.HasField("num_batches") or request.HasField("end_sample"):
             assert ended[0] == "OK", ended
         else:
             assert_refusal({("first_sample", "OUT_OF_RANGE")}, *ended, sent=sent)
@@ -554,6 +551,12 @@ def outcome(
     except grpc.RpcError as error:
         return error.code().name, error.details() or "", tuple(error.trailing_metadata() or ())
     return "OK", "", tuple(call.trailing_metadata() or ())
+
+
+def spec_of(request: pb.GetBatchRequest) -> StreamSpec:
+    return StreamSpec.of_dataset(
+        request.dataset, orders.find(request.order), request.seed, request.context_length
+    )
 
 
 def position(request: pb.GetBatchRequest) -> Position:
