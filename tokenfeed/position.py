@@ -80,6 +80,9 @@ class Position:
 
         Returns: int64[row_count], each in [0, 2^63); rows must lie below `rows_before(2^63)`.
         """
+        if row_count == 0:
+            # Where nothing is left the first sample may be 2^63, which is no int64.
+            return np.empty(0, dtype=np.int64)
         first_batch, row = divmod(first_row, self.batch_size)
         base = self.batch_first_sample(first_batch) + self.rank * self.batch_size
         rows = np.arange(row, row + row_count, dtype=np.int64)

@@ -19,14 +19,13 @@ from typing import Protocol
 import grpc
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tokenfeed import frame, orders
-from tokenfeed.errors import InvalidRequest
 from tokenfeed.identity import stream_identity
 from tokenfeed.plan import Shape, plan
 from tokenfeed.position import Position
-from tokenfeed.request import require_understood
 from tokenfeed.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -373,6 +372,10 @@ def describe_complaints(feed: Feed, request: pb.DescribeRequest) -> set[Complain
         found.add(("dataset", "NOT_FOUND"))
     if request.HasField("context_length") and not 1 <= request.context_length < 1 << 63:
         found.add(("context_length", "INVALID_ARGUMENT"))
+    if request.long_documents:
+        found.add(("long_documents", "INVALID_ARGUMENT"))
+    if not is_understood(request):
+        found.add(("request", "INVALID_ARGUMENT"))
     return found
 
 
@@ -504,13 +507,16 @@ def assert_refusal(
     assert not shown, f"{details!r} shows {shown}"
 
 
-def is_understood(request: pb.GetBatchRequest) -> bool:
-    """Say whether it has no field below 100 that is unknown, or of another type."""
-    try:
-        require_understood(request)
-    except InvalidRequest:
-        return False
-    return True
+def is_understood(message: Message) -> bool:
+    """Say whether neither it nor a message within it has a field below 100 that protobuf took for
+    unknown.
+    """
+    unknown = UnknownFieldSet(message)
+    numbers = [unknown[index].field_number for index in range(len(unknown))]
+    within: list[Message] = []
+    if isinstance(message, pb.GetBatchRequest):
+        within = [*message.planes, *message.redactions, message.stage, *message.stage.sources]
+    return all(number >= 100 for number in numbers) and all(map(is_understood, within))
 
 
 def rows_promised(request: pb.GetBatchRequest) -> int:

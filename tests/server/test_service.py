@@ -622,6 +622,15 @@ def test_end_sample_alone_ends_a_call(peer: Peer) -> None:
     assert len(peer.rows(counted)) == 5
 
 
+@pytest.mark.parametrize("order", ["random-1", "shuffled-1", "sequential-1"])
+def test_a_call_whose_rows_are_all_left_out_ends_without_any(peer: Peer, order: str) -> None:
+    """On the last ranks of a batch that a stage ends in; also where their samples are none."""
+    request = asking(
+        order=order, first_sample=(1 << 63) - 1, rank=1, world_size=2, end_sample=1 << 63
+    )
+    assert peer.frames(request) == []
+
+
 def test_end_sample_is_at_most_2_to_the_63(peer: Peer) -> None:
     """There is no sample beyond."""
     found = peer.refusal(asking(end_sample=(1 << 63) + 1))
