@@ -31,7 +31,7 @@ from .loss_masks import require_listed
 from .narrowing import Look
 from .shards import Source
 from .storage.choice import Storing, open_store
-from .storage.store import Later, Piece, StoredShard, TokenStore, at_once
+from .storage.store import PIECE_BYTES, Later, Piece, StoredShard, TokenStore, at_once
 from .turns import Turns
 
 Tokens = npt.NDArray[np.integer]
@@ -175,30 +175,30 @@ def full_digest(store: TokenStore) -> bytes:
     return _digest(store, (block.sha256 for block in _with_progress(blocks, content.size_bytes)))
 
 
-def digest_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> bytes:
-    """Return what `full_digest` does, of what is served and read by this thread alone, a block of
-    1 MiB after another; b"" once stopped() is true.  Raises: CorpusChanged, Unreadable.
-    """
-    content = _Content(store, store.read_served)
-    blocks = map(content.hash_block, identity.content_blocks(content.size_bytes, complete=True))
-    hashes = (block.sha256 for block in itertools.takewhile(lambda _: not stopped(), blocks))
-    digest = _digest(store, hashes)
-    return b"" if stopped() else digest
-
-
 class InOrder:
-    """The digest of tokens that are read anyway, all of them and in order, as a warm-up does."""
+    """The digest of tokens that are read in order, as a warm-up does.
+
+    facts: what was known of the files before the first was read.  seconds: spent on it.
+    """
 
     def __init__(self, store: TokenStore) -> None:
         """Begin before the first token."""
+        self.facts = store.facts
+        self.seconds = 0.0
         self._store = store
         self._hashes: list[bytes] = []
         self._block = hashlib.sha256()
         self._left_bytes = identity.BLOCK_BYTES
         self._missing_bytes = int(store.token_counts.sum()) * store.stored.itemsize
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all tokens were added."""
+        return not self._missing_bytes
+
     def add(self, piece: Piece) -> None:
         """Add what comes next."""
+        began = time.monotonic()
         content = piece.content
         self._missing_bytes -= len(content or b"")
         while content:
@@ -208,11 +208,11 @@ class InOrder:
             content = content[len(part) :]
             if not self._left_bytes:
                 self._end_block()
+        self.seconds += time.monotonic() - began
 
     def digest(self) -> bytes:
-        """Return the digest of what was added, 32 bytes; b"" if that is not all."""
-        if self._missing_bytes:
-            return b""
+        """Return the digest of all, 32 bytes."""
+        assert self.is_complete
         if self._left_bytes < identity.BLOCK_BYTES:
             self._end_block()
         return _digest(self._store, self._hashes)
@@ -220,6 +220,23 @@ class InOrder:
     def _end_block(self) -> None:
         self._hashes.append(self._block.digest())
         self._block, self._left_bytes = hashlib.sha256(), identity.BLOCK_BYTES
+
+
+def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> InOrder:
+    """Return what was read of what is served, by this thread alone, a MiB after another: all of it,
+    or less once stopped() is true.  Raises: CorpusChanged, Unreadable.
+    """
+    began = time.monotonic()
+    reading = InOrder(store)
+    for index, count in enumerate(store.token_counts.tolist()):
+        size_bytes = count * store.stored.itemsize
+        for first in range(0, size_bytes, PIECE_BYTES):
+            if stopped():
+                return reading
+            content = store.read_served(index, first, min(PIECE_BYTES, size_bytes - first))
+            reading.add(Piece(0, memoryview(content)))
+    reading.seconds = time.monotonic() - began
+    return reading
 
 
 @dataclass(frozen=True, slots=True)
