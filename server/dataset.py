@@ -28,6 +28,7 @@ from tokenfeed.spans import Spans
 from .digest import Digest
 from .formats import Asked, Stored
 from .loss_masks import require_listed
+from .manifest import MadeSplit
 from .narrowing import Look
 from .shards import Source
 from .storage.choice import Storing, open_store
@@ -136,34 +137,44 @@ def open_dataset(
         require_listed(source.made)
     store, why_store = open_store(source.name, source.paths, asked, storing or Storing())
     try:
-        content = _Content(store, store.read)
-        whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
-        first_pass = _first_pass(store, checks.vocab_size)
-        _require_no_halves(store, first_pass)
-        token_max = max(block.token_max for block in first_pass)
-        if checks.vocab_size is not None:
-            token_max = checks.vocab_size - 1
-        narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
-        if (checks.all_tokens or narrowed) and not whole:
-            every = identity.content_blocks(content.size_bytes, complete=True)
-            found = content.scan(every, checks.vocab_size)
-            for block in _with_progress(found, content.size_bytes):
-                token_max = max(token_max, block.token_max)
-        store.narrow(token_max)
-        fingerprint = _fingerprint(store, first_pass)
-        if source.made is not None and source.made.fingerprint != fingerprint:
-            problem = "has other shards than its manifest says: one was written to, or replaced"
-            raise BadCorpus(os.path.dirname(source.paths[0]), problem)
-        if whole:
-            digest = _digest(store, (block.sha256 for block in first_pass))
-        elif source.made is not None:
-            digest = source.made.digest
-        else:
-            digest = store.kept_digest()
-        return Dataset(source.name, store, fingerprint, Digest(digest), why_store)
+        return dataset_of(store, checks, source.made, why_store)
     except BaseException:
         store.close()
         raise
+
+
+def dataset_of(
+    store: TokenStore, checks: TokenChecks, made: MadeSplit | None = None, why_store: str = ""
+) -> Dataset:
+    """Check what a store holds, and take its fingerprint; as `open_dataset`, for any store.
+
+    made: what its manifest says.  why_store: why it is that kind of store.
+    """
+    content = _Content(store, store.read)
+    whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
+    first_pass = _first_pass(store, checks.vocab_size)
+    _require_no_halves(store, first_pass)
+    token_max = max(block.token_max for block in first_pass)
+    if checks.vocab_size is not None:
+        token_max = checks.vocab_size - 1
+    narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
+    if (checks.all_tokens or narrowed) and not whole:
+        every = identity.content_blocks(content.size_bytes, complete=True)
+        found = content.scan(every, checks.vocab_size)
+        for block in _with_progress(found, content.size_bytes):
+            token_max = max(token_max, block.token_max)
+    store.narrow(token_max)
+    fingerprint = _fingerprint(store, first_pass)
+    if made is not None and made.fingerprint != fingerprint:
+        problem = "has other shards than its manifest says: one was written to, or replaced"
+        raise BadCorpus(os.path.dirname(store.shards[0].path), problem)
+    if whole:
+        digest = _digest(store, (block.sha256 for block in first_pass))
+    elif made is not None:
+        digest = made.digest
+    else:
+        digest = store.kept_digest()
+    return Dataset(store.name, store, fingerprint, Digest(digest), why_store)
 
 
 def full_digest(store: TokenStore) -> bytes:

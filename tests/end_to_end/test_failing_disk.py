@@ -30,7 +30,7 @@ WAYS = ("map", "pread")
 CALL_SECONDS = 10.0
 T = 1023
 UNREADABLE = (
-    "dataset: 'sick' has a file that cannot be read at present, and has not changed; "
+    "dataset: 'sick' has a file that cannot be read at present; "
     "ask again, or another server; the log of this one names the file"
 )
 
@@ -175,7 +175,7 @@ def test_an_error_that_lasts_ends_calls_as_unavailable_and_no_dataset(
     assert answer(server, asking("sick"))[:2] == (32, grpc.StatusCode.OK)
     (line,) = re.findall(r"WARNING tokenfeed.server (cannot be read .*)", server.stderr)
     reason = "Bad address" if way == "map" else "Input/output error"
-    told = f"cannot be read dataset=sick file=sick.bin: {reason}; it has not changed, and is tried"
+    told = f"cannot be read dataset=sick file=sick.bin: {reason}; tried again, and it is served"
     assert line.startswith(told)
     assert "lost" not in server.stderr
 
