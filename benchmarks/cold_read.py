@@ -1,11 +1,13 @@
 """How fast are random windows of a cold corpus? Against np.memmap, pread in 32 threads, and fio.
 
-A stream of 32 x 2048 from a fresh server without the warm-up; every contender begins with the file
+A stream of 32 x 2048 from a fresh server without the warm-up, which maps the file or reads it by
+pread; every contender begins with the file
 dropped from the page cache (mincore confirms it) and runs for the same time. A window of 2,049
 uint16 tokens always lies on two pages, so it is a random read of 8 KiB: windows a second compare
 with fio's reads a second. Then what reading ahead costs a warm corpus, and with --look-ahead how
-far to look. Decides docs/decisions/0006-warm-up.md.
-Run: python -m benchmarks.cold_read [--gib 12] [--warm] [--look-ahead 2,4,8,16]
+far to look, and with --pread what helps one that reads by pread. Decides
+docs/decisions/0006-warm-up.md and 0014-stores.md.
+Run: python -m benchmarks.cold_read [--gib 12] [--warm] [--look-ahead 2,4,8,16] [--pread]
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,6 +42,11 @@ NO_WARM_UP = ("--warm-up-bytes", "0")
 NO_READ_AHEAD = "from server import readahead\nreadahead.ReadAhead.advise = lambda *_: None"
 LOOK_AHEAD = "from server import service\nservice.READ_AHEAD_BYTES = {mib} << 20"
 
+BY_PREAD = ("--read", "pread")
+NO_ADVICE = "from server.storage import pread\npread.PreadStore.read_ahead = lambda *_: None"
+NO_NOWAIT = "from server.storage import pread\npread._NO_WAIT = 0"
+ONE_READER = "from server.storage import pread\npread._READERS = 1"
+
 MEMMAP, PREAD, FIO = "np.memmap loop", "pread, 32 threads", "fio randread 8 KiB, depth 64"
 WARM_ROUNDS = 21
 
@@ -52,6 +59,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=12.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--look-ahead", help="MiB to compare, with commas in between")
+    parser.add_argument("--pread", action="store_true", help="only what helps reading by pread")
     parser.add_argument("--warm", action="store_true", help="only the cost where all is warm")
     arguments = parser.parse_args()
     with folder_on_disk() as folder:
@@ -61,6 +69,10 @@ def main() -> None:
                 ways = {f"{mib} MiB": looking(int(mib)) for mib in arguments.look_ahead.split(",")}
                 cold = compare(corpus, ways, arguments.rounds)
                 print_table("cold, ours by look-ahead", "Mtok/s", cold)
+                return
+            if arguments.pread:
+                cold = compare(corpus, by_pread(), arguments.rounds)
+                print_table("cold windows of 2,049 tokens, by pread", "thousand/s", cold)
                 return
             report_cold(corpus, arguments.rounds)
         warm = warm_rates(write_corpus(folder / "small.bin", 1 << 28))
@@ -72,6 +84,7 @@ def main() -> None:
 def report_cold(corpus: Path, rounds: int) -> None:
     """Compare the ways to read cold windows, and print by how much ours is ahead."""
     ways: dict[str, Contender] = {MEMMAP: memmap_loop, PREAD: preads, "ours": ours}
+    ways["ours, --read pread"] = lambda corpus, seed: ours(corpus, seed, options=BY_PREAD)
     if shutil.which("fio"):
         ways[FIO] = fio
     cold = compare(corpus, ways, rounds)
@@ -93,9 +106,28 @@ def compare(corpus: Path, ways: dict[str, Contender], rounds: int) -> dict[str, 
     return found
 
 
-def ours(corpus: Path, seed: int, altered: str = "") -> float:
+def by_pread() -> dict[str, Contender]:
+    """Return a server that reads by pread, and others that lack one of its two ways to do so many
+    at once; the map beside them.
+    """
+
+    def lacking(altered: str) -> Contender:
+        return lambda corpus, seed: ours(corpus, seed, altered, BY_PREAD)
+
+    return {
+        "map": ours,
+        "advice, and many threads": lacking(""),
+        "advice, one thread": lacking(ONE_READER),
+        "many threads": lacking(NO_ADVICE),
+        "neither": lacking(f"{NO_ADVICE}\n{ONE_READER}"),
+        "many threads, no RWF_NOWAIT": lacking(f"{NO_ADVICE}\n{NO_NOWAIT}"),
+        "neither, no RWF_NOWAIT": lacking(f"{NO_ADVICE}\n{ONE_READER}\n{NO_NOWAIT}"),
+    }
+
+
+def ours(corpus: Path, seed: int, altered: str = "", options: Sequence[str] = ()) -> float:
     """Return thousand windows a second that a stream brought from a fresh server."""
-    with served("--data", f"train={corpus}", *NO_WARM_UP, altered=altered) as server:
+    with served("--data", f"train={corpus}", *NO_WARM_UP, *options, altered=altered) as server:
         drop([corpus])  # what the fingerprint has read
         rate = million_tokens_per_second(server.address, stream(seed=seed), SECONDS)
     return rate * 1e3 / ROW_TOKENS

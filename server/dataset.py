@@ -28,10 +28,11 @@ from tokenfeed.spans import Spans
 from .digest import Digest
 from .formats import Asked, Stored
 from .loss_masks import require_listed
+from .manifest import MadeSplit
 from .narrowing import Look
 from .shards import Source
 from .storage.choice import Storing, open_store
-from .storage.store import Later, Piece, StoredShard, TokenStore, at_once
+from .storage.store import PIECE_BYTES, Later, Piece, StoredShard, TokenStore, at_once
 from .turns import Turns
 
 Tokens = npt.NDArray[np.integer]
@@ -151,34 +152,44 @@ def open_dataset(
         require_listed(source.made)
     store, why_store = open_store(source.name, source.paths, asked, storing or Storing())
     try:
-        content = _Content(store, store.read)
-        whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
-        first_pass = _first_pass(store, checks.vocab_size)
-        _require_no_halves(store, first_pass)
-        token_max = max(block.token_max for block in first_pass)
-        if checks.vocab_size is not None:
-            token_max = checks.vocab_size - 1
-        narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
-        if (checks.all_tokens or narrowed) and not whole:
-            every = identity.content_blocks(content.size_bytes, complete=True)
-            found = content.scan(every, checks.vocab_size)
-            for block in _with_progress(found, content.size_bytes):
-                token_max = max(token_max, block.token_max)
-        store.narrow(token_max)
-        fingerprint = _fingerprint(store, first_pass)
-        if source.made is not None and source.made.fingerprint != fingerprint:
-            problem = "has other shards than its manifest says: one was written to, or replaced"
-            raise BadCorpus(os.path.dirname(source.paths[0]), problem)
-        if whole:
-            digest = _digest(store, (block.sha256 for block in first_pass))
-        elif source.made is not None:
-            digest = source.made.digest
-        else:
-            digest = store.kept_digest()
-        return Dataset(source.name, store, fingerprint, Digest(digest), why_store)
+        return dataset_of(store, checks, source.made, why_store)
     except BaseException:
         store.close()
         raise
+
+
+def dataset_of(
+    store: TokenStore, checks: TokenChecks, made: MadeSplit | None = None, why_store: str = ""
+) -> Dataset:
+    """Check what a store holds, and take its fingerprint; as `open_dataset`, for any store.
+
+    made: what its manifest says.  why_store: why it is that kind of store.
+    """
+    content = _Content(store, store.read)
+    whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
+    first_pass = _first_pass(store, checks.vocab_size)
+    _require_no_halves(store, first_pass)
+    token_max = max(block.token_max for block in first_pass)
+    if checks.vocab_size is not None:
+        token_max = checks.vocab_size - 1
+    narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
+    if (checks.all_tokens or narrowed) and not whole:
+        every = identity.content_blocks(content.size_bytes, complete=True)
+        found = content.scan(every, checks.vocab_size)
+        for block in _with_progress(found, content.size_bytes):
+            token_max = max(token_max, block.token_max)
+    store.narrow(token_max)
+    fingerprint = _fingerprint(store, first_pass)
+    if made is not None and made.fingerprint != fingerprint:
+        problem = "has other shards than its manifest says: one was written to, or replaced"
+        raise BadCorpus(os.path.dirname(store.shards[0].path), problem)
+    if whole:
+        digest = _digest(store, (block.sha256 for block in first_pass))
+    elif made is not None:
+        digest = made.digest
+    else:
+        digest = store.kept_digest()
+    return Dataset(store.name, store, fingerprint, Digest(digest), why_store)
 
 
 def full_digest(store: TokenStore) -> bytes:
@@ -190,30 +201,30 @@ def full_digest(store: TokenStore) -> bytes:
     return _digest(store, (block.sha256 for block in _with_progress(blocks, content.size_bytes)))
 
 
-def digest_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> bytes:
-    """Return what `full_digest` does, of what is served and read by this thread alone, a block of
-    1 MiB after another; b"" once stopped() is true.  Raises: CorpusChanged, Unreadable.
-    """
-    content = _Content(store, store.read_served)
-    blocks = map(content.hash_block, identity.content_blocks(content.size_bytes, complete=True))
-    hashes = (block.sha256 for block in itertools.takewhile(lambda _: not stopped(), blocks))
-    digest = _digest(store, hashes)
-    return b"" if stopped() else digest
-
-
 class InOrder:
-    """The digest of tokens that are read anyway, all of them and in order, as a warm-up does."""
+    """The digest of tokens that are read in order, as a warm-up does.
+
+    facts: what was known of the files before the first was read.  seconds: spent on it.
+    """
 
     def __init__(self, store: TokenStore) -> None:
         """Begin before the first token."""
+        self.facts = store.facts
+        self.seconds = 0.0
         self._store = store
         self._hashes: list[bytes] = []
         self._block = hashlib.sha256()
         self._left_bytes = identity.BLOCK_BYTES
         self._missing_bytes = int(store.shape.token_counts.sum()) * store.stored.itemsize
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all tokens were added."""
+        return not self._missing_bytes
+
     def add(self, piece: Piece) -> None:
         """Add what comes next."""
+        began = time.monotonic()
         content = piece.content
         self._missing_bytes -= len(content or b"")
         while content:
@@ -223,11 +234,11 @@ class InOrder:
             content = content[len(part) :]
             if not self._left_bytes:
                 self._end_block()
+        self.seconds += time.monotonic() - began
 
     def digest(self) -> bytes:
-        """Return the digest of what was added, 32 bytes; b"" if that is not all."""
-        if self._missing_bytes:
-            return b""
+        """Return the digest of all, 32 bytes."""
+        assert self.is_complete
         if self._left_bytes < identity.BLOCK_BYTES:
             self._end_block()
         return _digest(self._store, self._hashes)
@@ -235,6 +246,23 @@ class InOrder:
     def _end_block(self) -> None:
         self._hashes.append(self._block.digest())
         self._block, self._left_bytes = hashlib.sha256(), identity.BLOCK_BYTES
+
+
+def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> InOrder:
+    """Return what was read of what is served, by this thread alone, a MiB after another: all of it,
+    or less once stopped() is true.  Raises: CorpusChanged, Unreadable.
+    """
+    began = time.monotonic()
+    reading = InOrder(store)
+    for index, count in enumerate(store.shape.token_counts.tolist()):
+        size_bytes = count * store.stored.itemsize
+        for first in range(0, size_bytes, PIECE_BYTES):
+            if stopped():
+                return reading
+            content = store.read_served(index, first, min(PIECE_BYTES, size_bytes - first))
+            reading.add(Piece(0, memoryview(content)))
+    reading.seconds = time.monotonic() - began
+    return reading
 
 
 @dataclass(frozen=True, slots=True)

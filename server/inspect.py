@@ -16,6 +16,7 @@ from .dataset import Dataset, TokenChecks, open_dataset
 from .loss_masks import masks_beside
 from .shards import add_dataset_arguments, parse_dataset
 from .stdio import failed, stdout_failed
+from .storage.choice import Storing
 from .storage.store import TokenStore
 
 _FILES_SHOWN = 20
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.vocab_size is not None:
             require_range("--vocab-size", arguments.vocab_size, 1, 1 << 32)
         checks = TokenChecks(arguments.vocab_size, serves=False)
-        dataset = open_dataset(*parse_dataset(arguments), checks)
+        dataset = open_dataset(*parse_dataset(arguments), checks, Storing(arguments.read))
         try:
             show(dataset, arguments.tokens, arguments.tokenizer)
             sys.stdout.flush()
@@ -77,10 +78,10 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> Non
     of_files = f" is assumed of {assumed:,} file(s); --dtype says otherwise" if assumed else ""
     print(f"  dtype: {store.stored.name}{of_files}")
     print(f"  served as: {store.dtype.name}{_why_served(store)}")
-    print(f"  tokens: {store.shape.token_counts.sum():,} in {len(store.shards):,} file(s)")
-    counts = [shard.layout.documents.count for shard in store.shards if shard.layout.documents]
-    if counts:
-        print(f"  documents: {sum(counts):,}, known of {len(counts):,} file(s)")
+    print(f"  read by: {store.kind} ({dataset.why_store})")
+    print(f"  tokens: {store.shape.token_count:,} in {len(store.shards):,} file(s)")
+    if (known := dataset.documents) is not None:
+        print(f"  documents: {known.count:,}, known of {known.file_count:,} file(s)")
     masks = masks_beside([shard.path for shard in store.shards])
     if masks:
         print(

@@ -18,6 +18,7 @@ from tokenfeed.errors import BadCorpus, InvalidRequest
 from .formats import FORMAT_NAMES, STORED, Asked
 from .manifest import NAME as MANIFEST
 from .manifest import MadeSplit, read_splits
+from .storage.choice import STORES
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
@@ -133,6 +134,11 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMAT_NAMES, help="(default: what they look like)")
     parser.add_argument(
         "--dtype", choices=tuple(STORED), help="of tokens in files that do not say it"
+    )
+    parser.add_argument(
+        "--read",
+        choices=tuple(STORES),
+        help="how the files are read (default: pread on network file systems, else map)",
     )
 
 

@@ -17,6 +17,7 @@ from .dataset import TokenChecks, full_digest, open_dataset
 from .formats import Asked
 from .shards import Source, add_dataset_arguments, parse_dataset
 from .stdio import failed
+from .storage.choice import Storing
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
-        verify(*parse_dataset(arguments))
+        verify(*parse_dataset(arguments), Storing(arguments.read))
     except TokenfeedError as error:
         return failed(error)
     except KeyboardInterrupt:
@@ -43,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def verify(source: Source, asked: Asked) -> None:
+def verify(source: Source, asked: Asked, storing: Storing | None = None) -> None:
     """Read a dataset in full, compare it with what is known of it, and keep its digest.
 
     Raises: BadCorpus if its content is another one than when it was last verified, or it cannot be
     read.
     """
-    dataset = open_dataset(source, asked, TokenChecks(serves=False))
+    dataset = open_dataset(source, asked, TokenChecks(serves=False), storing)
     try:
         store = dataset.store
         known = store.kept_digest()

@@ -17,7 +17,7 @@ from tokenfeed.errors import CorpusChanged, Unreadable
 
 from . import memory
 from .blame import file_name, log_blame
-from .dataset import Dataset, InOrder, digest_in_turn
+from .dataset import Dataset, InOrder, read_in_turn
 from .storage.store import Piece, TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -51,16 +51,18 @@ class WarmUp:
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        is_in: set[str] = set()
+        is_in: dict[str, InOrder] = {}
         try:
             os.nice(_NICENESS)  # of this thread alone, on Linux
             bytes_max = self._bytes_max
             if bytes_max is None:
                 bytes_max = int(_ROOM_SHARE * memory.room_bytes())
-            datasets = {dataset.name: dataset for dataset in self._datasets}
+            unknown = {dataset.name for dataset in self._datasets if not dataset.digest}
             for store in fitting([dataset.store for dataset in self._datasets], bytes_max):
-                if self._bring_in(datasets[store.name]):
-                    is_in.add(store.name)
+                reading = InOrder(store)
+                told = reading.add if store.name in unknown else None
+                if warm(store, self._closed.is_set, told) == store.memory_bytes:
+                    is_in[store.name] = reading
         except Exception:  # noqa: BLE001 - the server serves all the same
             log_blame(logging.ERROR, "could not warm up")
         # Once all are in: streams wait for pages, and for a digest nobody does.
@@ -71,31 +73,15 @@ class WarmUp:
                 continue
             problem = "not all of it was brought into memory"
             if dataset.name in is_in:
-                problem = self._take_digest(dataset)
+                problem = self._take_digest(dataset, is_in[dataset.name])
             if problem:
                 cure = "python -m server.verify computes it"
                 _LOG.info("digest unknown dataset=%s: %s; %s", dataset.name, problem, cure)
 
-    def _bring_in(self, dataset: Dataset) -> bool:
-        """Bring a dataset in, and have it know its digest where what was brought in was read.
-        Returns: whether all of it is in.
-        """
-        store, stopped = dataset.store, self._closed.is_set
-        if dataset.digest:
-            return warm(store, stopped) == store.memory_bytes
-        facts, began = store.facts, time.monotonic()
-        reading = InOrder(store)
-        if warm(store, stopped, reading.add) != store.memory_bytes:
-            return False
-        found = reading.digest()
-        if found and store.unchanged_since(facts, stopped):
-            know_digest(dataset, found, time.monotonic() - began)
-        return True
-
-    def _take_digest(self, dataset: Dataset) -> str:
+    def _take_digest(self, dataset: Dataset, reading: InOrder) -> str:
         """Have a dataset know its digest, and keep it.  Returns: why not, "" if all is well."""
         try:
-            return take_digest(dataset, self._closed.is_set)
+            return take_digest(dataset, self._closed.is_set, reading)
         except Exception:  # noqa: BLE001 - the others still have to be read
             log_blame(logging.ERROR, "could not take the digest dataset=%s", dataset.name)
             return "its computation failed"
@@ -124,7 +110,7 @@ def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
 def warm(
     store: TokenStore,
     stopped: Callable[[], bool],
-    brought_in: Callable[[Piece], None] = lambda piece: None,
+    brought_in: Callable[[Piece], None] | None = None,
 ) -> int:
     """Bring all of a store into memory; return how many bytes of it are there.
 
@@ -139,7 +125,8 @@ def warm(
     try:
         for piece in store.bring_in():
             done_bytes = piece.done_bytes
-            brought_in(piece)
+            if brought_in:
+                brought_in(piece)
             if stopped():
                 reason = "stopped"
                 break
@@ -156,39 +143,37 @@ def warm(
     return done_bytes
 
 
-def take_digest(dataset: Dataset, stopped: Callable[[], bool]) -> str:
-    """Read a dataset in this thread alone, have it know its digest, and keep that beside its files;
-    in memory alone where it cannot be written there.
+def take_digest(
+    dataset: Dataset, stopped: Callable[[], bool], reading: InOrder | None = None
+) -> str:
+    """Have a dataset know its digest, and keep that beside its files; in memory alone where it
+    cannot be written there.
 
+    reading: what a warm-up has read of it; where that is not all, this thread alone reads it now.
     Ends early once stopped() is true.  Returns: why it is not known, "" if it is.
     """
     store = dataset.store
-    facts, began = store.facts, time.monotonic()
     try:
-        found = digest_in_turn(store, stopped)
+        if reading is None or not reading.is_complete:
+            reading = read_in_turn(store, stopped)
     except (CorpusChanged, Unreadable):
         return "its files changed, or cannot be read"
-    if not found:
+    if stopped() or not reading.is_complete:
         return "the server was stopped"
     # Not only the times of last write, which can be put back.
-    if not store.unchanged_since(facts, stopped):
-        return "its files changed"
-    know_digest(dataset, found, time.monotonic() - began)
-    return ""
-
-
-def know_digest(dataset: Dataset, found: bytes, seconds: float) -> None:
-    """Have a dataset know its digest, and keep it.  seconds: how long it took."""
-    dataset.full_digest.known = found
-    kept = sidecar = file_name(dataset.store.digest_path)
+    if not store.unchanged_since(reading.facts, stopped):
+        return "the server was stopped" if stopped() else "its files changed"
+    dataset.full_digest.known = found = reading.digest()
+    kept = sidecar = file_name(store.digest_path)
     try:
-        dataset.store.keep_digest(found)
+        store.keep_digest(found)
     except OSError as error:
         kept = f"in memory alone: {sidecar} cannot be written: {error.strerror}"
     _LOG.info(
         "digest dataset=%s sha256=%s seconds=%.1f kept=%s",
         dataset.name,
         found.hex(),
-        seconds,
+        reading.seconds,
         kept,
     )
+    return ""

@@ -122,7 +122,7 @@ class OpenedShards:
         try:
             return read()
         except Unread as unread:
-            problem = "has a file that cannot be read at present, and has not changed"
+            problem = "has a file that cannot be read at present"
             cure = "ask again, or another server; the log of this one names the file"
             raise Unreadable("dataset", f"{self.name!r} {problem}; {cure}") from unread.error
 
@@ -139,7 +139,7 @@ class OpenedShards:
         if time.monotonic() - self._said_at >= _SAID_SECONDS:
             self._said_at = time.monotonic()
             _LOG.warning(
-                "cannot be read dataset=%s file=%s: %s; it has not changed, and is tried again",
+                "cannot be read dataset=%s file=%s: %s; tried again, and it is served on",
                 self.name,
                 file_name(self.shards[unread.shard].path),
                 unread.error.strerror,

@@ -174,7 +174,7 @@ class PreadStore(LocalStore[Room]):
                     pass
                 except OSError as error:
                     if not (flags and error.errno in (errno.EOPNOTSUPP, errno.EINVAL)):
-                        raise Unread(shard, error) from error
+                        raise self._unread(shard, error) from error
                     self._tells, flags = False, 0
             if done != size:
                 left.append(_Part(shard, first + done, target[done:]))
@@ -221,12 +221,16 @@ class PreadStore(LocalStore[Room]):
             try:
                 done = os.preadv(self._descriptors[shard], (target,), first_byte)
             except OSError as error:
-                if error.errno == errno.ESTALE:
-                    self._reopen(shard)
-                raise Unread(shard, error) from error
+                raise self._unread(shard, error) from error
             if not done:
                 raise Unread(shard, OSError(errno.ENODATA, "it ends before what was asked for"))
             first_byte, target = first_byte + done, target[done:]
+
+    def _unread(self, shard: int, error: OSError) -> Unread:
+        """Return what to raise for an error, once what can be done about it is done."""
+        if error.errno == errno.ESTALE:
+            self._reopen(shard)
+        return Unread(shard, error)
 
     def _reopen(self, shard: int) -> None:
         """Take the same file anew where its server has forgotten what was opened."""

@@ -1,4 +1,4 @@
-"""Files cut short while eight streams gather from them at full speed.
+"""Files cut short while eight streams gather from them at full speed, by a map or by pread.
 
 A cut under a map has three bad ends: SIGBUS for the whole process, rows of zeros that nobody
 notices, and streams that just stop. Every frame that arrives here is compared with the tokens as
@@ -35,6 +35,8 @@ FILE_BYTES = 2 << 20
 CONTEXT_LENGTHS = (63, 255, 1000, 2047)
 BATCH_SIZE = 32
 ORDERS = ("random-1", "shuffled-1", "sequential-1")
+WAYS = ("map", "pread")
+"""In which files are read."""
 
 CALL_SECONDS = 5.0
 FRAMES_KEPT = 64
@@ -250,8 +252,9 @@ def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_not
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", WAYS)
 def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
-    serve: Serve, write_tokens: WriteTokens
+    serve: Serve, write_tokens: WriteTokens, way: str
 ) -> None:
     """Every uint32 token of a real vocabulary ends in a zero byte, so zeros give no hint there."""
     numbers = np.random.default_rng(2)
@@ -262,13 +265,14 @@ def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
     cases = make_cases(len(CUTS), tokens, write_tokens)
     other = make_corpus("other", 1024, [tokens(0, 1 << 20)], write_tokens)
 
-    strike_all(serve, cases, other, "--dtype", "uint32")
+    strike_all(serve, cases, other, "--dtype", "uint32", "--read", way)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", WAYS)
 def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed_all_the_same(
-    serve: Serve, write_tokens: WriteTokens
+    serve: Serve, write_tokens: WriteTokens, way: str
 ) -> None:
     """Token 0 is a token: padding and sparse corpora must neither be refused nor hide a cut."""
     numbers = np.random.default_rng(3)
@@ -285,7 +289,7 @@ def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed_all_the_sa
     cases = [case for case in cases if not case.only_grows]
     other = make_corpus("other", 1024, [tokens(1, 1 << 20)], write_tokens)
 
-    strike_all(serve, cases, other)
+    strike_all(serve, cases, other, "--read", way)
 
 
 def make_cases(

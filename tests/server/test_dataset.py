@@ -12,6 +12,7 @@ import pytest
 from server.dataset import Dataset, TokenChecks, open_dataset
 from server.formats import Asked
 from server.shards import Source
+from server.storage.choice import Storing
 from tests import reference
 from tests.conftest import WriteTokens
 from tests.server.conftest import asked
@@ -23,13 +24,13 @@ OpenDataset = Callable[..., Dataset]
 
 
 @pytest.fixture
-def open_(tmp_path: Path) -> Iterator[OpenDataset]:
+def open_(storing: Storing) -> Iterator[OpenDataset]:
     """Open datasets that are closed after the test."""
     opened: list[Dataset] = []
 
     def start(*paths: Path, dtype: str | None = None, checks: TokenChecks | None = None) -> Dataset:
         source = Source("train", tuple(map(str, paths)))
-        opened.append(open_dataset(source, asked(dtype), checks or TokenChecks()))
+        opened.append(open_dataset(source, asked(dtype), checks or TokenChecks(), storing))
         return opened[-1]
 
     yield start
@@ -273,11 +274,11 @@ def test_a_dataset_that_cannot_be_opened_leaves_nothing_mapped(
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, Dataset]]:
+def served(tmp_path: Path, storing: Storing) -> Iterator[tuple[Path, Dataset]]:
     """A file of 10 kB and its dataset; what is done to it now shows in its times."""
     path = tmp_path / "train.bin"
     np.arange(1, 5000).astype("<u2").tofile(path)
-    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks())
+    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks(), storing)
     let_time_pass(path)
     yield path, dataset
     dataset.close()
@@ -308,11 +309,13 @@ def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
     assert dataset.store.lost
 
 
-def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(tmp_path: Path) -> None:
+def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(
+    tmp_path: Path, storing: Storing
+) -> None:
     """It can be read, and is another."""
     path = tmp_path / "train.npy"
     np.save(path, np.arange(1, 5000, dtype="<i4"))
-    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks())
+    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks(), storing)
     status = path.stat()
     let_time_pass(path)
     with path.open("r+b") as file:

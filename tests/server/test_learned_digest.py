@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -18,10 +19,11 @@ import pytest
 
 from client.channel import describe
 from server import warmup
-from server.dataset import Dataset, TokenChecks, open_dataset
+from server.dataset import Dataset, InOrder, TokenChecks, open_dataset
 from server.digest import read_sidecar
 from server.manifest import MadeSplit
 from server.shards import Source
+from server.storage.choice import Storing
 from server.warmup import WarmUp, take_digest
 from tests import reference
 from tests.conftest import Serve, Server, WriteTokens
@@ -48,13 +50,22 @@ def paths(write_tokens: WriteTokens) -> list[Path]:
     return [write_tokens(tokens[:700_001], "a.bin"), write_tokens(tokens[700_001:], "b.bin")]
 
 
-def opened(paths: list[Path], made: MadeSplit | None = None) -> Dataset:
-    source = Source("train", tuple(map(str, paths)), made=made)
-    return open_dataset(source, asked("<u2"), TokenChecks())
+Open = Callable[..., Dataset]
 
 
 @pytest.fixture
-def dataset(paths: list[Path]) -> Iterator[Dataset]:
+def opened(storing: Storing) -> Open:
+    """Open a dataset: opened(paths, made)."""
+
+    def start(paths: list[Path], made: MadeSplit | None = None) -> Dataset:
+        source = Source("train", tuple(map(str, paths)), made=made)
+        return open_dataset(source, asked("<u2"), TokenChecks(), storing)
+
+    return start
+
+
+@pytest.fixture
+def dataset(paths: list[Path], opened: Open) -> Iterator[Dataset]:
     """A dataset whose digest nobody knows yet."""
     found = opened(paths)
     assert found.digest == b""
@@ -89,7 +100,7 @@ def test_a_warm_up_leaves_the_digest_of_the_protocol(dataset: Dataset, paths: li
 
 
 def test_a_digest_that_a_server_found_is_known_to_the_next_one(
-    dataset: Dataset, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, paths: list[Path], opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is computed twice."""
     warmed_up(dataset)
@@ -102,7 +113,7 @@ def test_a_digest_that_a_server_found_is_known_to_the_next_one(
 
 
 def test_a_digest_from_a_manifest_or_of_a_small_corpus_is_not_computed(
-    dataset: Dataset, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, paths: list[Path], opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading all of it once more would cost everybody a core for nothing."""
     monkeypatch.setattr(warmup, "take_digest", lambda *_: pytest.fail("it was computed"))
@@ -125,13 +136,13 @@ def test_one_thread_alone_reads_and_it_is_that_of_the_warm_up(
     """It has the low priority; sixteen readers would leave streams no core."""
     before = set(threading.enumerate())
     readers = set()
-    read = dataset.store.read_served
+    add = InOrder.add
 
-    def watched(*arguments: int) -> bytes:
+    def watched(*arguments: Any) -> None:
         readers.add(threading.current_thread())
-        return read(*arguments)
+        add(*arguments)
 
-    monkeypatch.setattr(dataset.store, "read_served", watched)
+    monkeypatch.setattr(InOrder, "add", watched)
     warmed_up(dataset)
 
     assert [thread.name for thread in readers - before] == ["tokenfeed-warmup"]
@@ -226,6 +237,7 @@ def test_it_stops_between_two_blocks(dataset: Dataset, monkeypatch: pytest.Monke
 def test_who_failed_unforeseen_leaves_the_next_dataset_its_digest(
     dataset: Dataset,
     paths: list[Path],
+    opened: Open,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

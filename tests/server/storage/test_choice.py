@@ -1,0 +1,73 @@
+"""Which store a dataset has, by the file system that its files lie on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from server.storage import choice
+from server.storage.choice import choose, file_systems, is_read_by_pread
+from tests.conftest import Serve, WriteTokens
+
+NETWORK = (
+    "nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "fuse", "fuse.sshfs", "fuse.gcsfuse", "gpfs",
+    "9p", "beegfs",
+)  # fmt: skip
+LOCAL = ("ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "squashfs", "unknown", "")
+
+
+@pytest.mark.parametrize("system", NETWORK)
+def test_files_on_a_network_file_system_are_read_by_pread(system: str) -> None:
+    """Their errors heal, and a map has no way to say so."""
+    assert is_read_by_pread(system)
+
+
+@pytest.mark.parametrize("system", LOCAL)
+def test_files_on_a_local_or_unknown_one_are_mapped(system: str) -> None:
+    assert not is_read_by_pread(system)
+
+
+def mountinfo(folder: Path, system: str) -> str:
+    """What /proc/self/mountinfo would say if a folder lay on such a file system."""
+    device = folder.stat().st_dev
+    path = folder / "mountinfo"
+    path.write_text(
+        "22 1 0:21 / /proc rw,relatime shared:12 - proc proc rw\n"
+        f"30 1 {os.major(device)}:{os.minor(device)} / {folder} rw shared:1 master:2 - {system} "
+        "host:/volume rw,vers=4.2\n"
+        "nonsense\n"
+    )
+    return str(path)
+
+
+def test_the_file_system_is_found_by_the_device_of_the_files(tmp_path: Path) -> None:
+    """A path says nothing of it: it may lead anywhere by links."""
+    (tmp_path / "a.bin").write_bytes(b"12")
+    paths = [str(tmp_path / "a.bin")]
+
+    assert file_systems(paths, mountinfo(tmp_path, "nfs4")) == ["nfs4"]
+    assert file_systems(paths, str(tmp_path / "none")) == ["unknown"]
+    assert file_systems([str(tmp_path / "none")]) == ["unknown"]
+    assert file_systems(paths) != ["unknown"]
+
+
+def test_one_folder_on_a_network_file_system_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset has one store."""
+    monkeypatch.setattr(choice, "file_systems", lambda paths: ["ext4", "lustre"])
+
+    assert choose(["/a/1.bin", "/b/2.bin"], None) == ("pread", "lustre")
+    assert choose(["/a/1.bin", "/b/2.bin"], "map") == ("map", "--read")
+
+
+def test_the_log_says_how_files_are_read_and_why(serve: Serve, write_tokens: WriteTokens) -> None:
+    """Whoever compares two machines wants to know."""
+    one, two = write_tokens(range(100), "one.bin"), write_tokens(range(100), "two.bin")
+    server = serve("--data", one, "--data", two, "--read", "two=pread")
+    (system,) = file_systems([str(one)])
+    way = "pread" if is_read_by_pread(system) else "map"
+
+    lines = [line for line in server.stderr.splitlines() if "opened dataset" in line]
+    assert lines[0].endswith(f"read={way} because={system}")
+    assert lines[1].endswith("read=pread because=--read")

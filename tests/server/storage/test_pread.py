@@ -1,0 +1,235 @@
+"""What is the matter of files that are read by pread: descriptors, threads, stale handles."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.storage import opened as opened_module
+from server.storage import pread
+from server.storage.pread import PreadStore
+from tests.conftest import Serve, WriteTokens
+from tests.server.conftest import asked
+from tokenfeed.errors import BadCorpus, CorpusChanged, Unreadable
+from tokenfeed.spans import Spans
+
+Open = Callable[..., PreadStore]
+
+
+@pytest.fixture
+def open_store() -> Iterator[Open]:
+    opened: list[PreadStore] = []
+
+    def start(*paths: Path) -> PreadStore:
+        opened.append(PreadStore("train", [str(path) for path in paths], asked("<u2")))
+        return opened[-1]
+
+    yield start
+    for store in opened:
+        store.close()
+
+
+def gathered(store: PreadStore, row_tokens: int, offsets: Sequence[int]) -> list[list[int]]:
+    places = np.array(offsets, dtype=np.int64)
+    with store.gather(Spans.of_windows(row_tokens, np.zeros_like(places), places)) as block:
+        rows: list[list[int]] = block.tokens.tolist()
+    return rows
+
+
+def failing(right: Callable[..., int], code: int, times: int) -> Callable[..., int]:
+    """A preadv that fails so often before it reads."""
+    left = times
+
+    def read(*arguments: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(code, os.strerror(code))
+        return right(*arguments)
+
+    return read
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened_module, "_PAUSES_SECONDS", (0.001,) * 4)
+
+
+def drop_from_memory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_rows_that_are_not_in_memory_are_read_all_the_same(
+    open_store: Open, write_tokens: WriteTokens, tells: bool
+) -> None:
+    """By many threads, whether or not the file system says what is in memory."""
+    path = write_tokens(np.arange(60_000))
+    store = open_store(path)
+    store._tells = tells
+    for _ in range(3):
+        drop_from_memory(path)
+        offsets = list(range(0, 50_000, 700))
+
+        rows = gathered(store, 1000, offsets)
+
+        assert rows == [list(range(first, first + 1000)) for first in offsets]
+
+
+def test_a_file_system_that_does_not_say_what_is_in_memory_is_judged_by_time(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS has no RWF_NOWAIT."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    right = os.preadv
+
+    def untold(*arguments: Any) -> int:
+        if arguments[3:] and arguments[3]:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return right(*arguments[:3])
+
+    monkeypatch.setattr(os, "preadv", untold)
+    spans = Spans.of_windows(100, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    monkeypatch.setattr(pread, "_ROW_SECONDS_WARM", 10.0)
+    gathered(store, 100, [0, 500])
+    store.advise(spans)
+    assert not store.cold
+    monkeypatch.setattr(pread, "_ROW_SECONDS_WARM", 0.0)
+    monkeypatch.setattr(pread, "_BYTES_PER_SECOND_WARM", 1e30)
+
+    assert gathered(store, 3, [7]) == [[7, 8, 9]]
+
+    assert store.cold
+
+
+def test_what_was_opened_is_served_on_whatever_its_name_stands_for(
+    open_store: Open, write_tokens: WriteTokens
+) -> None:
+    path = write_tokens(np.arange(5000))
+    store = open_store(path)
+    write_tokens(np.zeros(10), "new.bin").replace(path)
+
+    assert gathered(store, 3, [4000]) == [[4000, 4001, 4002]]
+    assert store.read_served(0, 0, 4) == b"\0\0\1\0"
+    assert sum(len(piece.content or b"") for piece in store.bring_in()) == 10_000
+
+
+def test_descriptors_are_closed_with_the_store_and_after_a_failed_start(
+    open_store: Open, write_tokens: WriteTokens, tmp_path: Path
+) -> None:
+    paths = [write_tokens(range(1, 9), f"{index}.bin") for index in range(5)]
+    before = len(os.listdir("/proc/self/fd"))
+
+    store = open_store(*paths)
+    assert len(os.listdir("/proc/self/fd")) == before + 5
+    store.close()
+    store.close()
+    with pytest.raises(BadCorpus, match=r"missing\.bin"):
+        open_store(*paths, tmp_path / "missing.bin")
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(CorpusChanged):
+        gathered(store, 2, [0])
+
+
+def test_more_files_than_there_may_be_descriptors_are_an_error_that_says_the_cure(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Or the server would stop in the middle of opening them, with a word of no help."""
+    for index in range(900):
+        (tmp_path / f"{index:03}.bin").write_bytes(b"\1\0\2\0\3\0")
+    few = ("bash", "-c", 'ulimit -n 1024; exec "$@"', "-")
+
+    with pytest.raises(AssertionError, match="900 files are read by a descriptor each") as caught:
+        serve("--data", tmp_path, "--read", "pread", wrapper=few)
+
+    told = str(caught.value)
+    assert "may have 1024" in told
+    assert "ulimit -Hn" in told
+    assert "--read map" in told
+
+
+def test_the_soft_limit_of_descriptors_is_raised_as_far_as_it_takes(
+    open_store: Open, write_tokens: WriteTokens
+) -> None:
+    """Most systems begin with 1,024, and allow many more."""
+    paths = [write_tokens(range(1, 9), f"{index}.bin") for index in range(20)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 10, limits[1]))
+    try:
+        open_store(*paths)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= open_now + 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO])
+def test_an_error_that_heals_is_no_error(
+    open_store: Open,
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """A failover takes a moment; the log says once that there was one."""
+    store = open_store(write_tokens(np.arange(5000)))
+    for _ in range(3):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "preadv", failing(os.preadv, code, 2))
+            assert gathered(store, 3, [4000]) == [[4000, 4001, 4002]]
+
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("cannot be read dataset=train file=train.bin: ")
+
+
+def test_an_error_that_lasts_is_unreadable_and_then_heals(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset is served on: whoever asks later gets what it asks for."""
+    store = open_store(write_tokens(np.arange(5000)))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", failing(os.preadv, errno.EIO, 1 << 30))
+        with pytest.raises(Unreadable, match="dataset: 'train' has a file that cannot be read"):
+            gathered(store, 3, [0])
+        with pytest.raises(Unreadable):
+            store.read_served(0, 0, 4)
+        with pytest.raises(Unreadable):
+            list(store.bring_in())
+    assert not store.lost
+
+    assert gathered(store, 3, [0]) == [[0, 1, 2]]
+
+
+def test_a_stale_handle_is_opened_anew_where_it_is_the_same_file(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover a server may not know what was opened before: no waiting heals that."""
+    path = write_tokens(np.arange(5000))
+    store = open_store(path)
+    (descriptor,) = store._descriptors
+    elsewhere = os.open("/dev/null", os.O_RDONLY)
+    right = os.preadv
+
+    def stale(*arguments: Any) -> int:
+        if os.fstat(arguments[0]).st_ino != path.stat().st_ino:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return right(*arguments)
+
+    monkeypatch.setattr(os, "preadv", stale)
+    monkeypatch.setattr(store, "_status", lambda shard: os.stat(path))
+    os.dup2(elsewhere, descriptor)
+    os.close(elsewhere)
+
+    assert gathered(store, 3, [7]) == [[7, 8, 9]]
+    assert store._descriptors == [descriptor]

@@ -1,0 +1,170 @@
+"""Whatever spans are asked for, every store gathers the same rows; and one in memory is served."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server import listener
+from server.calls import Calls, StreamLimits
+from server.dataset import TokenChecks, dataset_of
+from server.formats import STORED
+from server.service import TokenFeed
+from server.storage.choice import STORES
+from server.storage.looks import Looks
+from server.storage.store import TokenStore
+from tests.memory_store import MemoryStore
+from tests.server.conftest import asked
+from tokenfeed.spans import Spans
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+MASK, STARTS = 50, 51
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> list[np.ndarray]:
+    """Shards of one type; some are longer than a page, and some end in zeros."""
+    dtype = STORED[draw(st.sampled_from(sorted(STORED)))]
+    lengths = draw(st.lists(st.sampled_from([1, 2, 7, 100, 5000]), min_size=1, max_size=4))
+    random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    end = draw(st.sampled_from([2, 100, 60_000, 100_000]))
+    end = min(end, int(np.iinfo(dtype).max) + 1)
+    return [random.integers(0, end, length).astype(dtype) for length in lengths]
+
+
+@st.composite
+def spans_within(draw: st.DrawFn, counts: list[int]) -> Spans:
+    """Rows of any number of spans, of which some have padding and some are nothing else."""
+    rows = draw(
+        st.lists(
+            st.lists(st.tuples(st.integers(0, len(counts) - 1), st.floats(0, 1), st.floats(0, 1))),
+            max_size=5,
+        )
+    )
+    shard, token_offset, token_count, first_span, row_tokens = [], [], [], [0], 1
+    for row in rows:
+        length = 0
+        for index, place, share in row:
+            first = int(place * (counts[index] - 1))
+            count = 1 + int(share * (counts[index] - first - 1))
+            shard.append(index)
+            token_offset.append(first)
+            token_count.append(count)
+            length += count
+        first_span.append(len(shard))
+        row_tokens = max(row_tokens, length)
+    numbers = [np.array(each, dtype=np.int64) for each in (shard, token_offset, token_count)]
+    padding = draw(st.integers(0, 3))
+    source = np.zeros(len(shard), dtype=np.int64)
+    return Spans(row_tokens + padding, np.array(first_span), source, *numbers)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> None:
+    """What a dataset lies on decides how fast its rows come, and never which."""
+    arrays = data.draw(corpora())
+    spans = data.draw(spans_within([array.size for array in arrays]))
+    token_max = int(max(array.max() for array in arrays))
+    memory = MemoryStore("train", arrays)
+    memory.narrow(token_max)
+    with memory.gather(spans) as block:
+        expected = block.tokens.copy()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        paths = [str(Path(folder) / f"{index}.bin") for index in range(len(arrays))]
+        for path, array in zip(paths, arrays, strict=True):
+            array.tofile(path)
+        for open_store in STORES.values():
+            store = opened.enter_context(
+                closing(open_store("train", paths, asked(arrays[0].dtype.str), Looks()))
+            )
+            store.narrow(token_max)
+            store.advise(spans)
+            for part in (spans, spans[1:], spans[:0]):
+                with store.gather(part) as block:
+                    assert block.tokens.dtype == expected.dtype
+                    np.testing.assert_array_equal(
+                        block.tokens, expected[-len(part) or len(expected) :]
+                    )
+            assert require_bytes(store) == [array.tobytes() for array in arrays]
+
+
+def require_bytes(store: TokenStore) -> list[bytes]:
+    """Return all that a store holds, and require that its ways to read it agree."""
+    found = []
+    for index, count in enumerate(store.shape.token_counts.tolist()):
+        size_bytes = count * store.stored.itemsize
+        found.append(store.read(index, 0, size_bytes))
+        assert store.read_served(index, 0, size_bytes) == found[-1]
+        assert store.read_served(index, size_bytes // 2, 1) == found[-1][size_bytes // 2 :][:1]
+    return found
+
+
+def test_windows_are_gathered_as_any_other_spans() -> None:
+    """They have a way of their own, since most streams have nothing else."""
+    tokens = np.arange(5000, dtype="<i8")
+    store = MemoryStore("train", [tokens])
+    store.narrow(4999)
+    windows = Spans.of_windows(9, np.zeros(4, dtype=np.int64), np.array([0, 4991, 7, 7]))
+    with store.gather(windows) as block:
+        assert (block.tokens[:, 0] == windows.token_offset).all()
+        assert (np.diff(block.tokens.astype(int)) == 1).all()
+
+
+def test_planes_come_with_their_rows() -> None:
+    """A mask, or where documents start: as many bytes as a row has tokens of its own."""
+    shards = [np.arange(10, dtype="<u2"), np.arange(100, 120, dtype="<u2")]
+    masks = [np.arange(10, dtype=np.uint8), np.arange(50, 70, dtype=np.uint8)]
+    store = MemoryStore("train", shards, {STARTS: masks, MASK: masks})
+    spans = Spans(
+        6,
+        np.array([0, 2, 3, 3]),
+        np.zeros(3, dtype=np.int64),
+        np.array([0, 1, 1]),
+        np.array([8, 0, 15]),
+        np.array([2, 3, 5]),
+    )
+    with store.gather(spans) as block:
+        assert block.tokens.tolist() == [
+            [8, 9, 100, 101, 102, 0],
+            [115, 116, 117, 118, 119, 0],
+            [0] * 6,
+        ]
+        assert [plane.kind for plane in block.planes] == [MASK, STARTS]
+        assert block.planes[0].row_lengths.tolist() == [5, 5, 0]
+        assert block.planes[0].content.tolist() == [8, 9, 50, 51, 52, 65, 66, 67, 68, 69]
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<i8"])
+def test_a_store_in_memory_is_served(dtype: str) -> None:
+    """Nothing above a store knows what its tokens lie on."""
+    store = MemoryStore("train", [np.arange(1000, dtype=dtype), np.arange(50, dtype=dtype)])
+    dataset = dataset_of(store, TokenChecks())
+    calls = Calls(StreamLimits())
+    service = TokenFeed(
+        {"train": dataset}, calls, calls, batch_bytes_max=1 << 20, request_bytes_max=1 << 16
+    )
+    server = listener.create_server(service.handler(), calls_max=4, request_bytes_max=1 << 16)
+    address = listener.bind(server, "127.0.0.1", 0)
+    server.start()
+    try:
+        with grpc.insecure_channel(address) as channel:
+            ask = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+            request = pb.GetBatchRequest(
+                batch_size=4, context_length=9, num_batches=3, order="sequential-1"
+            )
+            messages = list(ask(request.SerializeToString(), timeout=10))
+    finally:
+        calls.drain()
+        server.stop(None).wait()
+
+    frames = [pb.Frame.FromString(message) for message in messages]
+    rows = np.concatenate([np.frombuffer(found.tokens, "<u2").reshape(-1, 10) for found in frames])
+    assert rows.tolist() == [list(range(9 * row, 9 * row + 10)) for row in range(12)]
