@@ -131,7 +131,7 @@ def test_planes_come_with_their_rows() -> None:
         np.array([8, 0, 15]),
         np.array([2, 3, 5]),
     )
-    with store.gather(spans) as block:
+    with store.gather(spans, sorted(store.planes)) as block:
         assert block.tokens.tolist() == [
             [8, 9, 100, 101, 102, 0],
             [115, 116, 117, 118, 119, 0],
