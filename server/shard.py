@@ -17,6 +17,9 @@ from .formats import Asked, Layout, read_layout
 _TAIL_BYTES_MAX = 16 * kernel.PAGE_BYTES
 """How far from its end a file is searched for a byte that is not 0."""
 
+_FURTHER_BYTES_MAX = 1 << 20
+"""And how much further, once rows of it are gathered that end in 0."""
+
 
 class Fate(enum.Enum):
     """What may become of a file that is being served."""
@@ -125,6 +128,17 @@ class Shard:
             return False
         tail = read_part(self.path, self.tail.first_byte, self.size_bytes - self.tail.first_byte)
         return _sha256(tail) == self.tail.sha256
+
+    def further_witness(self) -> tuple[int, int] | None:
+        """Return place and value of the last byte that is not 0, where the tail has none; a value
+        of 0 where the whole file has none, and None where it is too far away to be looked for.
+        Raises: OSError.
+        """
+        first_byte = max(0, self.tail.first_byte - _FURTHER_BYTES_MAX)
+        content = read_part(self.path, first_byte, self.tail.first_byte - first_byte).rstrip(b"\0")
+        if content:
+            return first_byte + len(content) - 1, content[-1]
+        return None if first_byte else (0, 0)
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes, counted from the first token, read around the map.

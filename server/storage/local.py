@@ -61,6 +61,8 @@ class LocalStore(ABC, Generic[RoomKind]):
         tails = [shard.tail for shard in shards]
         self._witness_bytes = np.array([tail.witness_byte for tail in tails], dtype=np.int64)
         self._witness_values = np.array([tail.witness_value for tail in tails], dtype=np.uint8)
+        self._searched: set[int] = set()
+        self._has_no_witness = self._witness_values == 0
         self._rooms = ScratchPool(make_room)
         self._readahead = ReadAhead(self)
 
@@ -210,12 +212,26 @@ class LocalStore(ABC, Generic[RoomKind]):
         known = self._witness_values[suspects]
         wrong = suspects[room.content[place : place + suspects.size] != known].tolist()
         # Where a file ends in nothing but zeros, only the file system can tell.
-        wrong += [index for index in suspects[known == 0].tolist() if self.files.is_written(index)]
+        for index in suspects[self._has_no_witness[suspects]].tolist():
+            if self.files.is_written(index):
+                wrong.append(index)
+            elif index not in self._searched:
+                self._searched.add(index)
+                self._search_witness(index)
         if wrong:
             self.require_intact()
             name = file_name(self.shards[wrong[0]].path)
             self.files.lose(f"{name}: a gather met a file that was cut short")
             self.require_intact()
+
+    def _search_witness(self, index: int) -> None:
+        """Look further for the witness of a file, or a stat would be made for each frame of it. One
+        of zeros alone needs none: whatever is cut off or grown again is zeros too.
+        """
+        found = self.files.further_witness(index)
+        if found is not None:
+            self._witness_bytes[index], self._witness_values[index] = found
+            self._has_no_witness[index] = False
 
     def _served(self, spans: Spans, content: Tokens) -> npt.NDArray[np.unsignedinteger]:
         """Return stored tokens as they are served.  Raises: CorpusChanged."""

@@ -104,6 +104,16 @@ class OpenedShards:
         except OSError as error:
             raise Unread(index, error) from error
 
+    def further_witness(self, index: int) -> tuple[int, int] | None:
+        """Return what `Shard.further_witness` does, if the file is as it was opened; else None."""
+        shard = self.shards[index]
+        try:
+            found = shard.further_witness()
+            self._looks.take()
+            return found if shard.facts_now() == shard.facts else None
+        except OSError:
+            return None
+
     def surely(self, read: Callable[[], None]) -> None:
         """Call what raises Unread until it does not, for about a second.
 

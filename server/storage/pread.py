@@ -31,7 +31,9 @@ from .looks import Looks
 from .opened import OpenedShards, Unread
 from .store import PIECE_BYTES, Piece
 
-_READERS = 16
+# Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
+# with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
+_READERS = 32
 _PIECES_AHEAD = 4
 _DESCRIPTORS_SPARE = 256
 """For connections, and for whatever else is open: so many has to be possible beside the files."""

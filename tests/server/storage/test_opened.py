@@ -1,0 +1,197 @@
+"""What is known of opened files: what a look finds, what it does not, and what is read anew."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.storage.choice import STORES, Storing
+from server.storage.local import LocalStore
+from server.storage.looks import Looks
+from server.storage.store import at_once
+from server.warmup import warm
+from tests.conftest import WriteTokens
+from tests.server.conftest import asked
+from tests.waiting import let_time_pass
+from tokenfeed.errors import CorpusChanged
+from tokenfeed.spans import Spans
+
+Store = LocalStore[Any]
+Open = Callable[..., Store]
+PIECE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def open_store(storing: Storing) -> Iterator[Open]:
+    opened: list[Any] = []
+
+    def start(*paths: Path, looks: Looks | None = None) -> Any:
+        kind = STORES[storing.read or ""]
+        opened.append(kind("train", [str(path) for path in paths], asked("<u2"), looks or Looks()))
+        return opened[-1]
+
+    yield start
+    for store in opened:
+        store.close()
+
+
+def refusing(code: int) -> Callable[..., Any]:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT])
+def test_a_stat_that_fails_says_nothing_and_is_said_once(
+    open_store: Open,
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """Nobody can tell whether the file is there: it is served on, and looked at again."""
+    paths = [write_tokens(range(1, 9), f"{index}.bin") for index in range(3)]
+    store = open_store(*paths)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refusing(code))
+        for _ in range(3):
+            store.look(lambda: True)
+
+    (line,) = caplog.messages
+    assert (
+        line == f"could not look at dataset=train file=0.bin: {os.strerror(code)}; it is served on"
+    )
+    store.look(lambda: True)
+    paths[1].unlink()
+    store.look(lambda: True)
+    assert "name=1.bin: replaced or removed" in caplog.messages[1]
+    assert not store.lost
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR])
+def test_a_file_that_is_not_there_any_more_was_removed(
+    open_store: Open,
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    store = open_store(write_tokens(range(1, 9)))
+    monkeypatch.setattr(os, "stat", refusing(code))
+
+    store.look(lambda: True)
+
+    assert "replaced or removed" in caplog.text
+
+
+@pytest.mark.parametrize(("then", "lost"), [(True, False), (False, True)])
+def test_what_cannot_be_read_anew_is_read_after_the_next_look(
+    open_store: Open, write_tokens: WriteTokens, then: bool, lost: bool
+) -> None:
+    """Its new time is known by then: nothing else would lead to it again."""
+    path = write_tokens(np.arange(1, 5000))
+    other = write_tokens(np.arange(1, 9), "other.bin")
+    store = open_store(path, other)
+    let_time_pass(path)
+    path.chmod(0o600)
+    answers = [None, None, then]
+
+    store.look_at(0, lambda: answers.pop(0), at_once)
+    store.look_at(1, lambda: answers.pop(0), at_once)
+    assert not store.lost
+    store.look_at(0, lambda: answers.pop(0), at_once)
+    store.look_at(1, lambda: pytest.fail("it was read once more"), at_once)
+
+    assert answers == []
+    assert store.lost is lost
+
+
+def test_files_that_never_change_are_not_looked_at(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to keep a digest; though what was lost is lost."""
+    store = open_store(write_tokens(range(1, 9)), looks=Looks(never=True))
+    monkeypatch.setattr(os, "stat", refusing(errno.EIO))
+
+    assert store.unchanged_since(store.facts, lambda: False)
+    store.close()
+    assert not store.unchanged_since(store.facts, lambda: False)
+
+
+def test_a_file_touched_since_is_not_unchanged(open_store: Open, write_tokens: WriteTokens) -> None:
+    store = open_store(write_tokens(range(1, 9), "one.bin"), write_tokens(range(1, 9), "two.bin"))
+    facts = store.facts
+    assert store.unchanged_since(facts, lambda: False)
+    assert not store.unchanged_since(facts, lambda: True)
+    path = Path(store.shards[1].path)
+    let_time_pass(path)
+    path.chmod(0o600)
+
+    assert not store.unchanged_since(facts, lambda: False)
+
+
+def test_a_warm_up_ends_at_a_file_that_was_cut(open_store: Open, write_tokens: WriteTokens) -> None:
+    """And goes no further than what was there, whichever way it reads."""
+    path = write_tokens(np.full(4 * PIECE_BYTES // 2, 7))
+    store = open_store(path)
+
+    def cut() -> bool:
+        os.truncate(path, PIECE_BYTES + 100)
+        return False
+
+    assert warm(store, cut) == PIECE_BYTES
+
+
+def test_what_is_brought_in_by_reading_is_all_there_is_and_in_order(
+    open_store: Open, write_tokens: WriteTokens
+) -> None:
+    """So it can be hashed on the way."""
+    tokens = np.random.default_rng(3).integers(1, 1 << 16, 1_300_000)
+    store = open_store(
+        write_tokens(tokens[:700_001], "a.bin"), write_tokens(tokens[700_001:], "b.bin")
+    )
+    pieces = []
+    done_bytes = 0
+    for piece in store.bring_in():
+        assert done_bytes < piece.done_bytes
+        done_bytes = piece.done_bytes
+        pieces.append(bytes(piece.content or b""))
+
+    assert done_bytes == store.memory_bytes
+    assert b"".join(pieces) == (tokens.astype("<u2").tobytes() if store.kind == "pread" else b"")
+
+
+@pytest.mark.parametrize("zeros", [64 << 10, 200 << 10])
+@pytest.mark.parametrize("tokens", [0, 5000])
+def test_a_file_that_ends_in_many_zeros_is_looked_at_for_its_first_rows_alone(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, zeros: int,
+    tokens: int,
+) -> None:  # fmt: skip
+    """Padded shards would use up the budget otherwise, and wait for it at every frame."""
+    path = write_tokens(np.append(np.full(tokens, 257), np.zeros(zeros)))
+    store = open_store(path)
+    spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([tokens + 100]))
+    for _ in range(2):
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
+    with monkeypatch.context() as patched:
+        for name in ("stat", "fstat"):
+            patched.setattr(os, name, lambda *_: pytest.fail("it was looked at"))
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
+    os.truncate(path, tokens)
+    os.truncate(path, 2 * (tokens + zeros))
+
+    if tokens:
+        with pytest.raises(CorpusChanged), store.gather(spans):
+            pass
+    else:
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
