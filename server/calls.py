@@ -66,6 +66,8 @@ class OpenCall:
     def __init__(self, context: grpc.ServicerContext, peer: str) -> None:
         """Nothing waits to be read yet."""
         self.peer = peer
+        self.client_name = ""
+        """What the client calls itself, for people; "" as long as it has not."""
         self.context = context
         self._overdue_at = float("inf")
 
@@ -178,7 +180,11 @@ class Calls:
             with self._lock:
                 overdue = [call for call in self._open if call.overdue(now)]
             for call in overdue:
-                _LOG.warning("evicted peer=%s: was waited for too long", call.context.peer())
+                _LOG.warning(
+                    "evicted peer=%s client=%r: was waited for too long",
+                    call.context.peer(),
+                    call.client_name,
+                )
                 call.context.cancel()
 
 

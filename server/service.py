@@ -86,8 +86,9 @@ class TokenFeed:
         """Answer GetBatch: yield encoded frames."""
         with answering(context), self._calls.admit(context) as call:
             message = parsed(pb.GetBatchRequest, self._calls.request(call, messages))
+            call.client_name = _for_people(message.client_name)
             producer = self._open(message)
-            _log_opened(producer, call.peer, message.client_name)
+            _LOG.debug("call opened peer=%s client=%r", context.peer(), call.client_name)
             for frame_message in producer.frames(call.peer):
                 yield from self._calls.hand_over(call, frame_message)
 
@@ -218,15 +219,6 @@ def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> 
         raise StreamMismatch(field, f"{expected.hex()} is not {what.format(actual.hex())}")
 
 
-def _log_opened(producer: FrameProducer, peer: str, client_name: str) -> None:
-    """Say whose call begins."""
-    if _LOG.isEnabledFor(logging.DEBUG):
-        name = "".join(sign for sign in client_name[:CLIENT_NAME_MAX] if sign.isprintable())
-        _LOG.debug(
-            "call opened peer=%s client=%r dataset=%s order=%s first_sample=%d",
-            peer,
-            name,
-            producer.dataset.name,
-            producer.request.spec.order.NAME,
-            producer.request.position.first_sample,
-        )
+def _for_people(name: str) -> str:
+    """Return the name that a client has given itself as it may stand in a line of the log."""
+    return "".join(sign for sign in name[:CLIENT_NAME_MAX] if sign.isprintable())
