@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position
+from tokenfeed.request import CLIENT_NAME_MAX
 
 _SECONDS_MAX = 365 * 24 * 3600
 """A year, which every clock and queue can wait."""
-_CLIENT_NAME_CHARACTERS_MAX = 128
 
 
 def integer(name: str, value: int) -> int:
@@ -85,10 +85,10 @@ def name_of_client(value: str | None, rank: int) -> str:
         value = f"{_host_name()} rank {rank}"
     if not isinstance(value, str) or not value.isprintable():
         raise InvalidRequest("client_name", f"{value!r} is no printable text")
-    if len(value) > _CLIENT_NAME_CHARACTERS_MAX:
+    if len(value) > CLIENT_NAME_MAX:
         raise InvalidRequest(
             "client_name",
-            f"has {len(value)} characters, more than {_CLIENT_NAME_CHARACTERS_MAX}",
+            f"has {len(value)} characters, more than {CLIENT_NAME_MAX}",
         )
     return value
 
@@ -97,7 +97,7 @@ def _host_name() -> str:
     """Return the name of this machine, as far as it can stand in a name of a client: a kernel takes
     any bytes for it.
     """
-    name = socket.gethostname()[: _CLIENT_NAME_CHARACTERS_MAX // 2]
+    name = socket.gethostname()[: CLIENT_NAME_MAX // 2]
     return "".join(one if one.isprintable() else "?" for one in name)
 
 

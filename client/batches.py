@@ -29,7 +29,7 @@ from .arguments import (
 from .credentials import Credentials, with_environment
 from .cursor import Cursor
 from .dataset import RemoteDataset
-from .delivery import delivery_to
+from .delivery import delivery_to, indexed, usable_device
 from .epochs import Epoch, EpochPlan, Tail
 from .history import History, as_dicts
 from .loaders import require_own_batches
@@ -146,7 +146,7 @@ class RemoteBatches(IterableDataset[Batch]):
             num_batches,
         )
         self._end_sample = SAMPLE_END if num_batches is None else self._sample_of(num_batches)
-        self._device = _device(device)
+        self._device = usable_device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
         self._remote = RemoteDataset(
@@ -192,8 +192,9 @@ class RemoteBatches(IterableDataset[Batch]):
         """
         position = self._request.position
         shape = (position.batch_size, self._spec.context_length)
+        self._device = indexed(self._device)
         for name, tensor in (("x", x), ("y", y)):
-            require_fits(name, tensor, shape, self._own_device())
+            require_fits(name, tensor, shape, self._device)
         if x.data_ptr() == y.data_ptr():
             raise InvalidRequest("y", "is x; each needs memory of its own")
         return self._next((x, y)) is not None
@@ -388,7 +389,9 @@ class RemoteBatches(IterableDataset[Batch]):
             counters=self._counters,
         )
         shape = (position.batch_size, self._spec.context_length)
-        delivery = delivery_to(self._own_device(), shape, self._x_dtype)
+        # "cuda" is the device that is current now, and stays that one.
+        self._device = indexed(self._device)
+        delivery = delivery_to(self._device, shape, self._x_dtype)
         return Reader(self._remote, request, rows, delivery)
 
     @property
@@ -460,25 +463,3 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def _windows_per_epoch(self) -> int:
         return self._remote.rows_of(self._spec.order.NAME)
-
-    def _own_device(self) -> torch.device:
-        """Return the device with its index, which "cuda" alone takes from the current one.  Raises:
-        InvalidRequest where there is no such device.
-        """
-        if self._device.type == "cuda" and not torch.cuda.is_available():
-            raise InvalidRequest("device", f"{self._device}: torch sees no CUDA device here")
-        if self._device.type == "cuda" and self._device.index is None:
-            self._device = torch.device("cuda", torch.cuda.current_device())
-        return self._device
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        found = torch.device(device)
-        if found.type == "cpu":
-            return torch.device("cpu")  # which has no index
-        if found.type != "cuda":
-            torch.empty(0, device=found).cpu()
-        return found
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise InvalidRequest("device", f"{device!r} is none here: {error}") from None

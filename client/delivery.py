@@ -7,6 +7,8 @@ from typing import Generic, Protocol
 import numpy as np
 import torch
 
+from tokenfeed.errors import InvalidRequest
+
 from .row_source import RowSource
 from .staging import Engine, Mark, Ring, cuda_engine
 from .widening import (
@@ -141,3 +143,27 @@ def delivery_to(device: torch.device, shape: tuple[int, int], x_dtype: torch.dty
     if device.type == "cuda":
         return StagedDelivery(shape, x_dtype, device, cuda_engine(device))
     return PlainDelivery(shape, x_dtype, device)
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return a device by its name.  Raises: InvalidRequest where there is none of that kind."""
+    try:
+        found = torch.device(device)
+        if found.type == "cpu":
+            return torch.device("cpu")  # which has no index
+        if found.type != "cuda":
+            torch.empty(0, device=found).cpu()
+        return found
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise InvalidRequest("device", f"{device!r} is none here: {error}") from None
+
+
+def indexed(device: torch.device) -> torch.device:
+    """Return a device with its index, which "cuda" alone takes from the current one.  Raises:
+    InvalidRequest where there is no CUDA device.
+    """
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest("device", f"{device}: torch sees no CUDA device here")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
