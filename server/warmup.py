@@ -17,7 +17,8 @@ from tokenfeed.errors import CorpusChanged, Unreadable
 
 from . import memory
 from .blame import file_name, log_blame
-from .dataset import Dataset, InOrder, read_in_turn
+from .content import InOrder, read_in_turn
+from .dataset import Dataset
 from .storage.store import Piece, TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")

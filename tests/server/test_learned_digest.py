@@ -19,7 +19,8 @@ import pytest
 
 from client.channel import describe
 from server import warmup
-from server.dataset import Dataset, InOrder, TokenChecks, open_dataset
+from server.content import InOrder
+from server.dataset import Dataset, TokenChecks, open_dataset
 from server.digest import read_sidecar
 from server.manifest import MadeSplit
 from server.shards import Source
