@@ -19,7 +19,8 @@ import numpy as np
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
 from client import channel as client_channel
 from client.dataset import RemoteDataset
-from client.stream import PREFETCH_BYTES, Counters, FrameStream
+from client.progress import Counters
+from client.stream import PREFETCH_BYTES, FrameStream
 from client.timeouts import Timeouts
 from tokenfeed import frame, orders
 from tokenfeed.position import Position

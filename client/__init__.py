@@ -29,7 +29,6 @@ from tokenfeed.errors import (
     StreamMismatch,
     TokenfeedError,
     Unreachable,
-    Unreadable,
 )
 
 from .credentials import Credentials
@@ -58,7 +57,6 @@ __all__ = [
     "Timeouts",
     "TokenfeedError",
     "Unreachable",
-    "Unreadable",
 ]
 
 

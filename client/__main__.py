@@ -25,7 +25,8 @@ from .bench import measure
 from .channel import describe
 from .credentials import with_environment
 from .dataset import RemoteDataset
-from .stream import PREFETCH_BYTES, Counters, FrameStream
+from .progress import Counters
+from .stream import PREFETCH_BYTES, FrameStream
 from .timeouts import Timeouts
 
 _WAIT_SECONDS = 5.0
@@ -136,6 +137,8 @@ def run_describe(arguments: argparse.Namespace) -> None:
         credentials=with_environment(),
     )
     print(f"tokenfeed {described.server_version} at {arguments.target}")
+    revisions = ", ".join(map(str, described.contract_revisions)) or "from before revision 2"
+    print(f"contract: {revisions}")
     print(f"orders: {', '.join(described.orders)}")
     print(f"largest batch: {described.limits.batch_bytes_max:,} bytes")
     for dataset in described.datasets:

@@ -28,16 +28,16 @@ from .arguments import (
 )
 from .credentials import Credentials, with_environment
 from .cursor import Cursor
-from .dataset import RemoteDataset
 from .delivery import delivery_to, indexed, usable_device
 from .epochs import Epoch, EpochPlan, Tail
 from .history import History, as_dicts
 from .loaders import require_own_batches
-from .progress import FeedPosition, FeedStats
+from .progress import Counters, FeedPosition, FeedStats
 from .ranks import Group, data_parallel
 from .reader import Reader
 from .replicas import Targets
 from .rescale import is_rescaled, rescaled
+from .row_source import StreamedDataset
 from .state import (
     log_differences,
     read_history,
@@ -45,7 +45,7 @@ from .state import (
     require_same_stream,
     write_state,
 )
-from .stream import PREFETCH_BYTES, Counters, FrameStream
+from .stream import PREFETCH_BYTES, RemoteStreams
 from .timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .widening import WIDE_NUMPY, Batch, require_fits
 
@@ -149,7 +149,7 @@ class RemoteBatches(IterableDataset[Batch]):
         self._device = usable_device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
-        self._remote = RemoteDataset(
+        self._dataset: StreamedDataset = RemoteStreams(
             target,
             self._request,
             timeouts=timeouts,
@@ -158,7 +158,7 @@ class RemoteBatches(IterableDataset[Batch]):
             fingerprint=hash_digits("fingerprint", fingerprint),
             agreement=rank_agreement(ranks, self._request, target),
         )
-        self._remote.end_with(self)
+        self._dataset.end_with(self)
         self._reader: Reader | None = None
         self._cursor = Cursor(self._request.position)
         self._counters = Counters()
@@ -213,7 +213,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def close(self) -> None:
         """End threads and connection. May be called twice; iterating afterwards stops at once."""
-        self._remote.close()
+        self._dataset.close()
         self._reader = None
 
     def __enter__(self) -> RemoteBatches:
@@ -268,14 +268,14 @@ class RemoteBatches(IterableDataset[Batch]):
         if is_rescaled(sample, saved, own):
             windows_before = None
             if saved.fingerprint == own.fingerprint:
-                windows_before = self._remote.rows_of(self._spec.order.NAME, saved.context_length)
+                windows_before = self._dataset.rows_of(self._spec.order.NAME, saved.context_length)
             sample = rescaled(
                 sample,
                 saved,
                 own,
                 windows_before,
                 self._require_windows(),
-                self._remote.await_described().file_count,
+                self._dataset.await_described().file_count,
                 allow,
             )
         log_differences(saved, own)
@@ -304,7 +304,7 @@ class RemoteBatches(IterableDataset[Batch]):
     @property
     def token_count(self) -> int:
         """Tokens of the dataset, all files together."""
-        return self._remote.await_described().token_count
+        return self._dataset.await_described().token_count
 
     @property
     def batches_per_epoch(self) -> int:
@@ -358,7 +358,7 @@ class RemoteBatches(IterableDataset[Batch]):
         if reader is None or reader.sample != sample:
             self._drop_reader()
             batches_left = max(0, self._end_sample - sample) // self._request.position.stride
-            if self._remote.closed or batches_left == 0:
+            if self._dataset.closed or batches_left == 0:
                 return None
             reader = self._reader = self._open(sample, batches_left)
         try:
@@ -378,21 +378,18 @@ class RemoteBatches(IterableDataset[Batch]):
             raise InvalidRequest(
                 "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
             )
-        self._remote.require_own_process()
+        self._dataset.require_own_process()
         position = replace(self._request.position, first_sample=sample)
         num_batches = min(num_batches, position.batches_left, SAMPLE_END - 1)
         request = replace(self._request, position=position, num_batches=num_batches)
-        rows = FrameStream(
-            self._remote,
-            request,
-            prefetch_bytes=self._prefetch_bytes,
-            counters=self._counters,
+        rows = self._dataset.open_rows(
+            request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
         shape = (position.batch_size, self._spec.context_length)
         # "cuda" is the device that is current now, and stays that one.
         self._device = indexed(self._device)
         delivery = delivery_to(self._device, shape, self._x_dtype)
-        return Reader(self._remote, request, rows, delivery)
+        return Reader(self._dataset, request, rows, delivery)
 
     @property
     def _spec(self) -> StreamSpec:
@@ -411,12 +408,12 @@ class RemoteBatches(IterableDataset[Batch]):
         return self._request.position.batch_first_sample(batch)
 
     def _parts(self) -> StreamParts:
-        return self._spec.parts(self._remote.await_described().fingerprint)
+        return self._spec.parts(self._dataset.await_described().fingerprint)
 
     def _position_of(self, sample: int) -> FeedPosition:
         if not self._spec.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
-        return FeedPosition(sample, sample // max(1, self._windows_per_epoch()))
+        return FeedPosition(sample, sample // max(1, self._rows_per_epoch()))
 
     def _require_epochs(self) -> None:
         if not self._spec.order.HAS_EPOCHS:
@@ -451,9 +448,9 @@ class RemoteBatches(IterableDataset[Batch]):
         """Return the windows of an epoch.  Raises: InvalidRequest where no file is long enough for
         a single one.
         """
-        windows = self._windows_per_epoch()
+        windows = self._rows_per_epoch()
         if windows == 0:
-            longest = self._remote.await_described().longest_file_tokens
+            longest = self._dataset.await_described().longest_file_tokens
             raise InvalidRequest(
                 "context_length",
                 f"{self._spec.context_length} has to be below the tokens of the longest file, "
@@ -461,5 +458,5 @@ class RemoteBatches(IterableDataset[Batch]):
             )
         return windows
 
-    def _windows_per_epoch(self) -> int:
-        return self._remote.rows_of(self._spec.order.NAME)
+    def _rows_per_epoch(self) -> int:
+        return self._dataset.rows_of(self._spec.order.NAME)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from tokenfeed.errors import InvalidRequest, NotTokenfeed, RequestError, Unreachable
+from tokenfeed.errors import InvalidRequest, NotServed, NotTokenfeed, RequestError, Unreachable
 from tokenfeed.request import Expected, StreamRequest
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -219,15 +219,19 @@ class RemoteDataset:
 
     def rows_of(self, order: str, context_length: int | None = None) -> int:
         """Return the rows of an order, those of an epoch where it has them, waiting as
-        `await_described`; 0 if servers do not know it.
+        `await_described`.
 
         context_length: another one than the request's.
-        Raises: StreamMismatch if servers have another corpus by now; as `await_described`.
+        Raises: NotServed if servers do not know the order; StreamMismatch if they have another
+        corpus by now; as `await_described`.
         """
         described = self.await_described()
         if context_length is not None:
             described = self._await(partial(self._survey, context_length))
-        return next((rows.rows for rows in described.rows if rows.order == order), 0)
+        for counted in described.rows:
+            if counted.order == order:
+                return counted.rows
+        raise NotServed("order", f"{order} is not known to the servers of this feed")
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""

@@ -32,3 +32,13 @@ class FeedStats:
     reconnects: int
     samples: int
     epoch: int | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What streams count for `stats`.  wait_seconds: that the consumer waited for rows.
+    reconnects: times that rows came again after a break.
+    """
+
+    wait_seconds: float = 0.0
+    reconnects: int = 0

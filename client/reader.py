@@ -5,9 +5,8 @@ from __future__ import annotations
 from tokenfeed.request import StreamRequest
 from tokenfeed.spec import StreamParts
 
-from .dataset import RemoteDataset
 from .delivery import Delivery
-from .row_source import RowSource
+from .row_source import RowSource, StreamedDataset
 from .widening import Batch
 
 
@@ -15,13 +14,13 @@ class Reader:
     """Hands out the batches of a source in order, which begins to receive when this is made."""
 
     def __init__(
-        self, remote: RemoteDataset, request: StreamRequest, rows: RowSource, delivery: Delivery
+        self, dataset: StreamedDataset, request: StreamRequest, rows: RowSource, delivery: Delivery
     ) -> None:
-        """Begin to receive ahead.  rows: what the request asks for, of remote, not started yet."""
+        """Begin to receive ahead.  rows: what the request asks for, of dataset, not started yet."""
         self._delivery = delivery
         self._stride = request.position.stride
         self._request = request
-        self._remote = remote
+        self._dataset = dataset
         self._spec: StreamParts | None = None
         self._rows = rows
         self.sample = request.position.first_sample
@@ -32,7 +31,7 @@ class Reader:
     def spec(self) -> StreamParts:
         """Which stream the batches are of. Waits for nobody once there was one."""
         if self._spec is None:
-            self._spec = self._request.spec.parts(self._remote.await_described().fingerprint)
+            self._spec = self._request.spec.parts(self._dataset.await_described().fingerprint)
         return self._spec
 
     def next(self, out: Batch | None = None) -> Batch | None:
@@ -42,8 +41,8 @@ class Reader:
         Raises: InvalidRequest in a fork; what ended the stream.
         After any exception the reader is of no more use: nobody knows how far it came.
         """
-        self._remote.require_own_process()
-        if self._remote.closed:
+        self._dataset.require_own_process()
+        if self._dataset.closed:
             return None
         batch = self._delivery.next(self._rows, out)
         if batch is not None:
@@ -52,5 +51,5 @@ class Reader:
 
     def close(self) -> None:
         """End the thread. May be called twice; a reader that is let go of is closed too."""
-        if not self._remote.forked:
+        if not self._dataset.forked:
             self._rows.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
 
 from tokenfeed import frame
 from tokenfeed.errors import BadFrame, Unreachable
@@ -22,6 +21,7 @@ from .bell import LOOK_SECONDS, Bell
 from .channel import Call, Channel, DescribeCall, RpcError, settle, translated
 from .dataset import RemoteDataset
 from .memory import keep_freed_memory
+from .progress import Counters
 from .replicas import Replica
 from .supervisor import END_SECONDS
 from .threads import handed_over, start_thread, without_frames
@@ -37,16 +37,6 @@ FIRST_PREFETCH_BYTES = 1 << 19
 """200 streams that begin together have their first batch after 0.7 s if each has 32 MiB under way,
 after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a second.
 """
-
-
-@dataclass(slots=True)
-class Counters:
-    """What streams count for `stats`.  wait_seconds: that the consumer waited for rows.
-    reconnects: times that rows came again after a break.
-    """
-
-    wait_seconds: float = 0.0
-    reconnects: int = 0
 
 
 class FrameStream:
@@ -344,3 +334,13 @@ class FrameStream:
         self.cancel()
         while self._calls:
             settle(self._calls.popleft())
+
+
+class RemoteStreams(RemoteDataset):
+    """A dataset on servers, and the rows of its streams as they send them."""
+
+    def open_rows(
+        self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
+    ) -> FrameStream:
+        """Return the rows of a stream, which has not begun to receive."""
+        return FrameStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenfeed.errors import OtherContract, OverLimit, StreamMismatch
+from tokenfeed.planes import KINDS
 from tokenfeed.request import CONTRACT_REVISION, StreamRequest, require_size
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -18,29 +19,27 @@ def require_usable(
     has the corpus that the stream began with.
 
     described: what it says, of one dataset.  reference: None where the stream begins with this one.
-    Compared by the fingerprints of tokens and planes, and by the digest where both have one.
+    Compared by the fingerprint of the tokens, and by what else both know: digest, planes.
     """
-    _require_contract(address, described)
+    _require_contract(address, described, request.spec.identity_version)
     dataset = described.datasets[0]
     try:
         request.require_within(described.limits, dataset.token_bytes)
         require_size(request, described.limits, client_name)
     except OverLimit as error:
         raise OverLimit(error.subject, f"{error.problem} ({address})") from None
+    for kind in request.spec.planes:
+        if not plane_fingerprint(dataset, kind):
+            raise StreamMismatch(address, f"has no plane {kind} ({KINDS[kind]}) of this dataset")
     if reference is None:
         return
-    for name, theirs, ours in (
-        ("fingerprint", dataset.fingerprint, reference.fingerprint),
-        ("digest", dataset.digest or reference.digest, reference.digest or dataset.digest),
-        *(
-            (f"plane {kind}", plane_fingerprint(dataset, kind), plane_fingerprint(reference, kind))
-            for kind in request.spec.planes
-        ),
-    ):
-        if theirs != ours:
-            raise StreamMismatch(
-                address, f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}"
-            )
+    _require_same(address, "fingerprint", dataset.fingerprint, reference.fingerprint)
+    if dataset.digest and reference.digest:
+        _require_same(address, "digest", dataset.digest, reference.digest)
+    for kind in request.spec.planes:
+        # None where the reference is a fingerprint that the caller gave.
+        if ours := plane_fingerprint(reference, kind):
+            _require_same(address, f"plane {kind}", plane_fingerprint(dataset, kind), ours)
 
 
 def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
@@ -48,11 +47,27 @@ def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
     return next((plane.fingerprint for plane in dataset.planes if plane.kind == kind), b"")
 
 
-def _require_contract(address: str, described: pb.DescribeResponse) -> None:
-    """Raise OtherContract unless a server speaks the revision of the contract that we do."""
+def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
+    if theirs != ours:
+        raise StreamMismatch(
+            address, f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}"
+        )
+
+
+def _require_contract(address: str, described: pb.DescribeResponse, identity_version: int) -> None:
+    """Raise OtherContract unless a server speaks the revision of the contract that we do, and can
+    compare identities of that version.
+    """
     spoken = described.contract_revisions
     if CONTRACT_REVISION in spoken:
-        return
+        if identity_version in described.identity_versions:
+            return
+        known = ", ".join(map(str, described.identity_versions)) or "none"
+        raise OtherContract(
+            address,
+            f"compares identities of version {known}, and this stream has one of version "
+            f"{identity_version}: upgrade the server",
+        )
     theirs = f"revision {', '.join(map(str, spoken))}" if spoken else "one before revision 2"
     who = "server" if max(spoken, default=0) < CONTRACT_REVISION else "client"
     raise OtherContract(

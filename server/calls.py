@@ -35,6 +35,7 @@ CALLS_SPARE = 16
 _REQUEST_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _BUSY_SECONDS = 1.0
+_JITTER = (0.5, 1.5)
 
 Parsed = TypeVar("Parsed", bound=Message)
 
@@ -205,7 +206,9 @@ def answering(context: grpc.ServicerContext) -> Iterator[None]:
         _LOG.debug("refused peer=%s status=%s %s", context.peer(), error.status, error)
         if isinstance(error, Busy):
             # Varied, or all that were refused together come back together.
-            _hint(context, int(1000 * error.retry_seconds * random.uniform(0.5, 1.5)))
+            milliseconds = int(1000 * error.retry_seconds * random.uniform(*_JITTER))
+            # As gRPC's retry design, A6, has it.
+            context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
         context.abort(grpc.StatusCode[error.status], str(error))
     except grpc.RpcError:
         pass  # the client went away before it asked
@@ -214,11 +217,6 @@ def answering(context: grpc.ServicerContext) -> Iterator[None]:
         context.abort(
             grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
         )
-
-
-def _hint(context: grpc.ServicerContext, milliseconds: int) -> None:
-    """Say when to come back; -1 is never (gRPC's retry design, A6)."""
-    context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
 
 
 def parsed(kind: Callable[[], Parsed], message: bytes) -> Parsed:

@@ -203,8 +203,6 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
         _require_hash("list_hash", redaction.list_hash, needed=True)
         raise StreamMismatch("redactions", "this server has none to take anything out by")
     kinds = [plane.kind for plane in message.planes]
-    if len(set(kinds)) < len(kinds):
-        raise InvalidRequest("planes", f"{kinds} has a kind twice")
     spec = StreamSpec.of_dataset(
         message.dataset, order, message.seed, message.context_length, kinds
     )

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from client.dataset import RemoteDataset
-from client.stream import Counters, FrameStream
+from client.progress import Counters
+from client.stream import FrameStream
 from client.timeouts import Timeouts
 from tests.client.conftest import ScriptedServer, honest, honest_frames, wanted
 from tests.faults.proxy import FaultProxy

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from client.dataset import RemoteDataset
-from client.stream import Counters, FrameStream
+from client.progress import Counters
+from client.stream import FrameStream
 from client.timeouts import Timeouts
 from tests.client.conftest import honest_frames, start_server, wanted
 from tokenfeed.v1 import tokenfeed_pb2 as pb

@@ -171,7 +171,7 @@ def test_the_end_of_patience_reaches_who_hangs_in_code_of_the_caller_s(
 
 
 def tasks(feed: RemoteBatches) -> list[Task]:
-    return feed._remote._supervisor._tasks
+    return feed._dataset._supervisor._tasks
 
 
 def test_a_feed_that_was_let_go_of_leaves_no_thread_and_no_connection(

@@ -298,3 +298,18 @@ def test_patience_with_one_server_ends_with_that_for_all() -> None:
     journey.go(fails(0))
 
     assert journey.patience[0] <= 2.0
+
+
+def test_pauses_vary_so_that_feeds_that_lost_a_server_together_come_back_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten thousand of them would be the next outage."""
+    monkeypatch.undo()
+    firsts = []
+    for _ in range(20):
+        journey = Journey(["a:1"], pause_count_max=1)
+        journey.go(away)
+        firsts.append(journey.pauses[0])
+
+    assert all(0.1 <= pause <= 0.15 for pause in firsts)
+    assert len(set(firsts)) > 10

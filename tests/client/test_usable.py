@@ -26,7 +26,8 @@ LANDED = bytes.fromhex("28 01")
 def answer(**fields: object) -> pb.DescribeResponse:
     """What a server says that is usable, but for the fields given."""
     dataset = pb.Dataset(name="train", token_bytes=2, fingerprint=FINGERPRINT)
-    usable = {"datasets": [dataset], "contract_revisions": [CONTRACT_REVISION], **fields}
+    versions = {"contract_revisions": [CONTRACT_REVISION], "identity_versions": [1]}
+    usable = {"datasets": [dataset], **versions, **fields}
     return pb.DescribeResponse(**usable)
 
 
@@ -111,6 +112,27 @@ def test_planes_are_compared_by_their_fingerprints() -> None:
     with pytest.raises(StreamMismatch, match="plane 51"):
         require_usable("a:1", answer(datasets=[other]), asked, "", one)
     require_usable("a:1", answer(datasets=[other]), wanted(T, B), "", one)
+
+
+def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
+    """fingerprint= is that of the tokens."""
+    asked = replace(wanted(T, B), spec=replace(wanted(T, B).spec, planes=(51,)))
+    given = pb.Dataset(fingerprint=FINGERPRINT)
+    masked = pb.Dataset(
+        name="train",
+        fingerprint=FINGERPRINT,
+        planes=[pb.DatasetPlane(kind=51, fingerprint=bytes([1] * 32))],
+    )
+
+    require_usable("a:1", answer(datasets=[masked]), asked, "", given)
+    with pytest.raises(StreamMismatch, match=r"has no plane 51 \(loss_mask\)"):
+        require_usable("a:1", answer(), asked, "", given)
+
+
+def test_a_server_that_cannot_compare_our_identity_is_left_out() -> None:
+    """It would refuse every request."""
+    with pytest.raises(OtherContract, match=r"identities of version 2, 3, and .* version 1"):
+        require_usable("a:1", answer(identity_versions=[2, 3]), wanted(T, B), "", None)
 
 
 def test_a_replica_of_another_contract_is_left_out_and_named(

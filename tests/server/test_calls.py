@@ -23,7 +23,11 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
 ENDLESS = pb.GetBatchRequest(
-    batch_size=32, context_length=2048, order="random-1", num_batches=1 << 30
+    batch_size=32,
+    context_length=2048,
+    order="random-1",
+    num_batches=1 << 30,
+    client_name="run-17 rank 3",
 ).SerializeToString()
 
 
@@ -153,6 +157,7 @@ def test_a_client_that_stops_reading_is_evicted_and_its_neighbour_is_not(
 
         assert ending(stalled) is grpc.StatusCode.CANCELLED
         assert server.stderr.count("evicted peer=") == 1
+        assert "client='run-17 rank 3': was waited for too long" in server.stderr
         next(neighbour)
 
 

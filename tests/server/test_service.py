@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pytest
 
 from client.dataset import RemoteDataset
-from client.stream import Counters, FrameStream
+from client.progress import Counters
+from client.stream import FrameStream
 from client.timeouts import Timeouts
 from server import listener
 from server.calls import Calls, StreamLimits

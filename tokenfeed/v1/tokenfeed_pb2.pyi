@@ -188,14 +188,16 @@ class Dataset(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class OrderRows(_message.Message):
-    __slots__ = ("order", "rows", "pieces_hash")
+    __slots__ = ("order", "rows", "pieces_hash", "row_pieces_max")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PIECES_HASH_FIELD_NUMBER: _ClassVar[int]
+    ROW_PIECES_MAX_FIELD_NUMBER: _ClassVar[int]
     order: str
     rows: int
     pieces_hash: bytes
-    def __init__(self, order: _Optional[str] = ..., rows: _Optional[int] = ..., pieces_hash: _Optional[bytes] = ...) -> None: ...
+    row_pieces_max: int
+    def __init__(self, order: _Optional[str] = ..., rows: _Optional[int] = ..., pieces_hash: _Optional[bytes] = ..., row_pieces_max: _Optional[int] = ...) -> None: ...
 
 class DatasetPlane(_message.Message):
     __slots__ = ("kind", "fingerprint")
