@@ -126,7 +126,7 @@ class Expected:
         _require_hash("expected_identity", self.identity)
         _require_hash("expected_digest", self.digest)
         for kind, fingerprint in self.planes:
-            _require_hash(f"expected_fingerprint of plane {kind}", fingerprint)
+            _require_hash("expected_fingerprint", fingerprint, f" for plane {kind}")
         known = ", ".join(map(str, VERSIONS_SERVED))
         if self.identity and not self.identity_version:
             raise InvalidRequest(
@@ -200,7 +200,9 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
     if message.long_documents:
         raise InvalidRequest("long_documents", f"is set, and {order.NAME} is not over documents")
     for redaction in message.redactions:
-        _require_hash("list_hash", redaction.list_hash, needed=True)
+        if not redaction.list_hash:
+            raise InvalidRequest("list_hash", f"is missing; it has {_HASH_BYTES} bytes")
+        _require_hash("list_hash", redaction.list_hash)
         raise StreamMismatch("redactions", "this server has none to take anything out by")
     kinds = [plane.kind for plane in message.planes]
     spec = StreamSpec.of_dataset(
@@ -235,9 +237,11 @@ def require_understood(message: Message) -> None:
     unknown = UnknownFieldSet(message)
     for number in (unknown[index].field_number for index in range(len(unknown))):
         if number < _HINTS_BEGIN:
+            known = message.DESCRIPTOR.fields_by_number.get(number)
+            problem = f"({known.name}) has another wire type" if known else "is not known here"
             raise InvalidRequest(
                 "request",
-                f"field {number} of {message.DESCRIPTOR.name} is not known here; "
+                f"field {number} of {message.DESCRIPTOR.name} {problem}; "
                 f"this server speaks revision {CONTRACT_REVISION} of the contract",
             )
     for descriptor, value in message.ListFields():
@@ -246,6 +250,7 @@ def require_understood(message: Message) -> None:
                 require_understood(part)
 
 
-def _require_hash(name: str, value: bytes, *, needed: bool = False) -> None:
-    if (value or needed) and len(value) != _HASH_BYTES:
-        raise InvalidRequest(name, f"has {len(value)} bytes, not {_HASH_BYTES}")
+def _require_hash(name: str, value: bytes, what_for: str = "") -> None:
+    """Raise InvalidRequest unless a hash is unset or has 32 bytes."""
+    if value and len(value) != _HASH_BYTES:
+        raise InvalidRequest(name, f"has {len(value)} bytes{what_for}, not {_HASH_BYTES}")

@@ -91,7 +91,12 @@ class StreamSpec:
 
     def __post_init__(self) -> None:
         """Check every range."""
-        require_range("context_length", self.context_length, 1, _CONTEXT_LENGTH_END)
+        # How long it may be is for the corpus to say.
+        if not 1 <= self.context_length < _CONTEXT_LENGTH_END:
+            raise InvalidRequest(
+                "context_length",
+                f"{self.context_length} is not at least 1, and below the tokens of the longest file",
+            )
         if len(self.sources) != 1 or self.stages != _ALONE:
             raise InvalidRequest("stage", "a stream is of one dataset; mixtures are not served yet")
         require_known(self.planes)
