@@ -95,7 +95,7 @@ class StreamSpec:
         if not 1 <= self.context_length < _CONTEXT_LENGTH_END:
             raise InvalidRequest(
                 "context_length",
-                f"{self.context_length} is not at least 1, and below the tokens of the longest file",
+                f"{self.context_length} is not in [1, tokens of the longest file)",
             )
         if len(self.sources) != 1 or self.stages != _ALONE:
             raise InvalidRequest("stage", "a stream is of one dataset; mixtures are not served yet")

@@ -212,7 +212,7 @@ PLANES = [pb.WantedPlane(kind=51)]
         (
             {"planes": [pb.WantedPlane(kind=51, expected_fingerprint=bytes(31))]},
             InvalidRequest,
-            "expected_fingerprint of plane 51",
+            "expected_fingerprint",
         ),
         ({"planes": [pb.WantedPlane(kind=51, expected_fingerprint=bytes(32))]}, None, ""),
         ({"end_sample": 0}, None, ""),
