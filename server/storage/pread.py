@@ -13,7 +13,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -49,6 +49,39 @@ class _Part(NamedTuple):
     shard: int
     first_byte: int
     target: memoryview
+
+
+class _Share:
+    """What one thread reads, whichever comes to it first; whoever comes late reads nothing."""
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._is_done = False
+        self._error: Exception | None = None
+
+    def read(self) -> None:
+        """Read it, unless another thread is at it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._read_once()
+            finally:
+                self._lock.release()
+
+    def finish(self) -> Exception | None:
+        """Read it, or wait for the thread that does; return what came of it."""
+        with self._lock:
+            self._read_once()
+        return self._error
+
+    def _read_once(self) -> None:
+        if self._is_done:
+            return
+        try:
+            self._read()
+        except Exception as error:  # noqa: BLE001 - raised by whoever asked for it
+            self._error = error
+        self._is_done = True
 
 
 class PreadStore(LocalStore[Room]):
@@ -198,21 +231,21 @@ class PreadStore(LocalStore[Room]):
 
     def _read_parts(self, parts: Sequence[_Part]) -> None:
         """Read many parts at once.  Raises: Unread."""
-        shares = [parts[first::_READERS] for first in range(min(_READERS, len(parts)))]
-        if len(shares) == 1:
-            return self._read_share(shares[0])
+        shares = [
+            _Share(partial(self._read_each, parts[first::_READERS]))
+            for first in range(min(_READERS, len(parts)))
+        ]
         try:
-            reading = [self._readers.submit(self._read_share, share) for share in shares]
+            for share in shares[1:]:
+                self._readers.submit(share.read)
         except RuntimeError:
-            return self.require_intact()  # closed meanwhile
+            pass  # no thread to be had, or closed meanwhile: this one reads what is left
         # All of them have to be done before the room is lent to somebody else.
-        errors = [one.exception() for one in reading]
-        for error in errors:
+        for error in [share.finish() for share in shares]:
             if error is not None:
                 raise error
-        return None
 
-    def _read_share(self, parts: Sequence[_Part]) -> None:
+    def _read_each(self, parts: Sequence[_Part]) -> None:
         for part in parts:
             self._read_part(part)
 
