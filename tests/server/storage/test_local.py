@@ -213,6 +213,26 @@ def test_a_file_cut_and_grown_again_is_noticed(
         gathered(corpus, 10, (0, 5))
 
 
+def test_a_file_is_not_lost_when_another_gather_finds_its_last_byte_meanwhile(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte that was read at one place says nothing of another."""
+    tokens = np.full(60 * PAGE_TOKENS, 257)
+    tokens[-40 * PAGE_TOKENS :] = 0
+    corpus = open_corpus(write_tokens(tokens))
+    right = corpus._read_bytes
+
+    def read_while_another_gathers(*arguments: Any) -> None:
+        right(*arguments)
+        monkeypatch.setattr(corpus, "_read_bytes", right)
+        gathered(corpus, 10, (0, 50 * PAGE_TOKENS))
+
+    monkeypatch.setattr(corpus, "_read_bytes", read_while_another_gathers)
+
+    for _ in range(2):
+        assert gathered(corpus, 10, (0, 50 * PAGE_TOKENS)) == [[0] * 10]
+
+
 @pytest.mark.parametrize("zeros", [0, 1, PAGE_TOKENS, 5 * PAGE_TOKENS + 7, 40 * PAGE_TOKENS])
 @pytest.mark.parametrize("grown_by", [0, 2, 5000])
 @pytest.mark.parametrize("first_seen_by", ["gather", "look"])
