@@ -28,7 +28,7 @@ from ..narrowing import Narrowing
 from ..readahead import ReadAhead
 from ..scratch import Room, ScratchPool, Tokens
 from ..shard import Shard
-from .opened import OpenedShards
+from .opened import OpenedShards, Unread
 from .store import Later, Piece, SameContent, at_once
 
 Numbers = npt.NDArray[np.int64]
@@ -113,7 +113,9 @@ class LocalStore(ABC, Generic[RoomKind]):
         self.narrowing = Narrowing(self.stored, token_max)
 
     @contextmanager
-    def gather(self, spans: Spans, planes: Sequence[int] = ()) -> Iterator[RowBlock]:
+    def gather(
+        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+    ) -> Iterator[RowBlock]:
         """Lend the rows of spans, as they are served."""
         assert not planes
         self.require_intact()
@@ -124,7 +126,7 @@ class LocalStore(ABC, Generic[RoomKind]):
         size_bytes = token_count * self.stored.itemsize
         # Beside the tokens there is room for the witnesses, at most one a span.
         with self._rooms.lend(size_bytes + spans.shard.size) as room:
-            self.files.surely(lambda: self._fill(spans, room, size_bytes))
+            self.files.surely(lambda: self._fill(spans, room, size_bytes), patient)
             # Once more: if the store was closed meanwhile, something else may have been read.
             self.require_intact()
             tokens = self._served(spans, room.content[:size_bytes])
@@ -186,10 +188,14 @@ class LocalStore(ABC, Generic[RoomKind]):
 
     def _fill(self, spans: Spans, room: RoomKind, size_bytes: int) -> None:
         """Read the tokens of spans.  Raises: Unread; CorpusChanged where a file was cut within."""
-        self._read_tokens(spans, room)
-        suspects = self._suspects(spans, room, size_bytes)
-        if suspects.size:
-            self._require_witnesses(suspects, room, size_bytes)
+        try:
+            self._read_tokens(spans, room)
+            suspects = self._suspects(spans, room, size_bytes)
+            if suspects.size:
+                self._require_witnesses(suspects, room, size_bytes)
+        except Unread:
+            self._readahead.observe(1)
+            raise
 
     def _suspects(self, spans: Spans, room: RoomKind, size_bytes: int) -> Numbers:
         """Return the files with a span that may have run over a cut.
@@ -219,7 +225,7 @@ class LocalStore(ABC, Generic[RoomKind]):
         self._read_bytes(suspects, known["byte"], room, place)
         wrong = suspects[room.content[place : place + suspects.size] != known["value"]].tolist()
         # Where a file ends in nothing but zeros, only the file system can tell.
-        for index in suspects[known["is_missing"]].tolist():
+        for index in suspects[known["is_missing"] & self.files.may_change].tolist():
             if self.files.is_written(index):
                 wrong.append(index)
             elif index not in self._searched:
