@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import threading
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server.shard import Facts
 from server.storage import opened as opened_module
 from server.storage import pread
 from server.storage.pread import PreadStore
+from server.storage.store import at_once
 from tests.conftest import Serve, WriteTokens
 from tests.server.conftest import asked
 from tests.waiting import eventually
@@ -170,16 +173,17 @@ def test_a_store_closed_while_rows_are_read_ends_the_gather(
     closing.join()
 
 
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM])
 def test_a_file_system_that_does_not_say_what_is_in_memory_is_judged_by_time(
-    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """NFS has no RWF_NOWAIT."""
+    """NFS has no RWF_NOWAIT, nor have old kernels; and a sandbox may forbid it."""
     store = open_store(write_tokens(np.arange(60_000)))
     right = os.preadv
 
     def untold(*arguments: Any) -> int:
         if arguments[3:] and arguments[3]:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            raise OSError(code, os.strerror(code))
         return right(*arguments[:3])
 
     monkeypatch.setattr(os, "preadv", untold)
@@ -317,3 +321,22 @@ def test_a_stale_handle_is_opened_anew_where_it_is_the_same_file(
 
     assert gathered(store, 3, [7]) == [[7, 8, 9]]
     assert store._descriptors == [descriptor]
+    assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_NONBLOCK
+
+
+def test_a_file_that_a_failover_moved_to_another_device_is_still_watched(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be another file for ever, and a cut of it no loss."""
+    path = write_tokens(np.arange(5000))
+    store = open_store(path)
+    before = Facts.of(path.stat())
+    store.files.shards[0] = store.shards[0].with_facts(before._replace(device=before.device + 1))
+    monkeypatch.setattr(os, "preadv", failing(os.preadv, errno.ESTALE, 1))
+
+    assert gathered(store, 3, [7]) == [[7, 8, 9]]
+    assert store.facts == [before]
+    os.truncate(path, 100)
+    store.look_at(0, lambda: True, at_once)
+
+    assert store.lost
