@@ -23,6 +23,8 @@ from ..narrowing import Narrowing
 # its read_ahead_kb. 2 cores, 2026-11; docs/decisions/0006-warm-up.md.
 PIECE_BYTES = 1 << 20
 
+WAYS = ("map", "pread")
+"""What --read calls the stores there are for local files; choice.py has them."""
 Later = Callable[[Callable[[], None]], None]
 """Calls what it is given, at once or in a thread of its own."""
 SameContent = Callable[[], bool | None]
