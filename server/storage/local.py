@@ -29,7 +29,7 @@ from ..readahead import ReadAhead
 from ..scratch import Room, ScratchPool, Tokens
 from ..shard import Shard
 from .opened import OpenedShards, Unread
-from .store import Later, Piece, SameContent, at_once
+from .store import Later, Piece, SameContent
 
 Numbers = npt.NDArray[np.int64]
 _WITNESS = np.dtype([("byte", np.int64), ("value", np.uint8), ("is_missing", np.bool_)])
@@ -149,11 +149,6 @@ class LocalStore(ABC, Generic[RoomKind]):
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
         self.files.require_intact()
-
-    def look(self, same_content: SameContent, later: Later = at_once) -> None:
-        """Look at every file, one after the other."""
-        for shard in range(len(self.shards)):
-            self.look_at(shard, same_content, later)
 
     def look_at(self, shard: int, same_content: SameContent, later: Later) -> None:
         """Look at what has become of a file."""

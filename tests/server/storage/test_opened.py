@@ -21,7 +21,7 @@ from server.storage.looks import Looks
 from server.storage.store import at_once
 from server.warmup import warm
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import asked, look
 from tests.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.spans import Spans
@@ -66,15 +66,15 @@ def test_a_stat_that_fails_says_nothing_and_is_said_once(
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", refusing(code))
         for _ in range(3):
-            store.look(lambda: True)
+            look(store)
 
     (line,) = caplog.messages
     assert (
         line == f"could not look at dataset=train file=0.bin: {os.strerror(code)}; it is served on"
     )
-    store.look(lambda: True)
+    look(store)
     paths[1].unlink()
-    store.look(lambda: True)
+    look(store)
     assert "name=1.bin: replaced or removed" in caplog.messages[1]
     assert not store.lost
 
@@ -90,7 +90,7 @@ def test_a_file_that_is_not_there_any_more_was_removed(
     store = open_store(write_tokens(range(1, 9)))
     monkeypatch.setattr(os, "stat", refusing(code))
 
-    store.look(lambda: True)
+    look(store)
 
     assert "replaced or removed" in caplog.text
 
