@@ -40,7 +40,7 @@ SECONDS = 2.0
 THREADS = 32
 NO_WARM_UP = ("--warm-up-bytes", "0")
 NO_READ_AHEAD = "from server import readahead\nreadahead.ReadAhead.advise = lambda *_: None"
-LOOK_AHEAD = "from server import service\nservice.READ_AHEAD_BYTES = {mib} << 20"
+LOOK_AHEAD = "from server import frame_producer\nframe_producer.READ_AHEAD_BYTES = {mib} << 20"
 
 BY_PREAD = ("--read", "pread")
 NO_ADVICE = "from server.storage import pread\npread.PreadStore.read_ahead = lambda *_: None"

@@ -9,7 +9,7 @@ from functools import partial
 from tokenfeed import __version__
 
 from .formats import FORMAT_NAMES, STORED
-from .storage.choice import STORES
+from .storage.store import WAYS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -71,9 +71,9 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "--read",
         action="append",
         default=[],
-        type=partial(_of_a_dataset, tuple(STORES)),
+        type=partial(_of_a_dataset, WAYS),
         metavar="[NAME=]WAY",
-        help=f"how the files of a dataset, or of all, are read: {', '.join(STORES)} (default: "
+        help=f"how the files of a dataset, or of all, are read: {', '.join(WAYS)} (default: "
         "pread on network file systems, else map)",
     )
     group.add_argument(

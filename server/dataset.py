@@ -66,11 +66,6 @@ class Dataset:
         counts = [documents.count for documents in known if documents is not None]
         return Documents(sum(counts), len(counts)) if counts else None
 
-    def look(self) -> None:
-        """Look at what has become of its files, of all of them."""
-        for shard in range(len(self.store.shards)):
-            self.look_at(shard)
-
     def look_at(
         self,
         shard: int,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tokenfeed import frame
-from tokenfeed.errors import SamplesExhausted
+from tokenfeed.errors import SamplesExhausted, Unreadable
 from tokenfeed.plan import PLAN_ROWS
 from tokenfeed.request import StreamRequest
 from tokenfeed.spans import Spans
@@ -57,8 +56,16 @@ class FrameProducer:
 
     def _messages(self, spans: Spans, stream_row: int, peer: str) -> list[bytes]:
         """Return rows as encoded frames, nearly always one.  stream_row: of the first of them."""
-        store = self.dataset.store
-        # Whoever waits for the disk must not keep others from waiting for it too.
-        turn = nullcontext() if store.cold else self.dataset.turns.take(peer)
-        with turn, store.gather(spans, self.request.spec.planes) as block:
+        # Whoever waits for the disk must not keep others from waiting for it too, nor whoever waits
+        # for it to heal.
+        if not self.dataset.store.cold:
+            try:
+                with self.dataset.turns.take(peer):
+                    return self._encoded(spans, stream_row, patient=False)
+            except Unreadable:
+                pass
+        return self._encoded(spans, stream_row, patient=True)
+
+    def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[bytes]:
+        with self.dataset.store.gather(spans, self.request.spec.planes, patient) as block:
             return list(frame.encode(self.stream, stream_row, block))

@@ -147,11 +147,15 @@ class Shard:
         if the file is not as it was.
         """
         with open_file(self.path) as file:
-            if Facts.of(file.status)[:4] != self.facts[:4]:
-                raise BadCorpus(
-                    self.path, "changed while it was being opened; start again when it is complete"
-                )
+            self.require_same(file.status)
             return file.read(self.layout.first_byte + first_byte, size_bytes)
+
+    def require_same(self, status: os.stat_result) -> None:
+        """Raise BadCorpus if a stat says that the file is not as it was."""
+        if Facts.of(status)[:4] != self.facts[:4]:
+            raise BadCorpus(
+                self.path, "changed while it was being opened; start again when it is complete"
+            )
 
 
 def _read_tail(file: OpenFile) -> Tail:

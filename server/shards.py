@@ -18,7 +18,7 @@ from tokenfeed.errors import BadCorpus, InvalidRequest
 from .formats import FORMAT_NAMES, STORED, Asked
 from .manifest import NAME as MANIFEST
 from .manifest import MadeSplit, read_splits
-from .storage.choice import STORES
+from .storage.store import WAYS
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
@@ -137,7 +137,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--read",
-        choices=tuple(STORES),
+        choices=WAYS,
         help="how the files are read (default: pread on network file systems, else map)",
     )
 

@@ -74,7 +74,9 @@ class MemoryStore:
         self.narrowing = Narrowing(self.stored, token_max)
 
     @contextmanager
-    def gather(self, spans: Spans, planes: Sequence[int] = ()) -> Iterator[RowBlock]:
+    def gather(
+        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+    ) -> Iterator[RowBlock]:
         self.require_intact()
         tokens = np.zeros((len(spans), spans.row_tokens), dtype=self.dtype)
         for row, own in enumerate(self._rows(spans, self._tokens)):

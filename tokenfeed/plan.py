@@ -8,6 +8,7 @@ ten imaginary tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ PLAN_ROWS = 4096
 for 32 samples and 82 to 412 for 4,096. 2 shared cores, 2026-11; `python -m benchmarks.plan_rows`
 finds it again.
 """
-_PLACES_KEPT = 64
+_PLACES_KEPT = 8
+"""Those used last. Of 60,000 files, each is a megabyte."""
 
 
 class Places(NamedTuple):
@@ -52,7 +54,7 @@ class Shape:
         self.token_counts = token_counts
         self.token_count = int(token_counts.sum())
         self.longest_file_tokens = int(token_counts.max())
-        self._places: dict[tuple[int, bool], Places] = {}
+        self._kept_places = lru_cache(_PLACES_KEPT)(partial(_places, token_counts))
 
     def require_window(self, context_length: int) -> None:
         """Raise InvalidRequest unless some file holds a window of T + 1 tokens."""
@@ -69,14 +71,10 @@ class Shape:
         context_length: T, at least 1.  has_epochs: they do not overlap; else they may begin at any
         token.
         """
-        key = context_length, has_epochs
-        places = self._places.get(key)
-        if places is None:
-            places = _places(self.token_counts, context_length, has_epochs)
-            # Of what many ask for; threads may do it twice, with the same result.
-            if len(self._places) < _PLACES_KEPT:
-                self._places[key] = places
-        return places
+        if context_length >= self.longest_file_tokens:
+            # There are none, which nobody asks for twice.
+            return _places(self.token_counts, context_length, has_epochs)
+        return self._kept_places(context_length, has_epochs)
 
 
 def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: npt.NDArray[np.int64]) -> Spans:

@@ -7,8 +7,10 @@ differ, so files there are read by pread. Where the file system is not known her
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..formats import Asked
 from .looks import Looks
@@ -20,7 +22,7 @@ STORES: dict[str, Callable[[str, Sequence[str], Asked, Looks], TokenStore]] = {
     MapStore.kind: MapStore,
     PreadStore.kind: PreadStore,
 }
-"""How --read has them."""
+"""By what --read calls them: WAYS."""
 
 _READ_BY_PREAD = frozenset(
     (
@@ -74,20 +76,44 @@ def file_systems(paths: Iterable[str], mountinfo: str = "/proc/self/mountinfo") 
     tells.
     """
     try:
-        devices = {os.stat(path).st_dev: None for path in paths}
-        with open(mountinfo, encoding="utf-8", errors="replace") as mounts:
-            types = _types(mounts.read())
+        of_device = {os.stat(path).st_dev: path for path in paths}
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+            mounts = _mounts(file.read())
     except (OSError, ValueError):
         return ["unknown"]
-    numbers = [f"{os.major(device)}:{os.minor(device)}" for device in devices]
-    return [types.get(number, "unknown") for number in numbers] or ["unknown"]
+    return [_type(mounts, *found) for found in of_device.items()] or ["unknown"]
 
 
-def _types(mountinfo: str) -> dict[str, str]:
-    """Return the type of each file system by its device, "MAJOR:MINOR"."""
-    found = {}
+class _Mount(NamedTuple):
+    """device: "MAJOR:MINOR".  folder: where it is mounted.  system: the type of it."""
+
+    device: str
+    folder: str
+    system: str
+
+
+def _mounts(mountinfo: str) -> list[_Mount]:
+    found = []
     for line in mountinfo.splitlines():
         mount, _, system = line.partition(" - ")
-        if len(mount.split()) > 2 and system.split():
-            found[mount.split()[2]] = system.split()[0]
+        words = mount.split()
+        if len(words) > 4 and system.split():
+            folder = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
+            found.append(_Mount(words[2], folder, system.split()[0]))
     return found
+
+
+def _type(mounts: Sequence[_Mount], device: int, path: str) -> str:
+    """Return the type of the file system of a file: by its device, or by the mount that it lies in
+    where files have devices of their own, as those of btrfs and overlayfs.
+    """
+    number = f"{os.major(device)}:{os.minor(device)}"
+    of_device = [mount.system for mount in mounts if mount.device == number]
+    if of_device:
+        return of_device[-1]
+    real = os.path.realpath(path)
+    around = [mount for mount in mounts if real.startswith(mount.folder.rstrip("/") + "/")]
+    if not around:
+        return "unknown"
+    # Of mounts on the same folder the last one is seen.
+    return max(reversed(around), key=lambda mount: len(mount.folder)).system

@@ -7,6 +7,7 @@ dataset is handed out.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,10 +28,12 @@ from ..narrowing import Narrowing
 from ..readahead import ReadAhead
 from ..scratch import Room, ScratchPool, Tokens
 from ..shard import Shard
-from .opened import OpenedShards
-from .store import Later, Piece, SameContent, at_once
+from .opened import OpenedShards, Unread
+from .store import Later, Piece, SameContent
 
 Numbers = npt.NDArray[np.int64]
+_WITNESS = np.dtype([("byte", np.int64), ("value", np.uint8), ("is_missing", np.bool_)])
+"""Place and value of a file's last byte that is not 0; or whether that is not known."""
 RoomKind = TypeVar("RoomKind", bound=Room)
 
 
@@ -59,10 +62,12 @@ class LocalStore(ABC, Generic[RoomKind]):
         self.planes: Mapping[int, bytes] = {}
         self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
         tails = [shard.tail for shard in shards]
-        self._witness_bytes = np.array([tail.witness_byte for tail in tails], dtype=np.int64)
-        self._witness_values = np.array([tail.witness_value for tail in tails], dtype=np.uint8)
+        self._witness_lock = threading.Lock()
+        self._witnesses = np.array(
+            [(tail.witness_byte, tail.witness_value, tail.witness_value == 0) for tail in tails],
+            dtype=_WITNESS,
+        )
         self._searched: set[int] = set()
-        self._has_no_witness = self._witness_values == 0
         self._rooms = ScratchPool(make_room)
         self._readahead = ReadAhead(self)
 
@@ -108,7 +113,9 @@ class LocalStore(ABC, Generic[RoomKind]):
         self.narrowing = Narrowing(self.stored, token_max)
 
     @contextmanager
-    def gather(self, spans: Spans, planes: Sequence[int] = ()) -> Iterator[RowBlock]:
+    def gather(
+        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+    ) -> Iterator[RowBlock]:
         """Lend the rows of spans, as they are served."""
         assert not planes
         self.require_intact()
@@ -119,7 +126,7 @@ class LocalStore(ABC, Generic[RoomKind]):
         size_bytes = token_count * self.stored.itemsize
         # Beside the tokens there is room for the witnesses, at most one a span.
         with self._rooms.lend(size_bytes + spans.shard.size) as room:
-            self.files.surely(lambda: self._fill(spans, room, size_bytes))
+            self.files.surely(lambda: self._fill(spans, room, size_bytes), patient)
             # Once more: if the store was closed meanwhile, something else may have been read.
             self.require_intact()
             tokens = self._served(spans, room.content[:size_bytes])
@@ -142,11 +149,6 @@ class LocalStore(ABC, Generic[RoomKind]):
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
         self.files.require_intact()
-
-    def look(self, same_content: SameContent, later: Later = at_once) -> None:
-        """Look at every file, one after the other."""
-        for shard in range(len(self.shards)):
-            self.look_at(shard, same_content, later)
 
     def look_at(self, shard: int, same_content: SameContent, later: Later) -> None:
         """Look at what has become of a file."""
@@ -181,10 +183,14 @@ class LocalStore(ABC, Generic[RoomKind]):
 
     def _fill(self, spans: Spans, room: RoomKind, size_bytes: int) -> None:
         """Read the tokens of spans.  Raises: Unread; CorpusChanged where a file was cut within."""
-        self._read_tokens(spans, room)
-        suspects = self._suspects(spans, room, size_bytes)
-        if suspects.size:
-            self._require_witnesses(suspects, room, size_bytes)
+        try:
+            self._read_tokens(spans, room)
+            suspects = self._suspects(spans, room, size_bytes)
+            if suspects.size:
+                self._require_witnesses(suspects, room, size_bytes)
+        except Unread:
+            self._readahead.observe(1)
+            raise
 
     def _suspects(self, spans: Spans, room: RoomKind, size_bytes: int) -> Numbers:
         """Return the files with a span that may have run over a cut.
@@ -208,11 +214,13 @@ class LocalStore(ABC, Generic[RoomKind]):
         cut behind it has only taken zeros. Asking for the size of every file of every frame would
         cost a third of a frame.
         """
-        self._read_bytes(suspects, self._witness_bytes[suspects], room, place)
-        known = self._witness_values[suspects]
-        wrong = suspects[room.content[place : place + suspects.size] != known].tolist()
+        with self._witness_lock:
+            # Another thread may find a further one while these are read.
+            known = self._witnesses[suspects]
+        self._read_bytes(suspects, known["byte"], room, place)
+        wrong = suspects[room.content[place : place + suspects.size] != known["value"]].tolist()
         # Where a file ends in nothing but zeros, only the file system can tell.
-        for index in suspects[self._has_no_witness[suspects]].tolist():
+        for index in suspects[known["is_missing"] & self.files.may_change].tolist():
             if self.files.is_written(index):
                 wrong.append(index)
             elif index not in self._searched:
@@ -230,8 +238,8 @@ class LocalStore(ABC, Generic[RoomKind]):
         """
         found = self.files.further_witness(index)
         if found is not None:
-            self._witness_bytes[index], self._witness_values[index] = found
-            self._has_no_witness[index] = False
+            with self._witness_lock:
+                self._witnesses[index] = (*found, False)
 
     def _served(self, spans: Spans, content: Tokens) -> npt.NDArray[np.unsignedinteger]:
         """Return stored tokens as they are served.  Raises: CorpusChanged."""

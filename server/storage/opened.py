@@ -73,6 +73,11 @@ class OpenedShards:
         """Whether nothing of them is handed out any more."""
         return bool(self._lost)
 
+    @property
+    def may_change(self) -> bool:
+        """Whether to look for changes while nothing is wrong with them."""
+        return not self._looks.never
+
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
         if self._lost:
@@ -114,12 +119,12 @@ class OpenedShards:
         except OSError:
             return None
 
-    def surely(self, read: Callable[[], None]) -> None:
-        """Call what raises Unread until it does not, for about a second.
+    def surely(self, read: Callable[[], None], patient: bool = True) -> None:
+        """Call what raises Unread until it does not, for about a second; once if not patient.
 
         Raises: CorpusChanged if a file was cut short or written to; Unreadable at the end.
         """
-        for pause_seconds in _PAUSES_SECONDS:
+        for pause_seconds in _PAUSES_SECONDS if patient else ():
             try:
                 return read()
             except Unread as unread:
@@ -196,7 +201,7 @@ class OpenedShards:
         for index, known in enumerate(facts):
             if self._lost or stopped():
                 return False
-            if self._looks.never:
+            if not self.may_change:
                 continue
             self._looks.take()
             try:

@@ -13,7 +13,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -41,6 +41,8 @@ _ROW_SECONDS_WARM = 100e-6
 _BYTES_PER_SECOND_WARM = 500e6
 """Where a file system does not say what is in memory, a gather that took longer was cold."""
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
+_NO_FLAGS = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
+"""What is said by file systems, old kernels and filters of system calls that do not have it."""
 
 
 class _Part(NamedTuple):
@@ -49,6 +51,39 @@ class _Part(NamedTuple):
     shard: int
     first_byte: int
     target: memoryview
+
+
+class _Share:
+    """What one thread reads, whichever comes to it first; whoever comes late reads nothing."""
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._is_done = False
+        self._error: Exception | None = None
+
+    def read(self) -> None:
+        """Read it, unless another thread is at it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._read_once()
+            finally:
+                self._lock.release()
+
+    def finish(self) -> Exception | None:
+        """Read it, or wait for the thread that does; return what came of it."""
+        with self._lock:
+            self._read_once()
+        return self._error
+
+    def _read_once(self) -> None:
+        if self._is_done:
+            return
+        try:
+            self._read()
+        except Exception as error:  # noqa: BLE001 - raised by whoever asked for it
+            self._error = error
+        self._is_done = True
 
 
 class PreadStore(LocalStore[Room]):
@@ -114,11 +149,13 @@ class PreadStore(LocalStore[Room]):
         """Return token bytes of a shard.  Raises: BadCorpus."""
         content = bytearray(size_bytes)
         part = _Part(shard, int(self._first_bytes[shard]) + first_byte, memoryview(content))
+        known = self.shards[shard]
         try:
+            known.require_same(self._status(shard))
             self._read_part(part)
-        except Unread as unread:
-            path = self.shards[shard].path
-            raise BadCorpus(path, f"cannot be read: {unread.error.strerror}") from unread.error
+        except (OSError, Unread) as error:
+            why = error.error if isinstance(error, Unread) else error
+            raise BadCorpus(known.path, f"cannot be read: {why.strerror}") from why
         return bytes(content)
 
     def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
@@ -138,6 +175,7 @@ class PreadStore(LocalStore[Room]):
                 shard.layout.first_byte,
                 shard.layout.first_byte + shard.layout.content_bytes,
             )
+            file_end_bytes = done_bytes + shard.size_bytes
             done_bytes += first
             for place in range(first, end, PIECE_BYTES):
                 self.require_intact()
@@ -147,7 +185,10 @@ class PreadStore(LocalStore[Room]):
                 self.require_intact()
                 done_bytes += len(piece)
                 yield Piece(done_bytes, piece)
-            done_bytes += shard.size_bytes - end
+            if done_bytes < file_end_bytes:
+                # What lies behind the tokens is none of them, and is never asked for.
+                done_bytes = file_end_bytes
+                yield Piece(done_bytes)
 
     def close(self) -> None:
         """Close the files. A gather still under way fails with CorpusChanged."""
@@ -175,7 +216,7 @@ class PreadStore(LocalStore[Room]):
                 except BlockingIOError:
                     pass
                 except OSError as error:
-                    if not (flags and error.errno in (errno.EOPNOTSUPP, errno.EINVAL)):
+                    if not (flags and error.errno in _NO_FLAGS):
                         raise self._unread(shard, error) from error
                     self._tells, flags = False, 0
             if done != size:
@@ -198,21 +239,21 @@ class PreadStore(LocalStore[Room]):
 
     def _read_parts(self, parts: Sequence[_Part]) -> None:
         """Read many parts at once.  Raises: Unread."""
-        shares = [parts[first::_READERS] for first in range(min(_READERS, len(parts)))]
-        if len(shares) == 1:
-            return self._read_share(shares[0])
+        shares = [
+            _Share(partial(self._read_each, parts[first::_READERS]))
+            for first in range(min(_READERS, len(parts)))
+        ]
         try:
-            reading = [self._readers.submit(self._read_share, share) for share in shares]
+            for share in shares[1:]:
+                self._readers.submit(share.read)
         except RuntimeError:
-            return self.require_intact()  # closed meanwhile
+            pass  # no thread to be had, or closed meanwhile: this one reads what is left
         # All of them have to be done before the room is lent to somebody else.
-        errors = [one.exception() for one in reading]
-        for error in errors:
+        for error in [share.finish() for share in shares]:
             if error is not None:
                 raise error
-        return None
 
-    def _read_share(self, parts: Sequence[_Part]) -> None:
+    def _read_each(self, parts: Sequence[_Part]) -> None:
         for part in parts:
             self._read_part(part)
 
@@ -239,11 +280,16 @@ class PreadStore(LocalStore[Room]):
         known = self.shards[shard]
         try:
             with open_file(known.path) as file:
+                now = Facts.of(file.status)
                 # Not the device: after a failover it may be another.
-                same = Facts.of(file.status)[1:4] == known.facts[1:4]
+                same = now[1:4] == known.facts[1:4]
+                _set_up(file.descriptor)
                 with self._closing:
                     if same and not self.lost:
                         os.dup2(file.descriptor, self._descriptors[shard], inheritable=False)
+                        # Its time of change is left to the next look, which reads it anew.
+                        facts = known.facts._replace(device=now.device)
+                        self.files.shards[shard] = known.with_facts(facts)
         except (BadCorpus, OSError):
             return
 
@@ -273,16 +319,22 @@ class PreadStore(LocalStore[Room]):
 
 
 def _kept(descriptor: int) -> int:
-    """Return a descriptor of the same file that stays open, read without guesses of the kernel."""
-    kept = os.dup(descriptor)
+    """Return a descriptor of the same file that stays open."""
+    _set_up(descriptor)
+    return os.dup(descriptor)
+
+
+def _set_up(descriptor: int) -> None:
+    """Have a file, by whichever descriptor of it, be waited for and read without guesses of the
+    kernel.
+    """
     # Opened so that a pipe is not waited for; of a file, some file systems would not wait either.
-    flags = fcntl.fcntl(kept, fcntl.F_GETFL)
-    fcntl.fcntl(kept, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
     try:
-        os.posix_fadvise(kept, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     except OSError:
         pass  # advice alone
-    return kept
 
 
 def _require_descriptors(paths: Sequence[str]) -> None:

@@ -23,6 +23,8 @@ from ..narrowing import Narrowing
 # its read_ahead_kb. 2 cores, 2026-11; docs/decisions/0006-warm-up.md.
 PIECE_BYTES = 1 << 20
 
+WAYS = ("map", "pread")
+"""What --read calls the stores there are for local files; choice.py has them."""
 Later = Callable[[Callable[[], None]], None]
 """Calls what it is given, at once or in a thread of its own."""
 SameContent = Callable[[], bool | None]
@@ -96,13 +98,16 @@ class TokenStore(Protocol):
     def narrow(self, token_max: int) -> None:
         """Serve tokens in the narrowest type that holds this one. Only before it is served."""
 
-    def gather(self, spans: Spans, planes: Sequence[int] = ()) -> AbstractContextManager[RowBlock]:
+    def gather(
+        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+    ) -> AbstractContextManager[RowBlock]:
         """Lend the rows of spans, as they are served: tokens uint16 or uint32 [rows, row_tokens],
         the spans of a row end to end and the rest of it 0; and these planes of them.
 
         spans: any; their source is not looked at.  planes: kinds that this store has, ascending.
-        The block is overwritten by later gathers once
-        the with block ends.  Safe in any thread; holds no GIL while it waits or copies.
+        patient: whether what cannot be read is tried again before it is Unreadable.  The block is
+        overwritten by later gathers once the with block ends.  Safe in any thread; holds no GIL
+        while it waits or copies.
         Raises: CorpusChanged, Unreadable; then nothing of these rows is handed out.
         """
 

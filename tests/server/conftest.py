@@ -5,14 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from server.dataset import Dataset
 from server.formats import Asked
 from server.storage.choice import STORES, Storing
+from server.storage.store import Later, SameContent, TokenStore, at_once
 
 
 @pytest.fixture(params=STORES)
 def storing(request: pytest.FixtureRequest) -> Storing:
     """Each store that there is for local files, in turn."""
     return Storing(read=request.param)
+
+
+def look(
+    store: TokenStore,
+    same_content: SameContent = lambda: True,
+    later: Later = at_once,
+) -> None:
+    """Look at every file of a store, one after the other."""
+    for shard in range(len(store.shards)):
+        store.look_at(shard, same_content, later)
+
+
+def look_at_all(dataset: Dataset) -> None:
+    """Look at every file of a dataset, which reads anew what it has to."""
+    for shard in range(len(dataset.store.shards)):
+        dataset.look_at(shard)
 
 
 def asked(dtype: str | None = None) -> Asked:

@@ -15,7 +15,7 @@ from server.shards import Source
 from server.storage.choice import Storing
 from tests import reference
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import asked, look_at_all
 from tests.waiting import let_time_pass
 from tokenfeed.errors import BadCorpus, CorpusChanged
 from tokenfeed.spans import Spans
@@ -304,7 +304,7 @@ def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
     overwrite(path)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    dataset.look()
+    look_at_all(dataset)
 
     assert dataset.store.lost
 
@@ -323,7 +323,7 @@ def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(
         file.write(b"\xff" * 4)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    dataset.look()
+    look_at_all(dataset)
 
     assert dataset.store.lost
     dataset.close()
@@ -337,12 +337,12 @@ def test_a_file_that_has_grown_is_lost_once_what_was_opened_is_written_to(
     path, dataset = served
     append(path)
     for _ in range(looks_between):
-        dataset.look()
+        look_at_all(dataset)
         assert not dataset.store.lost
     let_time_pass(path)
     overwrite(path)
 
-    dataset.look()
+    look_at_all(dataset)
 
     assert dataset.store.lost
 
@@ -351,7 +351,7 @@ def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
     path, dataset = served
     for _ in range(3):
         append(path)
-        dataset.look()
+        look_at_all(dataset)
 
     assert not dataset.store.lost
 
@@ -362,12 +362,12 @@ def test_a_file_whose_mode_or_name_changes_is_served_on(
     """Its content is read again, once, and is the same."""
     path, dataset = served
     path.chmod(0o600)
-    dataset.look()
+    look_at_all(dataset)
     let_time_pass(path)
     path.rename(path.with_name("other.bin"))
     path.with_name("other.bin").rename(path)
-    dataset.look()
-    dataset.look()
+    look_at_all(dataset)
+    look_at_all(dataset)
 
     assert not dataset.store.lost
     assert caplog.text == ""

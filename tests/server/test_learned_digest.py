@@ -28,7 +28,7 @@ from server.storage.choice import Storing
 from server.warmup import WarmUp, take_digest
 from tests import reference
 from tests.conftest import Serve, Server, WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import asked, look_at_all
 from tests.waiting import eventually
 from tokenfeed import identity
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -216,7 +216,7 @@ def test_of_a_corpus_that_changes_meanwhile_nothing_is_kept(
 def test_of_a_lost_corpus_nothing_is_kept(dataset: Dataset, paths: list[Path]) -> None:
     """Nobody is served from it any more."""
     os.utime(paths[0], ns=(1, 1))
-    dataset.look()
+    look_at_all(dataset)
     assert dataset.store.lost
 
     assert take_digest(dataset, never) == "its files changed, or cannot be read"

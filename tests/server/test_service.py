@@ -740,11 +740,13 @@ class FailingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)
 
-    def gather(self, spans: Spans, planes: Sequence[int] = ()) -> AbstractContextManager[RowBlock]:
+    def gather(
+        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+    ) -> AbstractContextManager[RowBlock]:
         self._frames_left -= 1
         if self._frames_left < 0:
             raise OSError(12, "Cannot allocate memory", SECRET)
-        return self._whole.gather(spans, planes)
+        return self._whole.gather(spans, planes, patient)
 
 
 def require_discreet(found: Ending, log: str) -> None:

@@ -20,7 +20,7 @@ from server.storage.mapped import MapStore
 from server.storage.store import PIECE_BYTES, TokenStore
 from server.warmup import WarmUp, fitting, warm
 from tests.conftest import Serve
-from tests.server.conftest import asked
+from tests.server.conftest import asked, look
 
 PAGE_BYTES = kernel.PAGE_BYTES
 MakeCorpus = Callable[..., MapStore]
@@ -158,7 +158,7 @@ def test_a_dataset_found_lost_is_not_brought_in_any_further(
         with open(corpus.shards[0].path, "r+b") as file:
             file.write(b"other")
         os.utime(corpus.shards[0].path, ns=(1, 1))
-        corpus.look(lambda: True)
+        look(corpus)
         return False
 
     with caplog.at_level(logging.INFO, "tokenfeed.server"):

@@ -12,7 +12,7 @@ import pytest
 from server.storage.mapped import MapStore
 from server.watch import Rereads, Watch
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import asked, look
 from tests.waiting import let_time_pass
 
 
@@ -79,7 +79,7 @@ def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens
         let_time_pass(path)
         path.chmod(0o600)
         for _ in range(3):
-            corpus.look(same_content, rereads.later)
+            look(corpus, same_content, rereads.later)
         assert reading.wait(5)
         assert not corpus.lost
 
@@ -87,7 +87,7 @@ def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens
         done = threading.Event()
         rereads.later(done.set)
         assert done.wait(5)
-        corpus.look(same_content, rereads.later)
+        look(corpus, same_content, rereads.later)
         assert len(read) == 1
         assert not corpus.lost
     finally:
@@ -104,7 +104,7 @@ def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_th
     try:
         let_time_pass(path)
         path.chmod(0o600)
-        corpus.look(lambda: False, rereads.later)
+        look(corpus, lambda: False, rereads.later)
         done = threading.Event()
         rereads.later(done.set)
         assert done.wait(5)

@@ -139,6 +139,22 @@ def test_a_corpus_asked_for_at_many_context_lengths_answers_each_for_itself() ->
             assert row_count(orders.find(order), shape, context_length) == expected
 
 
+def test_a_stream_keeps_its_places_whatever_else_is_asked_for() -> None:
+    """Of 60,000 files they are a millisecond and a megabyte; anybody may describe with any T."""
+    shape = shape_of(100, 200, 300)
+    own = shape.places(9, has_epochs=True)
+
+    for context_length in range(10, 1000):
+        shape.places(context_length, has_epochs=False)
+        assert shape.places(9, has_epochs=True) is own
+
+    assert shape._kept_places.cache_info().currsize <= 8
+    kept = shape.places(250, has_epochs=True)
+    for context_length in range(300, 400):
+        assert shape.places(context_length, has_epochs=True).place_count == 0
+    assert shape.places(250, has_epochs=True) is kept
+
+
 @pytest.mark.parametrize("name", ["random", "random-2", "RANDOM-1", "../x"])
 def test_an_order_without_its_version_is_none(name: str) -> None:
     """The server never resolves "latest": a rolling upgrade must not serve two streams."""

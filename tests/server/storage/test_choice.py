@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from server.storage import choice
-from server.storage.choice import choose, file_systems, is_read_by_pread
-from tests.conftest import Serve, WriteTokens
+from server.storage.choice import STORES, choose, file_systems, is_read_by_pread
+from server.storage.store import WAYS
+from tests.conftest import ROOT, Serve, WriteTokens
 
 NETWORK = (
     "nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "fuse", "fuse.sshfs", "fuse.gcsfuse", "gpfs",
     "9p", "beegfs",
 )  # fmt: skip
 LOCAL = ("ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "squashfs", "unknown", "")
+
+
+def test_the_command_line_knows_each_store_there_is() -> None:
+    """Its words stand where nothing is opened: names alone need no way to read files."""
+    loaded = "{'server.storage.mapped', 'server.storage.pread'} & set(sys.modules)"
+    code = f"import sys, server.shards, server.arguments; raise SystemExit(bool({loaded}))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    assert tuple(STORES) == WAYS
+    assert all(open_store.kind == kind for kind, open_store in STORES.items())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("system", NETWORK)
@@ -51,6 +63,34 @@ def test_the_file_system_is_found_by_the_device_of_the_files(tmp_path: Path) -> 
     assert file_systems(paths, str(tmp_path / "none")) == ["unknown"]
     assert file_systems([str(tmp_path / "none")]) == ["unknown"]
     assert file_systems(paths) != ["unknown"]
+
+
+def test_files_with_a_device_of_their_own_are_on_what_is_mounted_around_them(
+    tmp_path: Path,
+) -> None:
+    """btrfs and overlayfs give them one that is in no list of mounts."""
+    folder = tmp_path / "a b"
+    (folder / "inner").mkdir(parents=True)
+    (tmp_path / "a bc").mkdir()
+    for name in ("a b/1.bin", "a b/inner/2.bin", "a bc/3.bin"):
+        (tmp_path / name).write_bytes(b"12")
+    (tmp_path / "link.bin").symlink_to(folder / "1.bin")
+    escaped = str(folder).replace(" ", "\\040")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "1 1 0:991 / / rw - btrfs /dev/sda rw\n"
+        f"2 1 0:992 / {escaped} rw - ext4 /dev/sdb rw\n"
+        f"3 1 0:993 / {escaped} rw - nfs4 host:/volume rw\n"
+        f"4 1 0:994 / {escaped}/inner rw - lustre host:/other rw\n"
+    )
+
+    def system(name: str) -> list[str]:
+        return file_systems([str(tmp_path / name)], str(mounts))
+
+    assert system("a b/1.bin") == ["nfs4"]
+    assert system("link.bin") == ["nfs4"]
+    assert system("a b/inner/2.bin") == ["lustre"]
+    assert system("a bc/3.bin") == ["btrfs"]
 
 
 def test_one_folder_on_a_network_file_system_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

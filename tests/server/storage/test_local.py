@@ -15,7 +15,7 @@ from server.storage.local import LocalStore
 from server.storage.mapped import MapStore
 from server.storage.pread import PreadStore
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import asked, look
 from tests.waiting import let_time_pass
 from tokenfeed.errors import BadCorpus, CorpusChanged
 from tokenfeed.spans import Spans
@@ -213,6 +213,26 @@ def test_a_file_cut_and_grown_again_is_noticed(
         gathered(corpus, 10, (0, 5))
 
 
+def test_a_file_is_not_lost_when_another_gather_finds_its_last_byte_meanwhile(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte that was read at one place says nothing of another."""
+    tokens = np.full(60 * PAGE_TOKENS, 257)
+    tokens[-40 * PAGE_TOKENS :] = 0
+    corpus = open_corpus(write_tokens(tokens))
+    right = corpus._read_bytes
+
+    def read_while_another_gathers(*arguments: Any) -> None:
+        right(*arguments)
+        monkeypatch.setattr(corpus, "_read_bytes", right)
+        gathered(corpus, 10, (0, 50 * PAGE_TOKENS))
+
+    monkeypatch.setattr(corpus, "_read_bytes", read_while_another_gathers)
+
+    for _ in range(2):
+        assert gathered(corpus, 10, (0, 50 * PAGE_TOKENS)) == [[0] * 10]
+
+
 @pytest.mark.parametrize("zeros", [0, 1, PAGE_TOKENS, 5 * PAGE_TOKENS + 7, 40 * PAGE_TOKENS])
 @pytest.mark.parametrize("grown_by", [0, 2, 5000])
 @pytest.mark.parametrize("first_seen_by", ["gather", "look"])
@@ -233,7 +253,7 @@ def test_a_hole_in_a_file_that_ended_in_zeros_is_told_from_growth(
     os.truncate(path, 2 * 10 * PAGE_TOKENS)
     os.truncate(path, 2 * 60 * PAGE_TOKENS + grown_by)
     if first_seen_by == "look":
-        corpus.look(lambda: True)
+        look(corpus)
 
     with pytest.raises(CorpusChanged):
         gathered(corpus, 3000, (0, 10 * PAGE_TOKENS - 20))
@@ -306,8 +326,8 @@ def test_a_look_at_the_files_finds_what_reading_them_cannot(
     let_time_pass(path)
     change(path)
 
-    corpus.look(lambda: True)
-    corpus.look(lambda: True)
+    look(corpus)
+    look(corpus)
 
     if lost:
         with pytest.raises(CorpusChanged):
@@ -330,7 +350,7 @@ def test_a_log_line_names_a_file_and_not_its_folder(
     let_time_pass(paths[1])
     write_tokens([3, 2, 1], "two\n.bin")
 
-    corpus.look(lambda: True)
+    look(corpus)
 
     replaced, lost = caplog.messages
     assert "name=one.bin: replaced or removed" in replaced
@@ -346,10 +366,10 @@ def test_a_file_that_grew_once_is_still_looked_at(
     corpus = open_corpus(path)
     with path.open("ab") as file:
         file.write(b"\x04\x00")
-    corpus.look(lambda: True)
+    look(corpus)
     write_tokens([3, 2, 1])
 
-    corpus.look(lambda: True)
+    look(corpus)
 
     with pytest.raises(CorpusChanged):
         gathered(corpus, 2, (0, 0))

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from server.content import InOrder
+from server.formats import Asked
 from server.storage.choice import STORES, Storing
 from server.storage.local import LocalStore
 from server.storage.looks import Looks
 from server.storage.store import at_once
 from server.warmup import warm
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import asked, look
 from tests.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.spans import Spans
@@ -62,15 +66,15 @@ def test_a_stat_that_fails_says_nothing_and_is_said_once(
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", refusing(code))
         for _ in range(3):
-            store.look(lambda: True)
+            look(store)
 
     (line,) = caplog.messages
     assert (
         line == f"could not look at dataset=train file=0.bin: {os.strerror(code)}; it is served on"
     )
-    store.look(lambda: True)
+    look(store)
     paths[1].unlink()
-    store.look(lambda: True)
+    look(store)
     assert "name=1.bin: replaced or removed" in caplog.messages[1]
     assert not store.lost
 
@@ -86,7 +90,7 @@ def test_a_file_that_is_not_there_any_more_was_removed(
     store = open_store(write_tokens(range(1, 9)))
     monkeypatch.setattr(os, "stat", refusing(code))
 
-    store.look(lambda: True)
+    look(store)
 
     assert "replaced or removed" in caplog.text
 
@@ -123,6 +127,20 @@ def test_files_that_never_change_are_not_looked_at(
     assert store.unchanged_since(store.facts, lambda: False)
     store.close()
     assert not store.unchanged_since(store.facts, lambda: False)
+
+
+def test_a_file_of_zeros_that_never_changes_is_not_looked_at_for_its_rows(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end does not tell, and nobody asks."""
+    looks = Looks(never=True)
+    store = open_store(write_tokens(np.zeros(2 << 20)), looks=looks)
+    monkeypatch.setattr(looks, "take", lambda: pytest.fail("it was looked at"))
+
+    for _ in range(2):
+        spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([100]))
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
 
 
 def test_a_file_touched_since_is_not_unchanged(open_store: Open, write_tokens: WriteTokens) -> None:
@@ -166,6 +184,27 @@ def test_what_is_brought_in_by_reading_is_all_there_is_and_in_order(
 
     assert done_bytes == store.memory_bytes
     assert b"".join(pieces) == (tokens.astype("<u2").tobytes() if store.kind == "pread" else b"")
+
+
+def test_a_warm_up_brings_in_what_lies_behind_the_tokens_of_the_last_file_too(
+    tmp_path: Path, storing: Storing
+) -> None:
+    """Another tensor, say. Its end is the end of what has to be there for a digest."""
+    header = json.dumps({
+        "tokens": {"dtype": "U16", "shape": [4], "data_offsets": [0, 8]},
+        "others": {"dtype": "U16", "shape": [50], "data_offsets": [8, 108]},
+    }).encode()  # fmt: skip
+    paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for path in paths:
+        path.write_bytes(len(header).to_bytes(8, "little") + header + b"\1\0" * 54)
+    words = Asked.of(None, None, "tokens")
+    kind = STORES[storing.read or ""]
+    with closing(kind("train", [str(path) for path in paths], words, Looks())) as store:
+        reading = InOrder(store)
+
+        assert warm(store, lambda: False, reading.add) == store.memory_bytes
+
+        assert reading.is_complete is (store.kind == "pread")
 
 
 @pytest.mark.parametrize("zeros", [64 << 10, 200 << 10])

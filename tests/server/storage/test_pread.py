@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server.shard import Facts
 from server.storage import opened as opened_module
 from server.storage import pread
 from server.storage.pread import PreadStore
+from server.storage.store import at_once
 from tests.conftest import Serve, WriteTokens
 from tests.server.conftest import asked
+from tests.waiting import eventually
 from tokenfeed.errors import BadCorpus, CorpusChanged, Unreadable
 from tokenfeed.spans import Spans
 
@@ -57,6 +63,13 @@ def failing(right: Callable[..., int], code: int, times: int) -> Callable[..., i
     return read
 
 
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened_module, "_PAUSES_SECONDS", (0.001,) * 4)
@@ -86,16 +99,91 @@ def test_rows_that_are_not_in_memory_are_read_all_the_same(
         assert rows == [list(range(first, first + 1000)) for first in offsets]
 
 
-def test_a_file_system_that_does_not_say_what_is_in_memory_is_judged_by_time(
+def test_where_no_thread_can_be_started_rows_are_read_all_the_same(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NFS has no RWF_NOWAIT."""
+    """Else the room would still hold the rows of a gather before."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    store._tells = False  # then all rows are left to threads
+    monkeypatch.setattr(
+        store._readers, "_adjust_thread_count", raising(RuntimeError("can't start new thread"))
+    )
+    for start in (0, 7):
+        offsets = list(range(start, 50_000, 700))
+
+        rows = gathered(store, 1000, offsets)
+
+        assert rows == [list(range(first, first + 1000)) for first in offsets]
+
+
+def test_a_thread_that_comes_late_writes_into_no_room_that_was_lent_on(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be given to a thread may still lie in its queue."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    store._tells = False
+    late: list[Callable[[], object]] = []
+
+    def refuse(read: Callable[..., object], *arguments: object) -> None:
+        late.append(lambda: read(*arguments))
+        if len(late) >= 3:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(store._readers, "submit", refuse)
+    gathered(store, 1000, range(0, 50_000, 700))
+    assert len(late) == 3
+    places = np.arange(7, 50_000, 700)
+    with store.gather(Spans.of_windows(1000, np.zeros_like(places), places)) as block:
+        for read in late:
+            read()
+        assert (block.tokens[:, 0] == places).all()
+        assert (np.diff(block.tokens.astype(int)) == 1).all()
+
+
+def test_a_store_closed_while_rows_are_read_ends_the_gather(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that a thread has not begun is read any more."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    store._tells = False
+    right = os.preadv
+    may_end = threading.Event()
+    calls = []
+
+    def close() -> None:
+        assert eventually(lambda: len(calls) >= 32)
+        time.sleep(0.1)  # until all are in the queue
+        store.close()
+        may_end.set()
+
+    def slow(*arguments: Any) -> int:
+        calls.append(arguments)
+        assert may_end.wait(10)
+        return right(*arguments)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    monkeypatch.setattr(pread, "_READERS", 64)  # more than there are threads
+
+    closing = threading.Thread(target=close)
+    closing.start()
+
+    with pytest.raises(CorpusChanged):
+        gathered(store, 100, range(0, 50_000, 700))
+
+    closing.join()
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM])
+def test_a_file_system_that_does_not_say_what_is_in_memory_is_judged_by_time(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """NFS has no RWF_NOWAIT, nor have old kernels; and a sandbox may forbid it."""
     store = open_store(write_tokens(np.arange(60_000)))
     right = os.preadv
 
     def untold(*arguments: Any) -> int:
         if arguments[3:] and arguments[3]:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            raise OSError(code, os.strerror(code))
         return right(*arguments[:3])
 
     monkeypatch.setattr(os, "preadv", untold)
@@ -233,3 +321,22 @@ def test_a_stale_handle_is_opened_anew_where_it_is_the_same_file(
 
     assert gathered(store, 3, [7]) == [[7, 8, 9]]
     assert store._descriptors == [descriptor]
+    assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_NONBLOCK
+
+
+def test_a_file_that_a_failover_moved_to_another_device_is_still_watched(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be another file for ever, and a cut of it no loss."""
+    path = write_tokens(np.arange(5000))
+    store = open_store(path)
+    before = Facts.of(path.stat())
+    store.files.shards[0] = store.shards[0].with_facts(before._replace(device=before.device + 1))
+    monkeypatch.setattr(os, "preadv", failing(os.preadv, errno.ESTALE, 1))
+
+    assert gathered(store, 3, [7]) == [[7, 8, 9]]
+    assert store.facts == [before]
+    os.truncate(path, 100)
+    store.look_at(0, lambda: True, at_once)
+
+    assert store.lost

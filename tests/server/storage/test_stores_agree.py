@@ -20,12 +20,14 @@ from server.service import TokenFeed
 from server.storage.choice import STORES
 from server.storage.looks import Looks
 from server.storage.store import TokenStore
+from tests.conftest import WriteTokens
 from tests.memory_store import MemoryStore
 from tests.server.conftest import asked
+from tests.waiting import let_time_pass
+from tokenfeed.errors import BadCorpus
+from tokenfeed.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.spans import Spans
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-
-MASK, STARTS = 50, 51
 
 
 @st.composite
@@ -107,6 +109,24 @@ def require_bytes(store: TokenStore) -> list[bytes]:
     return found
 
 
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("change", ["written", "cut", "grown"])
+def test_no_store_reads_a_file_at_the_start_that_is_not_as_it_was(
+    write_tokens: WriteTokens, kind: str, change: str
+) -> None:
+    """Its fingerprint would be of what nobody is served."""
+    path = write_tokens(range(1, 5000))
+    with closing(STORES[kind]("train", [str(path)], asked("<u2"), Looks())) as store:
+        assert store.read(0, 2, 4) == b"\2\0\3\0"
+        let_time_pass(path)
+        with path.open("r+b") as file:
+            file.truncate({"written": 9998, "cut": 5000, "grown": 20_000}[change])
+            file.write(b"\7\0")
+
+        with pytest.raises(BadCorpus, match=r"train\.bin: changed while it was being opened"):
+            store.read(0, 2, 4)
+
+
 def test_windows_are_gathered_as_any_other_spans() -> None:
     """They have a way of their own, since most streams have nothing else."""
     tokens = np.arange(5000, dtype="<i8")
@@ -122,7 +142,7 @@ def test_planes_come_with_their_rows() -> None:
     """A mask, or where documents start: as many bytes as a row has tokens of its own."""
     shards = [np.arange(10, dtype="<u2"), np.arange(100, 120, dtype="<u2")]
     masks = [np.arange(10, dtype=np.uint8), np.arange(50, 70, dtype=np.uint8)]
-    store = MemoryStore("train", shards, {STARTS: masks, MASK: masks})
+    store = MemoryStore("train", shards, {LOSS_MASK: masks, DOCUMENT_STARTS: masks})
     spans = Spans(
         6,
         np.array([0, 2, 3, 3]),
@@ -137,7 +157,7 @@ def test_planes_come_with_their_rows() -> None:
             [115, 116, 117, 118, 119, 0],
             [0] * 6,
         ]
-        assert [plane.kind for plane in block.planes] == [MASK, STARTS]
+        assert [plane.kind for plane in block.planes] == [DOCUMENT_STARTS, LOSS_MASK]
         assert block.planes[0].row_lengths.tolist() == [5, 5, 0]
         assert block.planes[0].content.tolist() == [8, 9, 50, 51, 52, 65, 66, 67, 68, 69]
 

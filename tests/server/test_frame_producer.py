@@ -1,0 +1,117 @@
+"""The frames of a call, made in turn with those of others; what an unreadable file costs them."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.dataset import Dataset, TokenChecks, open_dataset
+from server.formats import Asked
+from server.frame_producer import FrameProducer
+from server.shards import Source
+from server.storage import opened
+from server.storage.choice import Storing
+from server.storage.local import LocalStore
+from server.storage.opened import Unread
+from server.turns import Turns
+from tests.conftest import WriteTokens
+from tests.waiting import eventually
+from tokenfeed import frame
+from tokenfeed.errors import Unreadable
+from tokenfeed.request import from_message
+from tokenfeed.spans import Spans
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+T = 99
+ROWS = 100
+
+
+def frames(dataset: Dataset, first_sample: int) -> int:
+    """Make the frames of one batch of the order of the files; return how many there are."""
+    message = pb.GetBatchRequest(
+        batch_size=4,
+        context_length=T,
+        num_batches=1,
+        order="sequential-1",
+        first_sample=first_sample,
+    )
+    request, _ = from_message(message)
+    stream = frame.Stream(request.spec, request.position, bytes(32), {})
+    return len(list(FrameProducer(dataset, request, stream).frames("peer")))
+
+
+def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
+    write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One page that cannot be read would cost each of them a second, one after the other."""
+    paths: list[Path] = [
+        write_tokens(np.arange(1, ROWS * T + 2), name) for name in ("well.bin", "sick.bin")
+    ]
+    source = Source("train", tuple(map(str, paths)))
+    dataset = open_dataset(source, Asked(), TokenChecks(), storing)
+    dataset = Dataset("train", dataset.store, bytes(32), dataset.full_digest, turns=Turns(1))
+    store = dataset.store
+    assert isinstance(store, LocalStore)
+    right = store._read_tokens
+    tries = []
+
+    def read(spans: Spans, room: Any) -> None:
+        if spans.shard.any():
+            tries.append(store.cold)
+            raise Unread(1, OSError(errno.EIO, "Input/output error"))
+        right(spans, room)
+
+    monkeypatch.setattr(store, "_read_tokens", read)
+    monkeypatch.setattr(opened, "_PAUSES_SECONDS", (60.0,))
+    assert frames(dataset, 0) == 1
+    assert not store.cold
+
+    def wait() -> None:
+        with pytest.raises(Unreadable):
+            frames(dataset, 120)
+
+    pausing = threading.Thread(target=wait)
+    other = threading.Thread(target=frames, args=(dataset, 4), daemon=True)
+    pausing.start()
+    try:
+        assert eventually(lambda: len(tries) == 2, 5.0)
+        assert eventually(lambda: dataset.turns._left == 1, 2.0), "the turn is held"
+        assert store.cold, "others wait for turns"
+        other.start()
+        other.join(5.0)
+        assert not other.is_alive()
+    finally:
+        store.close()
+        pausing.join()
+    assert tries[:2] == [False, True]
+
+
+def test_what_cannot_be_read_at_once_is_still_tried_again(
+    write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not it was asked for in turn."""
+    path = write_tokens(np.arange(1, ROWS * T + 2))
+    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks(), storing)
+    store = dataset.store
+    assert isinstance(store, LocalStore)
+    right = store._read_tokens
+    failures = 3
+
+    def read(spans: Spans, room: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise Unread(0, OSError(errno.EIO, "Input/output error"))
+        right(spans, room)
+
+    monkeypatch.setattr(store, "_read_tokens", read)
+    monkeypatch.setattr(opened, "_PAUSES_SECONDS", (0.001,) * 4)
+    for _ in range(2):
+        failures = 3
+        assert frames(dataset, 0) == 1
+    store.close()
