@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import reprlib
 import socket
 from dataclasses import replace
 
@@ -11,16 +12,29 @@ from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.position import SAMPLE_END, Position
 from tokenfeed.request import CLIENT_NAME_MAX
 
+_BITS_MAX = 1024
 _SECONDS_MAX = 365 * 24 * 3600
 """A year, which every clock and queue can wait."""
+
+
+def shown(value: object) -> str:
+    """Return what an error shows of anything at all: of what is long or deep, a part."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return f"a huge {type(value).__name__}"
 
 
 def integer(name: str, value: int) -> int:
     """Return value as an int.  Raises: InvalidRequest if it is none."""
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
-        raise InvalidRequest(name, f"{value!r} is no integer") from None
+        raise InvalidRequest(name, f"{shown(value)} is no integer") from None
+    if number.bit_length() > _BITS_MAX:
+        # Not shown: it may have more digits than Python writes.
+        raise InvalidRequest(name, f"has {number.bit_length()} bits, and no limit is so high")
+    return number
 
 
 def optional_integer(name: str, value: int | None) -> int | None:
@@ -41,7 +55,7 @@ def text(name: str, value: str | None) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not _encodable(value):
-        raise InvalidRequest(name, f"{value!r} is no text")
+        raise InvalidRequest(name, f"{shown(value)} is no text")
     return value
 
 

@@ -89,6 +89,10 @@ def with_environment(
         # Not shown: it may be a token.
         raise InvalidRequest("credentials", "has to be made by client.Credentials(...)")
     token_file = environment.get("TOKENFEED_TOKEN_FILE")
+    for name in CREDENTIAL_FIELDS:
+        # An empty one would be no TLS, or no token, without a word.
+        if (value := getattr(given, name)) is not None and not value:
+            raise InvalidRequest(name, "is empty; leave it out")
     found = Credentials(
         tls_ca=given.tls_ca or environment.get("TOKENFEED_TLS_CA") or None,
         tls_cert=given.tls_cert or environment.get("TOKENFEED_TLS_CERT") or None,
@@ -102,12 +106,15 @@ def with_environment(
 
 
 def _read(name: str, path: str | os.PathLike[str]) -> bytes:
+    # A number would be taken for a descriptor of this process, and be closed.
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise InvalidRequest(name, "is no path")
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
         raise InvalidRequest(name, f"cannot be read: {error.strerror}") from error
-    except TypeError:
+    except ValueError:
         raise InvalidRequest(name, "is no path") from None
 
 

@@ -34,6 +34,9 @@ from .usable import plane_fingerprint, require_usable
 
 _LOG = logging.getLogger("tokenfeed.client")
 
+_NAME_SHOWN = 64
+_NAMES_SHOWN = 16
+
 Result = TypeVar("Result")
 Ask = Callable[[float, set[DescribeCall]], Result]
 """Asks servers, with so many seconds for it; the set holds the calls that are waited for."""
@@ -276,7 +279,10 @@ class RemoteDataset:
                 refused.append(without_frames(error))
             else:
                 self._accepted.add(answer.channel)
-                found = found or answer.described.datasets[0]
+                dataset = answer.described.datasets[0]
+                # The first one that knows a digest says which one all others have to have.
+                if found is None or (dataset.digest and not found.digest):
+                    found = dataset
         if found is None:
             if len(answers) == len(replicas):
                 raise refused[0]
@@ -305,7 +311,9 @@ class RemoteDataset:
         finally:
             asked.discard(call)
         if len(described.datasets) != 1:
-            names = ", ".join(dataset.name for dataset in described.datasets) or "there are none"
+            names = ", ".join(one.name[:_NAME_SHOWN] for one in described.datasets[:_NAMES_SHOWN])
+            left = len(described.datasets) - _NAMES_SHOWN
+            names = f"{names} and {left} more" if left > 0 else names or "there are none"
             raise InvalidRequest("dataset", f"has to name one of those served: {names}")
         return described
 

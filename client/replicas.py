@@ -108,7 +108,10 @@ class Replicas:
         targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", each address
         of which is a server of its own.  Raises: InvalidRequest if one is no address.
         """
-        targets = [targets] if isinstance(targets, str) else list(targets)
+        try:
+            targets = [targets] if isinstance(targets, str) else list(targets)
+        except TypeError:
+            raise InvalidRequest("target", f"{targets!r} is no address; write HOST:PORT") from None
         if not targets:
             raise InvalidRequest("target", "names no server; write HOST:PORT")
         for target in targets:

@@ -26,7 +26,7 @@ from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.spec import SEED_END, StreamParts
 
-from .arguments import hash_digits, integer, text
+from .arguments import hash_digits, integer, shown, text
 from .history import History, Run, history_of
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -77,27 +77,19 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
     if not isinstance(state, dict):
         raise InvalidRequest("state", f"is no dict but {type(state).__name__}")
     version = state.get("version")
-    if not isinstance(version, int) or not 1 <= version <= STATE_VERSION:
-        is_later = isinstance(version, int) and version > STATE_VERSION
+    if type(version) is not int or not 1 <= version <= STATE_VERSION:
+        is_later = type(version) is int and version > STATE_VERSION
         cure = "; a later tokenfeed wrote it, so update this one" if is_later else ""
         raise InvalidRequest(
-            "state", f"has version {version!r}, and this client reads 1 to {STATE_VERSION}{cure}"
+            "state",
+            f"has version {shown(version)}, and this client reads 1 to {STATE_VERSION}{cure}",
         )
     wanted = ("sample", *PARTS, *(_HISTORY if version > 1 else ()))
     missing = [name for name in wanted if name not in state]
     if missing:
         raise InvalidRequest("state", f"lacks {', '.join(missing)}")
-    numbers = {
-        name: integer(f"state.{name}", state[name]) for name in ("sample", "seed", "context_length")
-    }
-    require_range("state.sample", numbers["sample"], 0, SAMPLE_END + 1)
-    require_range("state.context_length", numbers["context_length"], 1, SAMPLE_END)
-    return numbers["sample"], StreamParts(
-        order=str(state["order"]),
-        seed=numbers["seed"],
-        context_length=numbers["context_length"],
-        fingerprint=str(state["fingerprint"]),
-    )
+    sample = _number("state.sample", state["sample"], 0, SAMPLE_END + 1)
+    return sample, _read_spec("state", [state[name] for name in PARTS])
 
 
 def read_history(state: dict[str, Any]) -> History:
@@ -189,8 +181,9 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
     naming what differs; InvalidRequest if allow names no part.
     """
     known = (*PARTS, MID_EPOCH)
-    if not isinstance(allow, (tuple, list, set, frozenset)) or not set(allow) <= set(known):
-        raise InvalidRequest("allow", f"{allow!r} is no collection of {', '.join(known)}")
+    is_collection = isinstance(allow, (tuple, list, set, frozenset))
+    if not is_collection or not all(part in known for part in allow):
+        raise InvalidRequest("allow", f"{shown(allow)} is no collection of {', '.join(known)}")
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now and name not in allow:

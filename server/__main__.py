@@ -110,8 +110,6 @@ def serve(arguments: argparse.Namespace) -> None:
     ]
     addresses += [listener.bind_unix(server, path) for path in arguments.unix]
     hangups = _SIGNALS.hangups(arguments.drain_seconds)
-    server.start()
-    _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     rereads = Rereads()
     # Each is a thread of its own: no file system of a dataset holds up health, tokens or others.
     watches = [Watch({"health": health.look})]
@@ -119,6 +117,8 @@ def serve(arguments: argparse.Namespace) -> None:
         watches += [watch_files(dataset, rereads) for dataset in datasets.values()]
     if tokens:
         watches.append(Watch({"tokens": tokens.look}))
+    server.start()
+    _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
     for _ in hangups:
         if tokens:

@@ -26,6 +26,10 @@ _CHANGED = "changed while it was served; restart its server on complete files"
 _PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
 """Between tries to read what could not be read: not a second in all, since a call waits for it."""
 _SAID_SECONDS = 30.0
+_REREAD_PAUSE = 10
+"""How many times as long as reading a dataset anew took is paused before the next time: `chmod -R`
+touches one file after the other, and each would cause it.
+"""
 
 
 class Unread(Exception):
@@ -66,6 +70,7 @@ class OpenedShards:
         self._unknown: set[int] = set()
         self._touched: set[int] = set()
         self._rereading = False
+        self._reread_at = 0.0
         self._said_at = -_SAID_SECONDS
 
     @property
@@ -129,9 +134,9 @@ class OpenedShards:
                 return read()
             except Unread as unread:
                 if self.was_cut(unread):
-                    index, error = unread.shard, unread.error
-                    name = file_name(self.shards[index].path)
-                    self.lose(f"{name}: {Fate.WRITTEN.value}; met by a read: {error.strerror}")
+                    name = file_name(self.shards[unread.shard].path)
+                    error = unread.error.strerror
+                    self.lose(f"{name}: cut short, written to or removed; met by a read: {error}")
             self.require_intact()
             self._closed.wait(pause_seconds)
         try:
@@ -142,15 +147,17 @@ class OpenedShards:
             raise Unreadable("dataset", f"{self.name!r} {problem}; {cure}") from unread.error
 
     def was_cut(self, unread: Unread) -> bool:
-        """Say whether what could not be read was cut off or written to, as far as can be told;
-        otherwise the log has a line, once in a while.
+        """Say whether what could not be read was cut off or written to, or will never be known
+        about, since its name is gone; otherwise the log has a line, once in a while.
         """
         self.require_intact()
         try:
-            if self.is_written(unread.shard):
+            if self.is_written(unread.shard) or self._is_gone(unread.shard):
                 return True
         except Unread as later:
             unread = later
+        except OSError:
+            pass  # it cannot be looked at now: it may heal
         if time.monotonic() - self._said_at >= _SAID_SECONDS:
             self._said_at = time.monotonic()
             _LOG.warning(
@@ -188,7 +195,8 @@ class OpenedShards:
             # As it is now: what is written while it is read is seen the next time.
             self.shards[index] = shard.with_facts(now)
             self._touched.add(index)
-        if self._touched and not self._lost and not self._rereading:
+        due = time.monotonic() >= self._reread_at
+        if self._touched and due and not self._lost and not self._rereading:
             self._rereading = True
             later(partial(self._reread, same_content))
 
@@ -217,6 +225,7 @@ class OpenedShards:
         """
         touched = sorted(self._touched)
         self._touched.difference_update(touched)
+        began = time.monotonic()
         try:
             same = same_content()
             if same is None:
@@ -225,7 +234,18 @@ class OpenedShards:
                 names = ", ".join(file_name(self.shards[index].path) for index in touched)
                 self.lose(f"{names}: written to in place, whatever its time says")
         finally:
+            ended = time.monotonic()
+            self._reread_at = ended + _REREAD_PAUSE * (ended - began)
             self._rereading = False
+
+    def _is_gone(self, index: int) -> bool:
+        """Say whether what was opened cannot be looked at any more: nothing but its name leads to
+        it, and that stands for nothing now, or for another file.
+
+        Raises: OSError.
+        """
+        shard = self.shards[index]
+        return self._status_of is None and shard.fate(shard.facts_now()) is Fate.REPLACED
 
     def _opened_now(self, index: int) -> Facts:
         assert self._status_of is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -244,3 +245,23 @@ def test_nothing_that_prints_credentials_shows_the_token() -> None:
     shown = f"{Credentials(token=SECRET)!r} {caught.value}"
     assert "Credentials(tls_ca=None" in shown
     assert SECRET not in shown
+
+
+@pytest.mark.parametrize("value", ["", [], b""])
+@pytest.mark.parametrize("name", ["tls_ca", "tls_cert", "tls_key", "token"])
+def test_an_empty_credential_is_none_that_was_left_out(name: str, value: Any) -> None:
+    """It would be a connection in plaintext, without a word."""
+    with pytest.raises(InvalidRequest, match="is empty") as caught:
+        RemoteBatches("localhost:1", 1, 1, credentials=Credentials(**{name: value}))
+
+    assert caught.value.subject == name
+
+
+@pytest.mark.parametrize("value", [5, True, b"ca.pem", "a\0b", 1.5])
+def test_a_credential_that_is_no_path_is_refused_and_nothing_is_closed(value: Any) -> None:
+    """Python opens a number as a descriptor of the process, and closes it behind itself."""
+    with pytest.raises(InvalidRequest, match="is no path") as caught:
+        Credentials(tls_ca=value).read_pems()
+
+    assert caught.value.subject == "tls_ca"
+    os.fstat(1)

@@ -208,6 +208,22 @@ def test_a_digest_that_becomes_known_later_is_compared_from_then_on(
     assert first.requests[-1].expected_digest == first.digest
 
 
+def test_the_first_digest_that_is_known_is_that_of_all_servers(
+    start_scripted: StartScripted,
+) -> None:
+    """The first server may know none, and the next two each another one."""
+    unknowing, one, other = (start_scripted() for _ in range(3))
+    one.digest, other.digest = bytes([1] * 32), bytes([2] * 32)
+    unknowing.scripts = [after_frames(1, going_away)]
+    addresses = [server.address for server in (unknowing, one, other)]
+
+    with RemoteBatches(addresses, B, T, rank=0, world_size=1, num_batches=20) as feed:
+        assert len(list(feed)) == 20
+
+    assert other.requests == []
+    assert {request.expected_digest for request in one.requests} == {bytes([1] * 32)}
+
+
 def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
     start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,9 @@ MASK = reference.plane_fingerprint(51, [bytes.fromhex("000101")])
 PLACE = (0, 0, 1, 1, 0, 1)
 """First sample, first row, rows, batch size, rank and world size of the example of section 9."""
 MASK_PLANE = reference.Plane(51, MASK, [1], b"\6")
+MANY_TOKENS = b"".join((i % 2**16).to_bytes(2, "little") for i in range(2**19 + 1))
+TWO_FILES = [MANY_TOKENS[:6], MANY_TOKENS[6:]]
+"""Two blocks, 3 tokens in the first file and all others in the second."""
 
 
 def section(number: int) -> str:
@@ -45,12 +48,52 @@ def content_hash() -> str:
     return hashlib.sha256(one_block).hexdigest()
 
 
-def test_the_fingerprint_is_the_one_on_the_page() -> None:
-    """Of one file with three tokens."""
+def two_blocks_hashes() -> tuple[str, str, str]:
+    """Content hash, from the words of the page alone, fingerprint and digest of two files."""
+    blocks = [MANY_TOKENS[: 2**20], MANY_TOKENS[2**20 :]]
+    hashes = b"".join(hashlib.sha256(block).digest() for block in blocks)
+    return (
+        hashlib.sha256(hashes).hexdigest(),
+        reference.fingerprint("uint16", TWO_FILES, 2).hex(),
+        reference.digest("uint16", TWO_FILES, 2).hex(),
+    )
+
+
+def test_the_mixed_word_and_the_places_are_those_on_the_page() -> None:
+    """Of each order that uses the seed, and of two epochs."""
+    text = section(3)
+
+    assert f"`mix(0)` is `{reference.mix(0):#x}`" in text
+    for order, place_count, first, last in (
+        ("random-1", 1000, 0, 9),
+        ("shuffled-1", 10, 0, 9),
+        ("shuffled-1", 10, 10, 19),
+    ):
+        found = [
+            reference.place(order, 7, place_count, sample) for sample in range(first, last + 1)
+        ]
+        places = ", ".join(map(str, found))
+        assert f"| `{order}` | {place_count} | {first} ... {last} | {places} |" in text
+
+
+def test_the_fingerprints_are_those_on_the_page() -> None:
+    """Of one file with three tokens, and of two files and two blocks."""
     text = section(4)
+    content, fingerprint, digest = two_blocks_hashes()
 
     assert f"(`{TOKENS.hex()}`) has the content hash `{content_hash()}`" in text
     assert f"the fingerprint `{FINGERPRINT.hex()}`" in text
+    assert reference.blocks(len(MANY_TOKENS)) == [(0, 2**20), (2**20, 2**20 + 2)]
+    assert f"The content hash is `{content}`, the fingerprint `{fingerprint}`" in text
+    assert f"and the digest `{digest}`" in text
+
+
+def test_the_spread_blocks_are_those_on_the_page() -> None:
+    """Of a content that is too large to be hashed in full."""
+    blocks = reference.blocks(2**30 + 2)
+
+    assert len(blocks) == 4096
+    assert f"1 and 4094 begin at the bytes {blocks[1][0]} and {blocks[4094][0]}." in section(4)
 
 
 def test_the_identities_are_those_on_the_page() -> None:
@@ -72,11 +115,16 @@ def test_the_fingerprints_of_planes_are_those_on_the_page() -> None:
     text = section(8)
     stage = reference.stage_plane_fingerprint(51, [(0, MASK)])
     starts = reference.plane_fingerprint(50, [reference.document_entries([0, 2])])
+    files = [reference.document_entries(found) for found in ([0, 300, 2**32 + 7], [], [0])]
+    of_three_files = reference.plane_fingerprint(50, files)
+    of_nothing = reference.plane_fingerprint(50, [b"", b""])
 
     assert f"has the entries `000101` and the plane 51 of fingerprint `{MASK.hex()}`" in text
     assert f"number 0, it makes `{stage.hex()}`" in text
     assert f"tokens 0 and 2, has the plane 50 of fingerprint `{starts.hex()}`" in text
     assert reference.mask_entries([False, True, True]).hex() == "000101"
+    assert f"`entries=1`), has the fingerprint `{of_three_files.hex()}`" in text
+    assert f"two files without any entry has `{of_nothing.hex()}`" in text
 
 
 def test_the_checksums_and_the_message_are_those_on_the_page() -> None:
@@ -101,6 +149,7 @@ def test_no_other_hash_is_on_the_page() -> None:
     computed = {
         content_hash(),
         *(found.hex() for found in (FINGERPRINT, IDENTITY, MASK, *mixture())),
+        *two_blocks_hashes(),
     }
 
     unknown = on_the_page - computed - in_golden_vectors(reference.golden())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from server.formats import Asked
 from server.storage.choice import STORES, Storing
 from server.storage.local import LocalStore
 from server.storage.looks import Looks
+from server.storage.mapped import MapStore
 from server.storage.store import at_once
 from server.warmup import warm
 from tests.conftest import WriteTokens
@@ -234,3 +236,41 @@ def test_a_file_that_ends_in_many_zeros_is_looked_at_for_its_first_rows_alone(
     else:
         with store.gather(spans) as block:
             assert not block.tokens.any()
+
+
+def test_a_mapped_file_that_was_cut_and_removed_will_never_be_known_about(
+    write_tokens: WriteTokens,
+) -> None:
+    """Its name was all that led to it: waiting for it to heal would be for ever."""
+    path = write_tokens(range(1, 20_001))
+    with closing(MapStore("train", [str(path)], asked("<u2"), Looks())) as store:
+        os.truncate(path, 0)
+        path.unlink()
+
+        first = np.zeros(1, dtype=np.int64)
+        with pytest.raises(CorpusChanged), store.gather(Spans.of_windows(9, first, first)):
+            pass
+
+
+def test_touching_all_files_does_not_read_the_dataset_anew_for_each_of_them(
+    open_store: Open, write_tokens: WriteTokens
+) -> None:
+    """`chmod -R` on 10,000 shards would be 10,000 times the whole corpus."""
+    paths = [write_tokens(range(1, 1001), f"{index}.bin") for index in range(20)]
+    store = open_store(*paths)
+    read = []
+
+    def same_content() -> bool:
+        read.append(1)
+        threading.Event().wait(0.05)
+        return True
+
+    for path in paths:
+        path.chmod(0o600)
+    for shard in range(len(paths)):
+        store.look_at(shard, same_content, at_once)
+
+    assert len(read) == 1
+    threading.Event().wait(0.6)
+    store.look_at(0, same_content, at_once)
+    assert len(read) == 2
