@@ -38,7 +38,9 @@ class TokenFeedServicer(object):
         CANCELLED, ABORTED, UNKNOWN, INTERNAL), ask any server for what comes after the last row that arrived.
         RESOURCE_EXHAUSTED means come again: after as many milliseconds as the trailing metadata "grpc-retry-pushback-ms"
         says, or, without it, after a pause. Vary each pause at random, or all clients come back together.
-        DATA_LOSS may heal on another server, which has its own files. No other status heals by asking again.
+        DATA_LOSS may heal on another server, which has its own files.
+        Any other status is a refusal: the same server will refuse the same request again. What to do then depends on the
+        status: docs/protocol.md, Calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
