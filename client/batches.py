@@ -247,7 +247,7 @@ class RemoteBatches(IterableDataset[Batch]):
         It is the same on every rank: any rank may load it, at any batch size, in any number of
         ranks.  Asks the server for the corpus' fingerprint if nothing was read yet.
         """
-        sample, _, history = self._cursor.standing
+        sample, _, history = self._cursor.now
         return write_state(sample, self._parts(), history)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -293,7 +293,7 @@ class RemoteBatches(IterableDataset[Batch]):
         It begins with an earlier state's first batch, or where the feed did. If the first run's
         first_batch is above 0, then the oldest were left out, of more than 1,000 runs.
         """
-        _, _, history = self._cursor.standing
+        _, _, history = self._cursor.now
         return as_dicts(history)
 
     @property
@@ -316,7 +316,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def stats(self) -> FeedStats:
         """Return what the feed has done so far."""
-        sample, batches, _ = self._cursor.standing
+        sample, batches, _ = self._cursor.now
         return FeedStats(
             batches=batches,
             tokens=batches * self._request.position.batch_size * self._spec.context_length,

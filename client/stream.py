@@ -76,6 +76,7 @@ class FrameStream:
         # be interrupted anywhere, also by a signal handler that closes this stream. Who waits says
         # so before it looks for the last time, and only then is its bell rung.
         self._queue: deque[RowBlock] = deque()
+        self._first_row = 0  # of the first block in the queue, that is not left behind
         self._calls: deque[Call] = deque()
         self._asked: set[DescribeCall] = set()
         self._received_row = 0
@@ -124,7 +125,13 @@ class FrameStream:
             if self._error is not None:
                 raise self._error
             return None
-        parts: list[RowBlock] = []
+        first = self._first_row
+        block = self._queue[0]
+        left = len(block.tokens) - first
+        if left >= row_count:
+            return [block[first : first + row_count]]
+        parts = [block[first:]]
+        row_count -= left
         while row_count:
             # By index: the receiving thread may append meanwhile, which ends an iteration.
             parts.append(self._queue[len(parts)][:row_count])
@@ -133,13 +140,11 @@ class FrameStream:
 
     def advance(self, row_count: int) -> None:
         """Leave behind rows that `peek` has returned, which makes room for others."""
-        rows_left = row_count
-        while rows_left:
-            rows = self._queue[0]
-            if len(rows) > rows_left:
-                self._queue[0] = rows[rows_left:]
-                break
-            rows_left -= len(self._queue.popleft())
+        first = self._first_row + row_count
+        while self._queue and first >= (size := len(self._queue[0].tokens)):
+            self._queue.popleft()
+            first -= size
+        self._first_row = first
         self._taken_row += row_count
         if self._room_awaited:
             self._room_awaited = False

@@ -31,17 +31,18 @@ class FrameProducer:
         Raises: CorpusChanged; SamplesExhausted at sample 2^63.
         """
         spec, position = self.request.spec, self.request.position
-        row_bytes = spec.row_tokens * self.dataset.store.dtype.itemsize
+        store = self.dataset.store
+        row_bytes = spec.row_tokens * store.dtype.itemsize
         first = advised_end = self.request.first_row
         end_row = self.request.end_row
-        rows = PlannedRows(spec, [self.dataset.store.shape], position, first, end_row)
+        rows = PlannedRows(spec, [store.shape], position, first, end_row)
         # Of the shortest rows not all, or the first frame waits for their plan.
         rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, row_bytes))
         frame_bytes = frame.FRAME_BYTES_FIRST
         while first < end_row:
             end = min(first + frame.rows_per_frame(frame_bytes, row_bytes), end_row)
-            ahead = rows.between(advised_end, end + rows_ahead)
-            self.dataset.store.advise(ahead)
+            if store.cold:
+                store.advise(rows.between(advised_end, end + rows_ahead))
             advised_end = min(end + rows_ahead, end_row)
             messages = self._messages(rows.between(first, end), first, peer)
             handed_over = time.monotonic()

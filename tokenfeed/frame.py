@@ -41,6 +41,7 @@ sides see it: before that nobody calls the other one silent.
 TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 _TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
+_PLAIN_HEADER_BYTES_MAX = 128
 _PLACE = struct.Struct("<32s6Q")
 _PLANE_COUNT = struct.Struct("<I")
 _PLANE = struct.Struct("<I32sQ")
@@ -202,7 +203,9 @@ def _encoded(stream: Stream, stream_row: int, block: RowBlock) -> bytes:
 
 def decode(message: bytes) -> Frame:
     """Return the frame in a message, any valid encoding of it.  Raises: BadFrame if it is none."""
-    tag, first = _tokens_last(message)
+    tag, first = _tokens_soon(message)
+    if tag < 0:
+        tag, first = _tokens_last(message)
     if tag >= 0:
         # Exact, not a guess: what precedes the tag has to be a complete message by itself.
         header = _parse(message[:tag])
@@ -241,6 +244,19 @@ def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
     if taken_seconds > 0.2:
         return max(frame_bytes // 2, FRAME_BYTES_FIRST)
     return frame_bytes
+
+
+def _tokens_soon(message: bytes) -> tuple[int, int]:
+    """As `_tokens_last`, and faster, for a frame without planes: its headers are short.
+
+    Where it is wrong, since a hash may look like a tag, what precedes is no complete message.
+    """
+    tag = message.find(_TOKENS_TAG, 0, _PLAIN_HEADER_BYTES_MAX)
+    if tag >= 0:
+        size, first = _read_varint(message, tag + len(_TOKENS_TAG))
+        if first + size == len(message) and size > 0:
+            return tag, first
+    return -1, -1
 
 
 def _tokens_last(message: bytes) -> tuple[int, int]:

@@ -47,7 +47,10 @@ class RowBlock:
 
     def __getitem__(self, rows: slice) -> RowBlock:
         """Return some of the rows, without copying tokens or planes."""
-        return RowBlock(self.tokens[rows], tuple(plane[rows] for plane in self.planes))
+        planes = self.planes
+        return RowBlock(
+            self.tokens[rows], tuple([plane[rows] for plane in planes]) if planes else planes
+        )
 
     def plane(self, kind: int) -> Plane | None:
         """Return a plane; None if these rows have none of that kind."""

@@ -56,8 +56,19 @@ class Spans:
 
     def __getitem__(self, rows: slice) -> Spans:
         """Return the spans of consecutive rows, without copying those."""
-        first, end, _ = rows.indices(len(self))
+        first, end, _ = rows.indices(self.first_span.size - 1)
         end = max(first, end)
+        if self.are_windows:
+            # A span a row: twice as fast, and what most frames are made of.
+            return Spans(
+                self.row_tokens,
+                self.first_span[: end - first + 1],
+                self.source[first:end],
+                self.shard[first:end],
+                self.token_offset[first:end],
+                self.token_count[first:end],
+                True,
+            )
         span = slice(int(self.first_span[first]), int(self.first_span[end]))
         return Spans(
             self.row_tokens,

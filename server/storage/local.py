@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,19 @@ from .opened import OpenedShards, Unread
 from .store import Later, Piece, SameContent
 
 Numbers = npt.NDArray[np.int64]
-_WITNESS = np.dtype([("byte", np.int64), ("value", np.uint8), ("is_missing", np.bool_)])
-"""Place and value of a file's last byte that is not 0; or whether that is not known."""
 RoomKind = TypeVar("RoomKind", bound=Room)
+
+
+class _Witnesses(NamedTuple):
+    """The last byte of each file that is not 0.
+
+    bytes, values: int64[files] and uint8[files], where it is and what.  missing: the files whose
+    ends are nothing but zeros, as far as was looked.
+    """
+
+    bytes: Numbers
+    values: npt.NDArray[np.uint8]
+    missing: list[int]
 
 
 class LocalStore(ABC, Generic[RoomKind]):
@@ -63,9 +73,12 @@ class LocalStore(ABC, Generic[RoomKind]):
         self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
         tails = [shard.tail for shard in shards]
         self._witness_lock = threading.Lock()
-        self._witnesses = np.array(
-            [(tail.witness_byte, tail.witness_value, tail.witness_value == 0) for tail in tails],
-            dtype=_WITNESS,
+        witness_values = np.array([tail.witness_value for tail in tails], dtype=np.uint8)
+        # Replaced as a whole: a gather that has read it goes by one moment.
+        self._witnesses = _Witnesses(
+            np.array([tail.witness_byte for tail in tails], dtype=np.int64),
+            witness_values,
+            np.flatnonzero(witness_values == 0).tolist(),
         )
         self._searched: set[int] = set()
         self._rooms = ScratchPool(make_room)
@@ -214,13 +227,13 @@ class LocalStore(ABC, Generic[RoomKind]):
         cut behind it has only taken zeros. Asking for the size of every file of every frame would
         cost a third of a frame.
         """
-        with self._witness_lock:
-            # Another thread may find a further one while these are read.
-            known = self._witnesses[suspects]
-        self._read_bytes(suspects, known["byte"], room, place)
-        wrong = suspects[room.content[place : place + suspects.size] != known["value"]].tolist()
+        known = self._witnesses
+        self._read_bytes(suspects, known.bytes[suspects], room, place)
+        found = room.content[place : place + suspects.size]
+        wrong = suspects[found != known.values[suspects]].tolist()
         # Where a file ends in nothing but zeros, only the file system can tell.
-        for index in suspects[known["is_missing"] & self.files.may_change].tolist():
+        unknown = known.missing if self.files.may_change else []
+        for index in set(unknown).intersection(suspects.tolist()) if unknown else ():
             if self.files.is_written(index):
                 wrong.append(index)
             elif index not in self._searched:
@@ -239,7 +252,11 @@ class LocalStore(ABC, Generic[RoomKind]):
         found = self.files.further_witness(index)
         if found is not None:
             with self._witness_lock:
-                self._witnesses[index] = (*found, False)
+                known = self._witnesses
+                places, values = known.bytes.copy(), known.values.copy()
+                places[index], values[index] = found
+                left = [one for one in known.missing if one != index]
+                self._witnesses = _Witnesses(places, values, left)
 
     def _served(self, spans: Spans, content: Tokens) -> npt.NDArray[np.unsignedinteger]:
         """Return stored tokens as they are served.  Raises: CorpusChanged."""

@@ -100,7 +100,7 @@ class Feeds(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        sample, _, history = self.cursor.standing
+        sample, _, history = self.cursor.now
         state = write_state(sample, self.spec, history)
         self.saved.append((json.dumps(state), self.handed_out.copy()))
 
@@ -121,7 +121,7 @@ class Feeds(RuleBasedStateMachine):
 
     @invariant()
     def names_what_was_handed_out(self) -> None:
-        _, _, history = self.cursor.standing
+        _, _, history = self.cursor.now
         assert named(history) == self.handed_out
         runs = history.runs
         assert not any(map(can_merge, runs[:-1], runs[1:]))
@@ -162,7 +162,7 @@ def test_of_too_many_runs_the_oldest_are_left_out_and_the_rest_keep_their_names(
                 cursor.hand_out(first_sample, first_sample + 4, first_sample + 4, SPEC)
             cursor.go_to(20 * run + 20)
 
-    sample, _, history = cursor.standing
+    sample, _, history = cursor.now
     state = write_state(sample, SPEC, history)
     assert len(state["history"]) == HISTORY_RUNS_MAX
     assert state["history_from"] == 2 * 500
