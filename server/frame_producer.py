@@ -69,4 +69,4 @@ class FrameProducer:
 
     def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[bytes]:
         with self.dataset.store.gather(spans, self.request.spec.planes, patient) as block:
-            return list(frame.encode(self.stream, stream_row, block))
+            return frame.encode(self.stream, stream_row, block)

@@ -31,20 +31,21 @@ class PlannedRows:
         self._shapes = shapes
         self._position = position
         self._end_row = end_row
-        self._first_row = self._planned_row = first_row
+        self._first_row = self._wanted_row = self._planned_row = first_row
         self._spans = self._plan(0)
 
     def forget(self, end_row: int) -> None:
-        """Let go of the rows before end_row."""
-        self._spans = self._spans[end_row - self._first_row :]
-        self._first_row = end_row
+        """Let go of the rows before end_row, once more are planned."""
+        self._wanted_row = end_row
 
     def between(self, first_row: int, end_row: int) -> Spans:
         """Return the spans of rows, those that exist.  first_row: not forgotten yet."""
         missing = min(end_row, self._end_row) - self._planned_row
         if missing > 0:
             count = min(max(PLAN_ROWS, missing), self._end_row - self._planned_row)
-            self._spans = Spans.joined([self._spans, self._plan(count)])
+            kept = self._spans[self._wanted_row - self._first_row :]
+            self._first_row = self._wanted_row
+            self._spans = Spans.joined([kept, self._plan(count)])
         return self._spans[first_row - self._first_row : end_row - self._first_row]
 
     def _plan(self, row_count: int) -> Spans:

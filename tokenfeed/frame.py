@@ -9,7 +9,7 @@ parsed by protobuf; a property test holds both together.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import google_crc32c
@@ -158,22 +158,21 @@ def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
     return crc
 
 
-def encode(stream: Stream, stream_row: int, block: RowBlock) -> Iterator[bytes]:
-    """Yield rows as frames, ready for the wire: one, or several where that would be longer than a
+def encode(stream: Stream, stream_row: int, block: RowBlock) -> list[bytes]:
+    """Return rows as frames, ready for the wire: one, or several where that would be longer than a
     message may be.
 
     stream_row: row of the stream that the block begins with.  The block is copied, so its memory
-    may be used again once all frames are yielded.
+    may be used again at once.
     """
-    size_bytes = block.tokens.nbytes + sum(
-        plane.content.size + 5 * plane.row_lengths.size for plane in block.planes
-    )
-    if size_bytes > MESSAGE_BYTES_MAX - _HEADER_BYTES_MAX and len(block) > 1:
-        half = len(block) // 2
-        yield from encode(stream, stream_row, block[:half])
-        yield from encode(stream, stream_row + half, block[half:])
-        return
-    yield _encoded(stream, stream_row, block)
+    size_bytes = block.tokens.nbytes
+    for plane in block.planes:
+        size_bytes += plane.content.size + 5 * plane.row_lengths.size
+    if size_bytes <= MESSAGE_BYTES_MAX - _HEADER_BYTES_MAX or len(block) == 1:
+        return [_encoded(stream, stream_row, block)]
+    half = len(block) // 2
+    first = encode(stream, stream_row, block[:half])
+    return first + encode(stream, stream_row + half, block[half:])
 
 
 _HEADER_BYTES_MAX = 1 << 10
@@ -295,15 +294,7 @@ def _parse(message: bytes) -> pb.Frame | None:
 
 
 def _frame(header: pb.Frame, tokens: npt.NDArray[np.uint8]) -> Frame:
-    planes = tuple(
-        Plane(
-            field.number,
-            np.array(plane.row_bytes, dtype=np.uint32),
-            np.frombuffer(plane.content, dtype=np.uint8),
-        )
-        for field, plane in header.ListFields()
-        if field.number in KINDS
-    )
+    planes = tuple([_plane(kind, header) for kind in KINDS if header.HasField(KINDS[kind])])
     return Frame(
         header.first_sample,
         header.first_row,
@@ -314,6 +305,12 @@ def _frame(header: pb.Frame, tokens: npt.NDArray[np.uint8]) -> Frame:
         planes,
         tokens,
     )
+
+
+def _plane(kind: int, header: pb.Frame) -> Plane:
+    sent: pb.Plane = getattr(header, KINDS[kind])
+    lengths = np.array(sent.row_bytes, dtype=np.uint32)
+    return Plane(kind, lengths, np.frombuffer(sent.content, dtype=np.uint8))
 
 
 def _varint(value: int) -> bytes:
