@@ -17,7 +17,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from tokenfeed.errors import InvalidRequest, NotServed, NotTokenfeed, RequestError, Unreachable
+from tokenfeed.errors import (
+    InvalidRequest,
+    NotServed,
+    NotTokenfeed,
+    RequestError,
+    Unreachable,
+    listed,
+)
 from tokenfeed.request import Expected, StreamRequest
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -33,9 +40,6 @@ from .tour import Tour
 from .usable import plane_fingerprint, require_usable
 
 _LOG = logging.getLogger("tokenfeed.client")
-
-_NAME_SHOWN = 64
-_NAMES_SHOWN = 16
 
 Result = TypeVar("Result")
 Ask = Callable[[float, set[DescribeCall]], Result]
@@ -311,9 +315,7 @@ class RemoteDataset:
         finally:
             asked.discard(call)
         if len(described.datasets) != 1:
-            names = ", ".join(one.name[:_NAME_SHOWN] for one in described.datasets[:_NAMES_SHOWN])
-            left = len(described.datasets) - _NAMES_SHOWN
-            names = f"{names} and {left} more" if left > 0 else names or "there are none"
+            names = listed([one.name for one in described.datasets]) or "there are none"
             raise InvalidRequest("dataset", f"has to name one of those served: {names}")
         return described
 

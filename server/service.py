@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from tokenfeed import __version__, frame, orders
-from tokenfeed.errors import InvalidRequest, NotServed, StreamMismatch
+from tokenfeed.errors import InvalidRequest, NotServed, StreamMismatch, listed
 from tokenfeed.identity import VERSIONS_SERVED
 from tokenfeed.plan import row_count
 from tokenfeed.planes import KINDS, LOSS_MASK
@@ -34,7 +34,6 @@ from .frame_producer import FrameProducer
 
 _LOG = logging.getLogger("tokenfeed.server")
 _NAME_SHOWN = 64
-_NAMES_SHOWN = 16  # a refusal has to fit into a header
 
 
 class TokenFeed:
@@ -146,10 +145,7 @@ class TokenFeed:
         )
 
     def _dataset(self, name: str) -> Dataset:
-        names = [served[:_NAME_SHOWN] for served in sorted(self._datasets)]
-        served = ", ".join(names[:_NAMES_SHOWN]) + (
-            f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        )
+        served = listed(sorted(self._datasets))
         if not name and len(self._datasets) > 1:
             raise InvalidRequest("dataset", f"has to be named, since several are served: {served}")
         dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))

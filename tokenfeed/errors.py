@@ -151,6 +151,19 @@ class BadFrame(ServerAway):
     status = "DATA_LOSS"
 
 
+_NAME_SHOWN = 64
+_NAMES_SHOWN = 16
+
+
+def listed(names: list[str]) -> str:
+    """Return names as an error lists them: cut, and of many only some, since a refusal has to fit
+    into a header.
+    """
+    shown = ", ".join(name[:_NAME_SHOWN] for name in names[:_NAMES_SHOWN])
+    left = len(names) - _NAMES_SHOWN
+    return f"{shown} and {left} more" if left > 0 else shown
+
+
 _HEALING = frozenset(
     ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "UNKNOWN", "INTERNAL")
 )

@@ -41,6 +41,7 @@ sides see it: before that nobody calls the other one silent.
 TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 _TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
+_HEADER_BYTES_MAX = 1 << 10
 _PLAIN_HEADER_BYTES_MAX = 128
 _PLACE = struct.Struct("<32s6Q")
 _PLANE_COUNT = struct.Struct("<I")
@@ -60,6 +61,11 @@ class Stream:
     position: Position
     identity: bytes
     plane_fingerprints: Mapping[int, bytes]
+
+    def place(self, stream_row: int) -> tuple[int, int]:
+        """Return first_sample and first_row of a frame that begins with this row of the stream."""
+        batch, row = divmod(stream_row, self.position.batch_size)
+        return self.position.batch_first_sample(batch), row
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +92,7 @@ class Frame:
         is found as well.  stream_row: row of the stream that the frame has to begin with.
         Raises: BadFrame.
         """
-        position, row_tokens = stream.position, stream.spec.row_tokens
-        batch, row = divmod(stream_row, position.batch_size)
-        expected = (position.batch_first_sample(batch), row)
+        row_tokens, expected = stream.spec.row_tokens, stream.place(stream_row)
         if (self.first_sample, self.first_row) != expected:
             raise BadFrame(
                 "frame",
@@ -133,11 +137,9 @@ def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
     stream_row: row of the stream that the block begins with.
     """
     position = stream.position
-    batch, row = divmod(stream_row, position.batch_size)
     place = _PLACE.pack(
         stream.identity,
-        position.batch_first_sample(batch),
-        row,
+        *stream.place(stream_row),
         len(block),
         position.batch_size,
         position.rank,
@@ -175,14 +177,11 @@ def encode(stream: Stream, stream_row: int, block: RowBlock) -> list[bytes]:
     return first + encode(stream, stream_row + half, block[half:])
 
 
-_HEADER_BYTES_MAX = 1 << 10
-
-
 def _encoded(stream: Stream, stream_row: int, block: RowBlock) -> bytes:
-    batch, row = divmod(stream_row, stream.position.batch_size)
+    first_sample, first_row = stream.place(stream_row)
     header = pb.Frame(
-        first_sample=stream.position.batch_first_sample(batch),
-        first_row=row,
+        first_sample=first_sample,
+        first_row=first_row,
         row_count=len(block),
         token_bytes=block.tokens.itemsize,
         checksum=checksum(stream, stream_row, block),

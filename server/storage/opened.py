@@ -106,13 +106,7 @@ class OpenedShards:
 
         Raises: Unread where the file system does not tell.
         """
-        self._looks.take()
-        shard = self.shards[index]
-        try:
-            now = shard.facts_now() if self._status_of is None else self._opened_now(index)
-            return shard.fate(now) is Fate.WRITTEN
-        except OSError as error:
-            raise Unread(index, error) from error
+        return self._fate_now(index) is Fate.WRITTEN
 
     def further_witness(self, index: int) -> tuple[int, int] | None:
         """Return what `Shard.further_witness` does, if the file is as it was opened; else None."""
@@ -152,12 +146,13 @@ class OpenedShards:
         """
         self.require_intact()
         try:
-            if self.is_written(unread.shard) or self._is_gone(unread.shard):
+            fate = self._fate_now(unread.shard)
+            # Without a descriptor nothing but its name leads to what was opened.
+            is_gone = fate is Fate.REPLACED and self._status_of is None
+            if fate is Fate.WRITTEN or is_gone:
                 return True
         except Unread as later:
             unread = later
-        except OSError:
-            pass  # it cannot be looked at now: it may heal
         if time.monotonic() - self._said_at >= _SAID_SECONDS:
             self._said_at = time.monotonic()
             _LOG.warning(
@@ -238,18 +233,19 @@ class OpenedShards:
             self._reread_at = ended + _REREAD_PAUSE * (ended - began)
             self._rereading = False
 
-    def _is_gone(self, index: int) -> bool:
-        """Say whether what was opened cannot be looked at any more: nothing but its name leads to
-        it, and that stands for nothing now, or for another file.
+    def _fate_now(self, index: int) -> Fate:
+        """Say what has become of what was opened: by its descriptor, if one is kept, or its name.
 
-        Raises: OSError.
+        Raises: Unread where the file system does not tell.
         """
+        self._looks.take()
         shard = self.shards[index]
-        return self._status_of is None and shard.fate(shard.facts_now()) is Fate.REPLACED
-
-    def _opened_now(self, index: int) -> Facts:
-        assert self._status_of is not None
-        return Facts.of(self._status_of(index))
+        try:
+            if self._status_of is None:
+                return shard.fate(shard.facts_now())
+            return shard.fate(Facts.of(self._status_of(index)))
+        except OSError as error:
+            raise Unread(index, error) from error
 
     def _say_unknown(self, index: int, error: OSError) -> None:
         """Say once that the file system does not tell, until all of them can be looked at again."""
