@@ -17,7 +17,7 @@ import numpy as np
 
 from tokenfeed import identity
 from tokenfeed.errors import BadCorpus
-from tokenfeed.spans import Spans
+from tokenfeed.spans import Pieces, Spans
 
 from .formats import Stored
 from .halves import Halves, Tokens
@@ -88,10 +88,9 @@ class Content:
         token_bytes = self._store.stored.itemsize
         first = first_byte // token_bytes
         count = -(-end_byte // token_bytes) - first
-        row_tokens = int(count.max())
-        rows = np.arange(shard.size + 1)
+        each_a_row = Pieces(np.arange(shard.size + 1), count)
         self._store.read_ahead(
-            Spans(row_tokens, rows, np.zeros_like(shard), shard.copy(), first, count)
+            Spans(int(count.max()), np.zeros_like(shard), shard.copy(), first, each_a_row)
         )
 
     def hash_block(self, block: tuple[int, int]) -> Block:

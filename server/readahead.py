@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenfeed.spans import Spans
+from tokenfeed.spans import Pieces, Spans
 
 # The windows of the next 32 batches of 32 x 2048: enough for a disk to work on at once. 75 Mtok/s
 # with 2 MiB, 105 with 4, 95 with 8, 103 with 16 (spreads overlap). 2 cores, 2026-11;
@@ -78,14 +78,8 @@ def sampled(spans: Spans) -> Spans:
     """Return a few spans, each as a row, taken evenly from all of them."""
     step = -(-spans.shard.size // _SPANS_SAMPLED)
     some = slice(None, None, max(1, step))
-    count = spans.token_count[some]
-    longest = int(count.max(initial=0))
-    return Spans(
-        longest,
-        np.arange(count.size + 1),
-        spans.source[some],
-        spans.shard[some],
-        spans.token_offset[some],
-        count,
-        spans.are_windows,
-    )
+    shard = spans.shard[some]
+    pieces = None
+    if spans.pieces is not None:
+        pieces = Pieces(np.arange(shard.size + 1), spans.pieces.token_count[some])
+    return Spans(spans.row_tokens, spans.source[some], shard, spans.token_offset[some], pieces)

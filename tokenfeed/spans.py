@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,85 +16,103 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 
 
+class Pieces(NamedTuple):
+    """How spans make up rows that are no plain windows.
+
+    first_span: int64[rows + 1]; row r has the spans [first_span[r], first_span[r + 1]).
+    token_count: int64[spans], how many tokens each has, at least 1.
+    """
+
+    first_span: Numbers
+    token_count: Numbers
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
     """Runs of consecutive tokens, in the order of the rows that they make up.
 
     row_tokens: tokens of a row, T + 1; what its spans leave of them is padding at its end.
-    first_span: int64[rows + 1]; row r has the spans [first_span[r], first_span[r + 1]).
     source, shard: int64[spans], which source of the stream, and which file of that one.
-    token_offset, token_count: int64[spans], where in that file, and how many, at least 1.
-    are_windows: whether each row is one span of row_tokens tokens.
+    token_offset: int64[spans], where in that file.
+    pieces: None where each row is a window: one span of row_tokens tokens.
     """
 
     row_tokens: int
-    first_span: Numbers
     source: Numbers
     shard: Numbers
     token_offset: Numbers
-    token_count: Numbers
-    are_windows: bool = False
+    pieces: Pieces | None = None
 
     @classmethod
     def of_windows(
         cls, row_tokens: int, shard: Numbers, token_offset: Numbers, source: int = 0
     ) -> Spans:
         """Return one span of row_tokens tokens for each row.  shard, token_offset: int64[rows]."""
-        rows = shard.size
-        return cls(
-            row_tokens,
-            np.arange(rows + 1),
-            np.full(rows, source),
-            shard,
-            token_offset,
-            np.full(rows, row_tokens),
-            are_windows=True,
-        )
+        return cls(row_tokens, np.full(shard.size, source), shard, token_offset)
+
+    @property
+    def are_windows(self) -> bool:
+        """Whether each row is one span of row_tokens tokens."""
+        return self.pieces is None
+
+    @property
+    def first_span(self) -> Numbers:
+        """int64[rows + 1], as in Pieces."""
+        return np.arange(self.shard.size + 1) if self.pieces is None else self.pieces.first_span
+
+    @property
+    def token_count(self) -> Numbers:
+        """int64[spans], as in Pieces."""
+        if self.pieces is None:
+            return np.full(self.shard.size, self.row_tokens)
+        return self.pieces.token_count
+
+    @property
+    def size_tokens(self) -> int:
+        """Of all spans together, padding not counted."""
+        if self.pieces is None:
+            return self.shard.size * self.row_tokens
+        return int(self.pieces.token_count.sum())
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return self.first_span.size - 1
+        return self.shard.size if self.pieces is None else self.pieces.first_span.size - 1
 
     def __getitem__(self, rows: slice) -> Spans:
         """Return the spans of consecutive rows, without copying those."""
-        first, end, _ = rows.indices(self.first_span.size - 1)
+        first, end, _ = rows.indices(len(self))
         end = max(first, end)
-        if self.are_windows:
-            # A span a row: twice as fast, and what most frames are made of.
-            return Spans(
-                self.row_tokens,
-                self.first_span[: end - first + 1],
-                self.source[first:end],
-                self.shard[first:end],
-                self.token_offset[first:end],
-                self.token_count[first:end],
-                True,
-            )
-        span = slice(int(self.first_span[first]), int(self.first_span[end]))
+        pieces = self.pieces
+        if pieces is not None:
+            first_span = pieces.first_span[first : end + 1]
+            first, end = int(first_span[0]), int(first_span[-1])
+            pieces = Pieces(first_span - first, pieces.token_count[first:end])
         return Spans(
             self.row_tokens,
-            self.first_span[first : end + 1] - span.start,
-            self.source[span],
-            self.shard[span],
-            self.token_offset[span],
-            self.token_count[span],
-            self.are_windows,
+            self.source[first:end],
+            self.shard[first:end],
+            self.token_offset[first:end],
+            pieces,
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Spans]) -> Spans:
         """Return the rows of several, at least one, all of the same row_tokens."""
-        ends = np.cumsum([part.shard.size for part in parts])
-        first_spans = [
-            part.first_span[1:] + (end - part.shard.size)
-            for part, end in zip(parts, ends, strict=True)
-        ]
         return cls(
             parts[0].row_tokens,
-            np.concatenate([np.zeros(1, dtype=np.int64), *first_spans]),
             np.concatenate([part.source for part in parts]),
             np.concatenate([part.shard for part in parts]),
             np.concatenate([part.token_offset for part in parts]),
-            np.concatenate([part.token_count for part in parts]),
-            all(part.are_windows for part in parts),
+            None if all(part.are_windows for part in parts) else _joined_pieces(parts),
         )
+
+
+def _joined_pieces(parts: Sequence[Spans]) -> Pieces:
+    ends = np.cumsum([part.shard.size for part in parts])
+    first_spans = [
+        part.first_span[1:] + (end - part.shard.size) for part, end in zip(parts, ends, strict=True)
+    ]
+    return Pieces(
+        np.concatenate([np.zeros(1, dtype=np.int64), *first_spans]),
+        np.concatenate([part.token_count for part in parts]),
+    )

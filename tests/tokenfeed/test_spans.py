@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenfeed.spans import Spans
+from tokenfeed.spans import Pieces, Spans
 
 ROW_TOKENS = 9
 Span = tuple[int, int, int, int]
@@ -23,7 +23,7 @@ def spans_of(rows: list[list[Span]]) -> Spans:
     """Rows of any number of spans, none included: such a row is all padding."""
     flat = np.array([span for row in rows for span in row], dtype=np.int64).reshape(-1, 4)
     ends = np.cumsum([0, *map(len, rows)])
-    return Spans(ROW_TOKENS, ends, flat[:, 0], flat[:, 1], flat[:, 2], flat[:, 3])
+    return Spans(ROW_TOKENS, flat[:, 0], flat[:, 1], flat[:, 2], Pieces(ends, flat[:, 3]))
 
 
 def rows_of(spans: Spans) -> list[list[Span]]:

@@ -26,7 +26,7 @@ from tests.server.conftest import asked
 from tests.waiting import let_time_pass
 from tokenfeed.errors import BadCorpus
 from tokenfeed.planes import DOCUMENT_STARTS, LOSS_MASK
-from tokenfeed.spans import Spans
+from tokenfeed.spans import Pieces, Spans
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 
@@ -62,10 +62,11 @@ def spans_within(draw: st.DrawFn, counts: list[int]) -> Spans:
             length += count
         first_span.append(len(shard))
         row_tokens = max(row_tokens, length)
-    numbers = [np.array(each, dtype=np.int64) for each in (shard, token_offset, token_count)]
+    numbers = [np.array(each, dtype=np.int64) for each in (shard, token_offset)]
+    pieces = Pieces(np.array(first_span), np.array(token_count, dtype=np.int64))
     padding = draw(st.integers(0, 3))
     source = np.zeros(len(shard), dtype=np.int64)
-    return Spans(row_tokens + padding, np.array(first_span), source, *numbers)
+    return Spans(row_tokens + padding, source, *numbers, pieces)
 
 
 @settings(max_examples=200)
@@ -145,11 +146,10 @@ def test_planes_come_with_their_rows() -> None:
     store = MemoryStore("train", shards, {LOSS_MASK: masks, DOCUMENT_STARTS: masks})
     spans = Spans(
         6,
-        np.array([0, 2, 3, 3]),
         np.zeros(3, dtype=np.int64),
         np.array([0, 1, 1]),
         np.array([8, 0, 15]),
-        np.array([2, 3, 5]),
+        Pieces(np.array([0, 2, 3, 3]), np.array([2, 3, 5])),
     )
     with store.gather(spans, sorted(store.planes)) as block:
         assert block.tokens.tolist() == [
