@@ -80,26 +80,40 @@ class ScratchPool(Generic[RoomKind]):
         self._free: deque[RoomKind] = deque()  # its append and pop are atomic
         self._at_once = threading.BoundedSemaphore(_GATHERS_AT_ONCE)
 
-    @contextmanager
-    def lend(self, size_bytes: int) -> Iterator[RoomKind]:
-        """Lend room for at least so many bytes that nobody else uses; waits for its turn.
+    def take(self, size_bytes: int) -> RoomKind:
+        """Return room for at least so many bytes that nobody else uses, until it is given back;
+        waits for its turn.
 
         A borrower must not borrow a second one: all of them might wait for each other.
         """
-        with self._at_once:
+        self._at_once.acquire()
+        try:
             try:
-                scratch = self._free.pop()
+                room = self._free.pop()
             except IndexError:
-                scratch = self._make()
-            try:
-                scratch.grow(size_bytes)
-                yield scratch
-            finally:
-                giant = scratch.content.size > _BYTES_KEPT
-                if giant or len(self._free) >= _FILES_KEPT:
-                    scratch.close()
-                else:
-                    self._free.append(scratch)
+                room = self._make()
+            room.grow(size_bytes)
+        except BaseException:
+            self._at_once.release()
+            raise
+        return room
+
+    def give_back(self, room: RoomKind) -> None:
+        """Take back what was lent."""
+        if room.content.size > _BYTES_KEPT or len(self._free) >= _FILES_KEPT:
+            room.close()
+        else:
+            self._free.append(room)
+        self._at_once.release()
+
+    @contextmanager
+    def lend(self, size_bytes: int) -> Iterator[RoomKind]:
+        """Lend room, as `take`, for as long as the with block runs."""
+        room = self.take(size_bytes)
+        try:
+            yield room
+        finally:
+            self.give_back(room)
 
     def close(self) -> None:
         """Close those that nobody uses at present."""

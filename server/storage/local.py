@@ -133,13 +133,14 @@ class LocalStore(ABC, Generic[RoomKind]):
         assert not planes
         self.require_intact()
         size_bytes = spans.size_tokens * self.stored.itemsize
-        # Beside the tokens there is room for the witnesses, at most one a span.
-        with self._rooms.lend(size_bytes + spans.shard.size) as room:
-            self.files.surely(lambda: self._fill(spans, room, size_bytes), patient)
+        room = self.files.surely(lambda: self._filled(spans, size_bytes), patient)
+        try:
             # Once more: if the store was closed meanwhile, something else may have been read.
             self.require_intact()
             tokens = self._served(spans, room.content[:size_bytes])
             yield RowBlock(laid_out(spans, tokens))
+        finally:
+            self._rooms.give_back(room)
 
     def advise(self, spans: Spans) -> None:
         """Have rows that are gathered soon be read from now on, if the store seems to be cold."""
@@ -190,15 +191,24 @@ class LocalStore(ABC, Generic[RoomKind]):
         self.files.close()
         self._rooms.close()
 
-    def _fill(self, spans: Spans, room: RoomKind, size_bytes: int) -> None:
-        """Read the tokens of spans.  Raises: Unread; CorpusChanged where a file was cut within."""
+    def _filled(self, spans: Spans, size_bytes: int) -> RoomKind:
+        """Return room with the tokens of spans, which is to be given back.
+
+        Raises: Unread, and then keeps no room, or those who wait for a file to heal would leave
+        none for others; CorpusChanged where a file was cut within.
+        """
+        # Beside the tokens there is room for the witnesses, at most one a span.
+        room = self._rooms.take(size_bytes + spans.shard.size)
         try:
             self._read_tokens(spans, room)
             suspects = self._suspects(spans, room, size_bytes)
             if suspects.size:
                 self._require_witnesses(suspects, room, size_bytes)
-        except Unread:
-            self._readahead.observe(1)
+            return room
+        except BaseException as error:
+            self._rooms.give_back(room)
+            if isinstance(error, Unread):
+                self._readahead.observe(1)
             raise
 
     def _suspects(self, spans: Spans, room: RoomKind, size_bytes: int) -> Numbers:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from tokenfeed.errors import CorpusChanged, Unreadable
 
@@ -20,6 +21,8 @@ from ..blame import file_name
 from ..shard import Facts, Fate, Shard
 from .looks import Looks
 from .store import Later, SameContent
+
+Result = TypeVar("Result")
 
 _LOG = logging.getLogger("tokenfeed.server")
 _CHANGED = "changed while it was served; restart its server on complete files"
@@ -118,10 +121,12 @@ class OpenedShards:
         except OSError:
             return None
 
-    def surely(self, read: Callable[[], None], patient: bool = True) -> None:
-        """Call what raises Unread until it does not, for about a second; once if not patient.
+    def surely(self, read: Callable[[], Result], patient: bool = True) -> Result:
+        """Return what `read` returns, which is called for about a second as long as it raises
+        Unread; once if not patient.
 
-        Raises: CorpusChanged if a file was cut short or written to; Unreadable at the end.
+        Raises: CorpusChanged if a file was cut short or written to, or cannot be read to the end
+        and has lost its name, without which nobody can tell; else Unreadable at the end.
         """
         for pause_seconds in _PAUSES_SECONDS if patient else ():
             try:
@@ -130,26 +135,27 @@ class OpenedShards:
                 if self.was_cut(unread):
                     name = file_name(self.shards[unread.shard].path)
                     error = unread.error.strerror
-                    self.lose(f"{name}: cut short, written to or removed; met by a read: {error}")
+                    self.lose(f"{name}: cut short or written to; met by a read: {error}")
             self.require_intact()
             self._closed.wait(pause_seconds)
         try:
             return read()
         except Unread as unread:
+            if patient and self._is_gone(unread.shard):
+                name = file_name(self.shards[unread.shard].path)
+                self.lose(f"{name}: replaced or removed, and what was opened cannot be read")
+                self.require_intact()
             problem = "has a file that cannot be read at present"
             cure = "ask again, or another server; the log of this one names the file"
             raise Unreadable("dataset", f"{self.name!r} {problem}; {cure}") from unread.error
 
     def was_cut(self, unread: Unread) -> bool:
-        """Say whether what could not be read was cut off or written to, or will never be known
-        about, since its name is gone; otherwise the log has a line, once in a while.
+        """Say whether what could not be read was cut off or written to, as far as the file system
+        tells; otherwise the log has a line, once in a while.
         """
         self.require_intact()
         try:
-            fate = self._fate_now(unread.shard)
-            # Without a descriptor nothing but its name leads to what was opened.
-            is_gone = fate is Fate.REPLACED and self._status_of is None
-            if fate is Fate.WRITTEN or is_gone:
+            if self._fate_now(unread.shard) is Fate.WRITTEN:
                 return True
         except Unread as later:
             unread = later
@@ -232,6 +238,13 @@ class OpenedShards:
             ended = time.monotonic()
             self._reread_at = ended + _REREAD_PAUSE * (ended - began)
             self._rereading = False
+
+    def _is_gone(self, index: int) -> bool:
+        """Say whether nothing leads to what was opened any more: no descriptor, not its name."""
+        try:
+            return self._status_of is None and self._fate_now(index) is Fate.REPLACED
+        except Unread:
+            return False
 
     def _fate_now(self, index: int) -> Fate:
         """Say what has become of what was opened: by its descriptor, if one is kept, or its name.

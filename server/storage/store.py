@@ -70,7 +70,8 @@ class TokenStore(Protocol):
     What was opened is what is served. A file that is replaced by rename is served on; one that is
     cut short or written to in place ends the dataset for good: CorpusChanged, from every method
     that hands out tokens. What cannot be read is tried again for about a second, and then is
-    Unreadable, which ends nothing but the call.
+    Unreadable, which ends nothing but the call; or CorpusChanged, where the file's name is gone and
+    no descriptor was kept, so that nobody can tell whether it was cut.
     """
 
     name: str

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,19 @@ import pytest
 
 from server.content import InOrder
 from server.formats import Asked
+from server.scratch import _GATHERS_AT_ONCE
+from server.storage import opened
 from server.storage.choice import STORES, Storing
 from server.storage.local import LocalStore
 from server.storage.looks import Looks
 from server.storage.mapped import MapStore
+from server.storage.opened import Unread
 from server.storage.store import at_once
 from server.warmup import warm
 from tests.conftest import WriteTokens
 from tests.server.conftest import asked, look
-from tests.waiting import let_time_pass
-from tokenfeed.errors import CorpusChanged
+from tests.waiting import eventually, let_time_pass
+from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.spans import Spans
 
 Store = LocalStore[Any]
@@ -117,6 +120,88 @@ def test_what_cannot_be_read_anew_is_read_after_the_next_look(
 
     assert answers == []
     assert store.lost is lost
+
+
+def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any], None]:
+    """Reads tokens as a store does, but a shard only after so many failures."""
+    right = store._read_tokens
+
+    def read(spans: Spans, room: Any) -> None:
+        nonlocal failures
+        if (spans.shard == shard).any() and failures > 0:
+            failures -= 1
+            raise Unread(shard, OSError(errno.EIO, os.strerror(errno.EIO)))
+        right(spans, room)
+
+    return read
+
+
+def row_of(store: Store, shard: int, patient: bool = True) -> list[int]:
+    """The first tokens of a shard."""
+    spans = Spans.of_windows(4, np.array([shard]), np.zeros(1, dtype=np.int64))
+    with store.gather(spans, patient=patient) as block:
+        return block.tokens[0].tolist()
+
+
+def test_an_error_that_heals_costs_no_dataset_although_its_file_was_replaced(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To replace files by rename is what operators are told to do."""
+    monkeypatch.setattr(opened, "_PAUSES_SECONDS", (0.001,) * 4)
+    path = write_tokens(range(1, 9))
+    store = open_store(path)
+    os.replace(write_tokens(range(11, 19), "new.bin"), path)
+    monkeypatch.setattr(store, "_read_tokens", failing(store, 0, 4))
+
+    assert row_of(store, 0) == [1, 2, 3, 4]
+
+
+def test_what_has_no_name_and_cannot_be_read_to_the_end_is_lost_where_nothing_else_leads_to_it(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been cut; with a descriptor one can still ask."""
+    monkeypatch.setattr(opened, "_PAUSES_SECONDS", (0.001,) * 4)
+    path = write_tokens(range(1, 9))
+    store = open_store(path)
+    path.unlink()
+    monkeypatch.setattr(store, "_read_tokens", failing(store, 0, np.inf))
+
+    with pytest.raises(CorpusChanged if store.kind == "map" else Unreadable):
+        row_of(store, 0)
+    assert store.lost is (store.kind == "map")
+
+
+def test_many_that_wait_for_a_file_to_heal_keep_nobody_from_another_file(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there may be gathers at once."""
+    monkeypatch.setattr(opened, "_PAUSES_SECONDS", (60.0,))
+    store = open_store(write_tokens(range(1, 9), "sick.bin"), write_tokens(range(11, 19)))
+    tries: list[int] = []
+    right = failing(store, 0, np.inf)
+    monkeypatch.setattr(
+        store, "_read_tokens", lambda spans, room: (tries.append(0), right(spans, room))
+    )
+
+    def wait() -> None:
+        with suppress(CorpusChanged, Unreadable):
+            row_of(store, 0)
+
+    waiting = [threading.Thread(target=wait) for _ in range(_GATHERS_AT_ONCE + 1)]
+    found: list[list[int]] = []
+    other = threading.Thread(target=lambda: found.append(row_of(store, 1, patient=False)))
+    for thread in waiting:
+        thread.start()
+    try:
+        assert eventually(lambda: len(tries) >= _GATHERS_AT_ONCE)
+        other.start()
+        other.join(10)
+        assert found == [[11, 12, 13, 14]]
+        assert all(thread.is_alive() for thread in waiting)
+    finally:
+        store.close()
+        for thread in [*waiting, other]:
+            thread.join()
 
 
 def test_files_that_never_change_are_not_looked_at(
