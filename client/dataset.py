@@ -150,8 +150,7 @@ class RemoteDataset:
                 if channel not in self._accepted:
                     answer = self._ask(channel, self._own_length, timeout_seconds, asked)
                     self._require_usable(replica, answer, reference)
-                    if answer.datasets[0].digest and not reference.digest:
-                        self._described = answer.datasets[0]  # it has become known meanwhile
+                    self._learn_digest(answer.datasets[0])
                     self._accepted.add(channel)
                 yield channel
         except InvalidRequest as error:
@@ -271,14 +270,14 @@ class RemoteDataset:
             lambda channel: self._ask(channel, context_length, timeout_seconds, asked),
             timeout_seconds,
         )
-        accepted = self._described
-        if self._fingerprint is not None:
-            accepted = pb.Dataset(fingerprint=self._fingerprint)
+        reference = self._described
+        if reference is None and self._fingerprint is not None:
+            reference = pb.Dataset(fingerprint=self._fingerprint)
         found: pb.Dataset | None = None
         refused: list[RequestError] = []
         for answer in answers:
             try:
-                self._require_usable(answer.replica, answer.described, found or accepted)
+                self._require_usable(answer.replica, answer.described, reference)
             except RequestError as error:  # noqa: PERF203 - the others may do
                 refused.append(without_frames(error))
             else:
@@ -287,6 +286,9 @@ class RemoteDataset:
                 # The first one that knows a digest says which one all others have to have.
                 if found is None or (dataset.digest and not found.digest):
                     found = dataset
+                # What knows no digest does not take the place of what does.
+                if reference is None or found.digest or not reference.digest:
+                    reference = found
         if found is None:
             if len(answers) == len(replicas):
                 raise refused[0]
@@ -294,7 +296,17 @@ class RemoteDataset:
             raise Unreachable(refused[0].subject, refused[0].problem)
         for refusal in refused:
             _LOG.error("refused %s", refusal)
+        self._learn_digest(found)
         return found
+
+    def _learn_digest(self, dataset: pb.Dataset) -> None:
+        """Go by its digest from now on, where none was known."""
+        known = self._described
+        if known is not None and dataset.digest and not known.digest:
+            learned = pb.Dataset()
+            learned.CopyFrom(known)
+            learned.digest = dataset.digest
+            self._described = learned
 
     def _ask(
         self,

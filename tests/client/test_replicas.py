@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,16 @@ import grpc
 import pytest
 
 from client import RemoteBatches, Timeouts
+from client.dataset import RemoteDataset
 from client.replicas import Replicas
-from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, honest, honest_frames
+from tests.client.conftest import (
+    FINGERPRINT,
+    ScriptedServer,
+    StartScripted,
+    honest,
+    honest_frames,
+    wanted,
+)
 from tests.ports import free_port
 from tests.waiting import eventually
 from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
@@ -222,6 +231,42 @@ def test_the_first_digest_that_is_known_is_that_of_all_servers(
 
     assert other.requests == []
     assert {request.expected_digest for request in one.requests} == {bytes([1] * 32)}
+
+
+@pytest.mark.parametrize("given", [None, FINGERPRINT], ids=["none given", "given"])
+def test_a_known_digest_is_compared_when_servers_are_asked_about_another_context_length(
+    start_scripted: StartScripted, caplog: pytest.LogCaptureFixture, given: bytes | None
+) -> None:
+    """And one that knows none answers first: else another corpus is found out in an outage."""
+    unknowing, knowing, address = start_scripted(), start_scripted(), f"127.0.0.1:{free_port()}"
+    knowing.digest = bytes([1] * 32)
+    unknowing.windows_per_epoch = knowing.windows_per_epoch = 10
+    targets = [unknowing.address, address, knowing.address]
+    remote = RemoteDataset(targets, wanted(T, B), timeouts=Timeouts(), fingerprint=given)
+    with closing(remote):
+        remote.await_described()
+        start_scripted(address).digest = bytes([2] * 32)
+
+        assert remote.rows_of("shuffled-1", T + 1) == 10
+
+        assert remote.await_described().digest == knowing.digest
+    assert f"refused {address}: serves another corpus: digest {'02' * 32}" in caplog.text
+
+
+def test_a_digest_that_is_found_while_asking_about_another_context_length_is_kept(
+    start_scripted: StartScripted,
+) -> None:
+    """What is known of the own context length stays."""
+    server = start_scripted()
+    server.windows_per_epoch = 10
+    with closing(RemoteDataset(server.address, wanted(T, B), timeouts=Timeouts())) as remote:
+        remote.await_described()
+        server.digest, server.windows_per_epoch = bytes([1] * 32), 9
+
+        assert remote.rows_of("shuffled-1", T + 1) == 9
+
+        assert remote.await_described().digest == server.digest
+        assert remote.rows_of("shuffled-1") == 10
 
 
 def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
