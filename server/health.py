@@ -15,7 +15,7 @@ from contextlib import suppress
 import grpc
 from grpc_health.v1 import health_pb2
 
-from tokenfeed.errors import NotServed, ServerAway
+from tokenfeed.errors import NotServed, ServerAway, shortened
 
 from .calls import CALLS_SPARE, Calls, StreamLimits, answering, in_pool, parsed
 from .dataset import Dataset
@@ -23,7 +23,6 @@ from .dataset import Dataset
 _STATUS = health_pb2.HealthCheckResponse
 _LIMITS = StreamLimits(streams=64, peer_streams=8, stall_seconds=10.0, by_option=False)
 """Of Checks, and again of Watches: whoever has all of the one still has the other."""
-_NAME_SHOWN = 64
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -62,7 +61,7 @@ class Health:
             name = _service(self._checks.request(call, messages))
             status = self._statuses.get(name)
             if status is None:
-                raise NotServed("service", f"{name[:_NAME_SHOWN]!r} is not served here")
+                raise NotServed("service", f"{shortened(name)!r} is not served here")
             return _encoded(status)
         return b""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from tokenfeed import __version__, frame, orders
-from tokenfeed.errors import InvalidRequest, NotServed, StreamMismatch, listed
+from tokenfeed.errors import InvalidRequest, NotServed, StreamMismatch, listed, shortened
 from tokenfeed.identity import VERSIONS_SERVED
 from tokenfeed.plan import row_count
 from tokenfeed.planes import KINDS, LOSS_MASK
@@ -33,7 +33,6 @@ from .dataset import Dataset
 from .frame_producer import FrameProducer
 
 _LOG = logging.getLogger("tokenfeed.server")
-_NAME_SHOWN = 64
 
 
 class TokenFeed:
@@ -150,9 +149,7 @@ class TokenFeed:
             raise InvalidRequest("dataset", f"has to be named, since several are served: {served}")
         dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
         if dataset is None:
-            raise NotServed(
-                "dataset", f"{name[:_NAME_SHOWN]!r} is not served here; there is {served}"
-            )
+            raise NotServed("dataset", f"{shortened(name)!r} is not served here; there is {served}")
         return dataset
 
 

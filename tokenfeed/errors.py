@@ -151,15 +151,20 @@ class BadFrame(ServerAway):
     status = "DATA_LOSS"
 
 
-_NAME_SHOWN = 64
+_NAME_SHOWN_BYTES = 64
 _NAMES_SHOWN = 16
 
 
-def listed(names: list[str]) -> str:
-    """Return names as an error lists them: cut, and of many only some, since a refusal has to fit
-    into a header.
+def shortened(name: str) -> str:
+    """Return the beginning of a name, as an error shows it: a refusal has to fit into a header,
+    where a byte of UTF-8 takes up to three.
     """
-    shown = ", ".join(name[:_NAME_SHOWN] for name in names[:_NAMES_SHOWN])
+    return name.encode(errors="replace")[:_NAME_SHOWN_BYTES].decode(errors="ignore")
+
+
+def listed(names: list[str]) -> str:
+    """Return names as an error lists them: cut, and of many only some."""
+    shown = ", ".join(map(shortened, names[:_NAMES_SHOWN]))
     left = len(names) - _NAMES_SHOWN
     return f"{shown} and {left} more" if left > 0 else shown
 

@@ -296,6 +296,19 @@ def test_a_dataset_that_is_not_served_is_not_found(peer: Peer, name: str) -> Non
     assert len(found[1]) < 1000
 
 
+@pytest.mark.parametrize("sign", ["a", "%", "ö", "語", "😀"])
+def test_a_refusal_that_lists_names_fits_a_header_whatever_they_are_made_of(
+    datasets: dict[str, Dataset], sign: str
+) -> None:
+    """gRPC writes a byte that is not ASCII as three; what is too long may arrive as "busy"."""
+    named = {f"{index:02}{sign * 70}": datasets["short"] for index in range(17)}
+    with serving(named) as peer:
+        for name, status in ((None, Status.INVALID_ARGUMENT), (sign * 70, Status.NOT_FOUND)):
+            found = peer.refusal(asking(dataset=name))
+            require_refusal(found, status, "dataset", f"00{sign}", f"15{sign}", "and 1 more")
+            assert 3 * len(found[1].encode()) < 4096
+
+
 def test_describe_does_not_find_a_dataset_that_is_not_served(peer: Peer) -> None:
     """An empty list instead would look like a server that serves nothing."""
     found = peer.refusal(pb.DescribeRequest(dataset="nobody"), "Describe")

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import NotServed
+from ..errors import NotServed, shortened
 from . import random_v1, sequential_v1, shuffled_v1
 
 
@@ -53,4 +53,4 @@ def find(name: str) -> Order:
     try:
         return ORDERS[name or DEFAULT]
     except KeyError:
-        raise NotServed("order", f"{name[:64]!r} is none of {', '.join(ORDERS)}") from None
+        raise NotServed("order", f"{shortened(name)!r} is none of {', '.join(ORDERS)}") from None
