@@ -6,6 +6,7 @@ Responses are not deserialized by grpc: a frame is sliced, not parsed (tokenfeed
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -214,10 +215,14 @@ _TOO_LARGE = "message larger than max"
 """What gRPC itself says of a message above a limit, with the same status: it never gets smaller."""
 
 
+_HINT = re.compile("[0-9]{1,9}")
+"""Up to eleven days in milliseconds: neither Python nor a float takes any number of digits."""
+
+
 def _retry_hint(error: grpc.RpcError) -> float | None:
     """Return after how many seconds a server wants to be asked again; None if it does not say."""
     for entry in error.trailing_metadata() or ():
-        if entry.key == "grpc-retry-pushback-ms" and str(entry.value).isdecimal():
+        if entry.key == "grpc-retry-pushback-ms" and _HINT.fullmatch(str(entry.value)):
             return int(entry.value) / 1000
     return None
 

@@ -6,11 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from client.channel import translated
 from client.dataset import RemoteDataset
 from client.progress import Counters
 from client.stream import FrameStream
@@ -18,6 +20,7 @@ from client.timeouts import Timeouts
 from tests.client.conftest import ScriptedServer, honest, honest_frames, wanted
 from tests.faults.proxy import FaultProxy
 from tokenfeed.errors import (
+    Busy,
     CorpusChanged,
     InvalidRequest,
     NotServed,
@@ -295,6 +298,27 @@ def test_a_server_that_is_busy_is_asked_again_after_the_time_it_names(
     scripted.scripts = [busy, busy]
 
     assert samples(open_stream()) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("hint", "seconds"),
+    [("0", 0.0), ("9" * 9, 999_999.999)]
+    + [(none, 1.0) for none in ("9" * 10, "9" * 400, "9" * 5000, "-1", "0.5", "")],
+)
+def test_a_hint_of_more_than_nine_digits_counts_as_absent(hint: str, seconds: float) -> None:
+    """grpcio 1.85 reads 64 bits of it, others may hand on the text: it ends no feed."""
+
+    class Refusal(grpc.RpcError):
+        code = staticmethod(lambda: grpc.StatusCode.RESOURCE_EXHAUSTED)
+        details = staticmethod(lambda: "streams: 512 of 512 are in use")
+
+        def trailing_metadata(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(key="grpc-retry-pushback-ms", value=hint)]
+
+    failure = translated(Refusal(), "a:1")
+
+    assert isinstance(failure, Busy)
+    assert failure.retry_seconds == seconds
 
 
 def test_a_proxy_that_is_busy_knows_no_hint_and_is_asked_again(
