@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tokenfeed.errors import OtherContract, OverLimit, StreamMismatch
 from tokenfeed.planes import KINDS
 from tokenfeed.request import CONTRACT_REVISION, StreamRequest, require_size
@@ -58,20 +60,24 @@ def _require_contract(address: str, described: pb.DescribeResponse, identity_ver
     """Raise OtherContract unless a server speaks the revision of the contract that we do, and can
     compare identities of that version.
     """
-    spoken = described.contract_revisions
+    spoken, versions = described.contract_revisions, described.identity_versions
     if CONTRACT_REVISION in spoken:
-        if identity_version in described.identity_versions:
+        if identity_version in versions:
             return
-        known = ", ".join(map(str, described.identity_versions)) or "none"
+        known = ", ".join(map(str, versions)) or "none"
         raise OtherContract(
             address,
             f"compares identities of version {known}, and this stream has one of version "
-            f"{identity_version}: upgrade the server",
+            f"{identity_version}: upgrade the {_older(versions, identity_version)}",
         )
     theirs = f"revision {', '.join(map(str, spoken))}" if spoken else "one before revision 2"
-    who = "server" if max(spoken, default=0) < CONTRACT_REVISION else "client"
     raise OtherContract(
         address,
         f"speaks another contract, {theirs}, and this client revision {CONTRACT_REVISION}: upgrade "
-        f"the {who}",
+        f"the {_older(spoken, CONTRACT_REVISION)}",
     )
+
+
+def _older(theirs: Iterable[int], ours: int) -> str:
+    """Return who has to be upgraded, by what a server knows and what we need."""
+    return "server" if max(theirs, default=0) < ours else "client"

@@ -8,7 +8,7 @@ TokenfeedError
     SamplesExhausted    the samples would reach 2^63
     StreamMismatch      the stream is not the one that the caller expects
     NotTokenfeed        a gRPC server answers there, but not a tokenfeed server
-    OtherContract       a tokenfeed server that speaks another revision of the contract
+    OtherContract       a tokenfeed server of another revision of the contract, or of identities
     NotAllowed          no valid token
   CorpusError         the operator changes something
     BadCorpus           a token file cannot be served as it is
@@ -91,7 +91,9 @@ class NotTokenfeed(RequestError):
 
 
 class OtherContract(RequestError):
-    """The server speaks another revision of the contract than this client."""
+    """The server speaks another revision of the contract than this client, or compares identities
+    of other versions than this stream's.
+    """
 
 
 class NotAllowed(RequestError):
