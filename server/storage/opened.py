@@ -123,7 +123,7 @@ class OpenedShards:
 
     def surely(self, read: Callable[[], Result], patient: bool = True) -> Result:
         """Return what `read` returns, which is called for about a second as long as it raises
-        Unread; once if not patient.
+        Unread; once if not patient, and then it is not asked why: what was cut is Unreadable too.
 
         Raises: CorpusChanged if a file was cut short or written to, or cannot be read to the end
         and has lost its name, without which nobody can tell; else Unreadable at the end.

@@ -51,9 +51,10 @@ class StoredShard(Protocol):
 class Piece(NamedTuple):
     """A part that has been brought into memory.
 
-    done_bytes: of all that is brought in, how much is there by now.  content: the tokens of the
-    part as they are stored, in the order of the files and with none left out, valid until the next
-    piece is asked for; None where they were brought in without being read.
+    done_bytes: of all that is brought in, how much is there by now; bytes that are no tokens are
+    counted as there, and need not be read.  content: the tokens of the part as they are stored, in
+    the order of the files and with none left out, valid until the next piece is asked for; None
+    where they were brought in without being read.
     """
 
     done_bytes: int
@@ -106,9 +107,10 @@ class TokenStore(Protocol):
         the spans of a row end to end and the rest of it 0; and these planes of them.
 
         spans: any; their source is not looked at.  planes: kinds that this store has, ascending.
-        patient: whether what cannot be read is tried again before it is Unreadable.  The block is
-        overwritten by later gathers once the with block ends.  Safe in any thread; holds no GIL
-        while it waits or copies.
+        patient: whether what cannot be read is tried again before it is Unreadable; if not, it is
+        not asked why: a cut file is Unreadable too, so ask again patiently.
+        The block is overwritten by later gathers once the with block ends.  Safe in any thread;
+        holds no GIL while it waits or copies.
         Raises: CorpusChanged, Unreadable; then nothing of these rows is handed out.
         """
 
