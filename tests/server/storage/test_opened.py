@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -273,10 +274,12 @@ def test_what_is_brought_in_by_reading_is_all_there_is_and_in_order(
     assert b"".join(pieces) == (tokens.astype("<u2").tobytes() if store.kind == "pread" else b"")
 
 
-def test_a_warm_up_brings_in_what_lies_behind_the_tokens_of_the_last_file_too(
+def test_a_warm_up_counts_what_lies_behind_the_tokens_of_the_last_file_too(
     tmp_path: Path, storing: Storing
 ) -> None:
-    """Another tensor, say. Its end is the end of what has to be there for a digest."""
+    """Another tensor, say, which need not be read: its end is the end of what has to be there for
+    a digest.
+    """
     header = json.dumps({
         "tokens": {"dtype": "U16", "shape": [4], "data_offsets": [0, 8]},
         "others": {"dtype": "U16", "shape": [50], "data_offsets": [8, 108]},
@@ -338,24 +341,31 @@ def test_a_mapped_file_that_was_cut_and_removed_will_never_be_known_about(
 
 
 def test_touching_all_files_does_not_read_the_dataset_anew_for_each_of_them(
-    open_store: Open, write_tokens: WriteTokens
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`chmod -R` on 10,000 shards would be 10,000 times the whole corpus."""
+    now = 0.0
+    monkeypatch.setattr(opened, "time", SimpleNamespace(monotonic=lambda: now))
     paths = [write_tokens(range(1, 1001), f"{index}.bin") for index in range(20)]
     store = open_store(*paths)
-    read = []
+    read_at = []
 
     def same_content() -> bool:
-        read.append(1)
-        threading.Event().wait(0.05)
+        nonlocal now
+        now += 1.0
+        read_at.append(now)
         return True
 
+    let_time_pass(paths[-1])
     for path in paths:
         path.chmod(0o600)
     for shard in range(len(paths)):
         store.look_at(shard, same_content, at_once)
+    assert read_at == [1.0]
 
-    assert len(read) == 1
-    threading.Event().wait(0.6)
+    now = 10.9
     store.look_at(0, same_content, at_once)
-    assert len(read) == 2
+    assert read_at == [1.0]
+    now = 11.0
+    store.look_at(0, same_content, at_once)
+    assert read_at == [1.0, 12.0]
