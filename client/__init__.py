@@ -12,6 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "client":
+    from tokenfeed._aliases import alias
+
+    alias("client")
+
 from tokenfeed.errors import (
     BadFrame,
     Busy,

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed import orders
+from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import SAMPLE_END, Position, require_range
 from tokenfeed.request import StreamRequest
@@ -36,7 +37,7 @@ _TOKENS_SHOWN = 16
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m client",
+        prog=program("client"),
         description="Looks at a tokenfeed server.",
         epilog="example: python -m client describe localhost:50051",
     )

@@ -5,3 +5,8 @@ gathered from), `readahead`, `watch`, `warmup` (brought into memory), `dataset` 
 fingerprinted), `service` (answers requests), `listener` (the port), `__main__` (wiring). Needs
 Linux, and no torch.
 """
+
+if __name__ == "server":
+    from tokenfeed._aliases import alias
+
+    alias("server")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tokenfeed import __version__
+from tokenfeed.commands import program
 
 from .formats import FORMAT_NAMES, STORED
 from .storage.store import WAYS
@@ -15,7 +16,7 @@ from .storage.store import WAYS
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m server",
+        prog=program("server"),
         description="Serves token files as batches over gRPC.",
         epilog="example: python -m server --data train.bin --data val=val_*.bin --port 50051",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -11,10 +11,11 @@ import os
 import sys
 import traceback
 
+import tokenfeed
+
 _LOG = logging.getLogger("tokenfeed.server")
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_ROOT, room, "") for room in ("server", "tokenfeed"))
+_OURS = os.path.join(os.path.dirname(os.path.abspath(tokenfeed.__file__)), "")
 
 
 def log_blame(level: int, message: str, *values: object) -> None:
@@ -29,7 +30,8 @@ def log_blame(level: int, message: str, *values: object) -> None:
 
 def _blame() -> str:
     """Return the type of the exception that is being handled, and the last line of ours that it
-    came from: "KeyError at server/service.py:88". Of the system's errors there is the name too.
+    came from: "KeyError at tokenfeed/server/service.py:88". Of the system's errors there is the
+    name too.
     """
     _, error, trace = sys.exc_info()
     kind = type(error).__name__
@@ -39,7 +41,7 @@ def _blame() -> str:
     ours = [frame for frame in frames if frame.filename.startswith(_OURS)]
     if not ours:
         return kind
-    return f"{kind} at {os.path.relpath(ours[-1].filename, _ROOT)}:{ours[-1].lineno}"
+    return f"{kind} at tokenfeed/{ours[-1].filename.removeprefix(_OURS)}:{ours[-1].lineno}"
 
 
 def file_name(path: str) -> str:

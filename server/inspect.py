@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import require_range
 
@@ -25,7 +26,7 @@ _FILES_SHOWN = 20
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m server.inspect",
+        prog=program("server.inspect"),
         description="Says what files of tokens are, and what a server would assume of them.",
         epilog="example: python -m server.inspect shards/*.bin --tokenizer tokenizer.json",
     )

@@ -19,11 +19,13 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from tokenfeed.commands import program
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m server.probe",
+        prog=program("server.probe"),
         description="Asks a server whether it is well.",
         epilog="example: python -m server.probe unix:/run/tokenfeed.sock",
     )

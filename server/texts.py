@@ -58,7 +58,7 @@ class Tokenizing:
         return Source(text.name, found.paths, made=found.made)
 
     def _ingest(self, text: Source, words: Sequence[str], folder: str) -> None:
-        command = [sys.executable, "-m", "server.ingest", *map(os.path.abspath, words)]
+        command = [sys.executable, "-m", "tokenfeed.server.ingest", *map(os.path.abspath, words)]
         command += ["--wait", f"--out={folder}", f"--end-with={os.getpid()}"]
         command += [f"--tokenizer={self.tokenizer}", f"--text-column={self.text_column}"]
         if self.append_token is not None:

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from tokenfeed.commands import program
 from tokenfeed.errors import BadCorpus, TokenfeedError
 
 from .dataset import TokenChecks, full_digest, open_dataset
@@ -23,7 +24,7 @@ from .storage.choice import Storing
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m server.verify",
+        prog=program("server.verify"),
         description="Reads every byte of a dataset, and keeps its digest beside its files.",
     )
     add_dataset_arguments(parser)

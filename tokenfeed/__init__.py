@@ -1,8 +1,37 @@
-"""The contract in code: what server, client and tests agree on.
+"""Token batches for language-model training, served so that a row is a pure function of its sample.
 
-Pure: numpy, protobuf and a checksum; no file, socket, thread or clock. Read it in the order in
-which a token travels: `position` (which samples), `orders` and `plan` (which tokens), `frame` (as
-which bytes), `identity` (which stream), `errors` (what may go wrong, and who must act).
+    from tokenfeed import RemoteBatches
+
+    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
+        ...
+
+`tokenfeed.client` is the trainer's side, `tokenfeed.server` the other one; `import client` and
+`python -m server` are the same modules by shorter names. What lies directly in here is the contract
+in code, which both sides and the tests agree on: numpy, protobuf and a checksum; no file, socket,
+thread or clock. Read it in the order in which a token travels: `position` (which samples), `orders`
+and `plan` (which tokens), `frame` (as which bytes), `identity` (which stream), `errors` (what may
+go wrong, and who must act).
+
+Importing this imports none of it.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Credentials, RemoteBatches, Timeouts
+
 __version__ = "0.1.0"
+__all__ = ["Credentials", "RemoteBatches", "Timeouts", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module(".client", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import require_range
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m server.ingest",
+        prog=program("server.ingest"),
         description="Makes token shards of text: parquet, jsonl (plain, .gz, .zst), plain text. "
         "Run again after a kill, it goes on.",
         epilog="example: python -m server.ingest pages/*.parquet --out tokens --tokenizer "

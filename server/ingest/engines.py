@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import tokenfeed
 from tokenfeed.errors import BadSource, InvalidRequest, TokenfeedError
 
 from .encoding import Part, Recipe, encode_unit
@@ -153,13 +154,12 @@ def ray(
         import ray as cluster
     except ImportError:
         raise InvalidRequest("--engine", "ray is not installed: pip install ray") from None
-    rooms = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
-    rooms.append(os.path.join(os.path.dirname(rooms[0]), "tokenfeed"))
+    package = os.path.dirname(os.path.abspath(tokenfeed.__file__))
     try:
         # Other nodes need none of our code: it travels with the work.
         cluster.init(
             address="auto",
-            runtime_env={"py_modules": rooms, "env_vars": _ONE_CORE},
+            runtime_env={"py_modules": [package], "env_vars": _ONE_CORE},
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

@@ -770,7 +770,7 @@ def require_discreet(found: Ending, log: str) -> None:
     for inside in ("secret", "/", "Error", "memory", "Traceback", ".py"):
         assert inside not in found[1]
     assert re.search(
-        r"failed peer=\S+: OSError E(IO|NOMEM) at server/(service|frame_producer)\.py:\d+$",
+        r"failed peer=\S+: OSError E(IO|NOMEM) at tokenfeed/server/(service|\w+_producer)\.py:\d+$",
         log,
         re.M,
     )

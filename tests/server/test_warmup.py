@@ -246,7 +246,9 @@ def test_a_failure_of_the_warm_up_is_a_line_in_the_log(
     warm_up.close()
 
     (line,) = lines(caplog)
-    assert line.startswith("could not warm up: FileNotFoundError ENOENT at server/warmup.py:")
+    assert line.startswith(
+        "could not warm up: FileNotFoundError ENOENT at tokenfeed/server/warmup.py:"
+    )
 
 
 def test_only_the_thread_that_warms_up_is_nice(

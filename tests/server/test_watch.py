@@ -34,7 +34,9 @@ def test_a_look_that_fails_ends_neither_the_others_nor_itself(
         watch.close()
 
     (line,) = caplog.messages
-    assert re.fullmatch(r"could not look at broken: OSError EIO at server/watch\.py:\d+", line)
+    assert re.fullmatch(
+        r"could not look at broken: OSError EIO at tokenfeed/server/watch\.py:\d+", line
+    )
 
 
 def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(

@@ -1,0 +1,1 @@
+from tokenfeed.client import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tokenfeed.server import *  # noqa: F403

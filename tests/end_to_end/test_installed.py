@@ -1,0 +1,260 @@
+"""What is installed, in folders where others have a client.py and a server/ of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.server.ingest.corpus import make_tokenizer
+
+NO_TORCH = "import sys; sys.modules['torch'] = None\n"
+NAMES = ("client", "server")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the sdist makes."""
+    from hatchling.builders.sdist import SdistBuilder
+    from hatchling.builders.wheel import WheelBuilder
+
+    folder = tmp_path_factory.mktemp("dist")
+    sdist = next(iter(SdistBuilder(str(ROOT)).build(directory=str(folder))))
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    unpacked = sdist.removesuffix(".tar.gz")
+    return Path(next(iter(WheelBuilder(unpacked).build(directory=str(folder)))))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages with nothing but it."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder]
+    subprocess.run([sys.executable, *command, wheel], check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A trainer's folder, with modules of its own that are called as ours are."""
+    (tmp_path / "server").mkdir()
+    for path in ("client.py", "server/__init__.py", "server/ingest.py"):
+        (tmp_path / path).write_text("raise RuntimeError('a foreign module was imported')\n")
+    return tmp_path
+
+
+def run(packages: Path | None, folder: Path, *command: str | Path, seconds: float = 60) -> str:
+    """Run a command in a folder; what it prints.  packages: what is installed beside the others."""
+    found = subprocess.run(
+        [*map(str, command)],
+        cwd=folder,
+        env=environment(packages),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def environment(packages: Path | None) -> dict[str, str]:
+    """Of a user's shell.  Modules that lie in the checkout are not found by it."""
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return found | ({} if packages is None else {"PYTHONPATH": str(packages)})
+
+
+@contextmanager
+def serving(packages: Path | None, folder: Path, *command: str | Path) -> Iterator[str]:
+    """Run a server in a folder, and lend its address; SIGTERM ends it."""
+    process = subprocess.Popen(
+        [*map(str, command), "--host", "127.0.0.1", "--port", "0"],
+        cwd=folder,
+        env=environment(packages),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert "listening on" in line
+        yield line.split()[-1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_wheel_by_way_of_the_sdist_is_that_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """`client` and `server` are generic names: what is installed as them must never grow."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    direct = next(iter(WheelBuilder(str(ROOT)).build(directory=str(tmp_path))))
+
+    with zipfile.ZipFile(direct) as archive, zipfile.ZipFile(wheel) as other:
+        names = sorted(archive.namelist())
+        assert names == sorted(other.namelist())
+        for name in names:
+            assert archive.read(name) == other.read(name), name
+    ours = [name for name in names if ".dist-info/" not in name]
+    assert {name.partition("/")[0] for name in ours} == {*NAMES, "tokenfeed"}
+    for package in NAMES:
+        door = [f"{package}/{name}" for name in ("__init__.py", "__init__.pyi", "py.typed")]
+        assert [name for name in ours if name.startswith(f"{package}/")] == door
+        modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
+        assert {f"tokenfeed/{name}" for name in modules} <= set(ours)
+    assert {"tokenfeed/py.typed", "tokenfeed/v1/tokenfeed_pb2_grpc.py"} <= set(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_whole_run_where_client_and_server_are_other_people_s_modules(
+    installed: Path, hostile: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Text becomes tokens, is served, trained on, and gone on with from a state."""
+    command = installed / "bin" / "tokenfeed"
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+    text = " ".join(f"word{number % 97}" for number in range(20_000))
+    (hostile / "pages.txt").write_text(text)
+    (hostile / "train.py").write_text(
+        "import json, sys\n"
+        "from tokenfeed import RemoteBatches\n"
+        "address, path = sys.argv[1:]\n"
+        "with RemoteBatches(address, 2, 64, order='shuffled', num_batches=6) as feed:\n"
+        "    if path != '-':\n"
+        "        feed.load_state_dict(json.load(open(path)))\n"
+        "    for index, (x, y) in enumerate(feed):\n"
+        "        print(x.tolist(), y.tolist())\n"
+        "        if path == '-' and index == 2:\n"
+        "            json.dump(feed.state_dict(), open('state.json', 'w'))\n"
+    )
+
+    run(
+        installed,
+        hostile,
+        *(sys.executable, command, "ingest", "pages.txt", "--out", "corpus"),
+        *("--tokenizer", tokenizer, "--workers", "2"),
+    )
+    with serving(installed, hostile, sys.executable, command, "serve", "--data", "corpus") as where:
+        described = run(installed, hostile, sys.executable, "-m", "tokenfeed", "describe", where)
+        whole = run(installed, hostile, sys.executable, "train.py", where, "-").splitlines()
+        rest = run(installed, hostile, sys.executable, "train.py", where, "state.json").splitlines()
+
+    assert "contract: 2" in described
+    assert len(whole) == 6
+    assert rest[:3] == whole[3:]
+
+
+@pytest.mark.parametrize("packages", ["wheel", "editable", "checkout"])
+def test_the_two_lines_of_the_readme_in_an_empty_folder(
+    packages: str, installed: Path, tmp_path: Path
+) -> None:
+    """By their short names, however it was installed."""
+    where = {"wheel": installed, "editable": None, "checkout": ROOT}[packages]
+    np.arange(5000, dtype="<u2").tofile(tmp_path / "train.bin")
+    lines = (
+        "import sys\n"
+        "from client import RemoteBatches\n"
+        "for x, y in RemoteBatches(sys.argv[1], 2, 64, num_batches=1):\n"
+        "    print(tuple(x.shape), bool((x[:, 1:] == y[:, :-1]).all()))\n"
+    )
+
+    command = (sys.executable, "-m", "server", "--data", "train.bin")
+    with serving(where, tmp_path, *command) as address:
+        printed = run(where, tmp_path, sys.executable, "-c", lines, address)
+
+    assert printed == "(2, 64) True\n"
+
+
+@pytest.mark.parametrize("short_first", [True, False])
+def test_every_module_is_there_once_whatever_it_was_called_first(
+    short_first: bool, installed: Path, tmp_path: Path
+) -> None:
+    """Of two classes of one name, `except` catches only one."""
+    code = "import importlib, sys\n"
+    for module in ("client.stream", "server.dataset"):
+        names = [module, f"tokenfeed.{module}"]
+        for name in names if short_first else reversed(names):
+            code += f"importlib.import_module({name!r})\n"
+        code += f"assert sys.modules[{names[0]!r}] is sys.modules[{names[1]!r}]\n"
+    code += (
+        "import client, tokenfeed, tokenfeed.client\n"
+        "assert client is tokenfeed.client\n"
+        "assert client.RemoteBatches is tokenfeed.RemoteBatches\n"
+        "assert client.RemoteBatches.__module__ == 'tokenfeed.client.batches'\n"
+        "wrong = [name for name, module in sys.modules.items()\n"
+        "         if name.partition('.')[0] in ('client', 'server') and\n"
+        "         module.__spec__.name != f'tokenfeed.{name}']\n"
+        "assert wrong == [], wrong\n"
+    )
+
+    for packages in (installed, ROOT):
+        run(packages, tmp_path, sys.executable, "-W", "error", "-c", code)
+
+
+def test_a_foreign_module_of_a_short_name_stays_what_it_is(installed: Path, hostile: Path) -> None:
+    """It is the trainer's own, and ours is still there by the long name."""
+    (hostile / "client.py").write_text("MINE = 1\n")
+    code = "import client, tokenfeed.client; print(client.MINE, tokenfeed.client.Timeouts.__name__)"
+
+    assert run(installed, hostile, sys.executable, "-c", code) == "1 Timeouts\n"
+
+
+def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path) -> None:
+    """A launcher asks for the version; a machine without torch describes a server."""
+    for name, needless in (
+        ("__version__", {"numpy", "grpc", "torch"}),
+        ("Timeouts", {"grpc", "torch"}),
+    ):
+        code = f"import sys, tokenfeed; tokenfeed.{name}; print({needless} & set(sys.modules))"
+        assert run(installed, hostile, sys.executable, "-c", code) == "set()\n"
+    (hostile / "describe.py").write_text(
+        f"{NO_TORCH}import runpy\n"
+        "sys.argv = ['tokenfeed', 'describe', '--help']\n"
+        "runpy.run_module('tokenfeed', run_name='__main__')\n"
+    )
+
+    assert "HOST:PORT" in run(installed, hostile, sys.executable, "describe.py")
+
+
+def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:
+    """And its help names each."""
+    from tokenfeed.commands import COMMANDS
+
+    command = (sys.executable, installed / "bin" / "tokenfeed")
+    overview = run(installed, hostile, *command, "--help")
+
+    for name in COMMANDS:
+        assert re.search(rf"^ +{name} +\S", overview, re.MULTILINE)
+        usage = run(installed, hostile, *command, name, "--help").split("\n", 1)[0]
+        assert usage.startswith(f"usage: tokenfeed {name} ")
+
+
+def test_a_user_s_type_checker_finds_the_short_names_too(installed: Path, tmp_path: Path) -> None:
+    """An alias is made when it runs, which no checker sees."""
+    (tmp_path / "train.py").write_text(
+        "from client import RemoteBatches\n"
+        "from tokenfeed import RemoteBatches as Same\n\n"
+        'feed: Same = RemoteBatches("host:50051", 32, 2048)\n'
+        "reveal_type(feed)\n"
+    )
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nstrict = True\nfollow_imports_for_stubs = True\n")
+    command = ("-m", "mypy", "--config-file", config, "train.py")
+
+    printed = run(installed, tmp_path, sys.executable, *command, seconds=100)
+
+    assert 'Revealed type is "tokenfeed.client.batches.RemoteBatches"' in printed

@@ -1,0 +1,41 @@
+"""tokenfeed COMMAND, or python -m tokenfeed COMMAND: every command of the project under one name.
+
+Each is a module that can be run by itself; it is imported when it is asked for, and not before: the
+server blocks its signals before its imports start threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+
+from . import __version__
+from .commands import COMMANDS
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the name of a command."""
+    parser = argparse.ArgumentParser(
+        prog="tokenfeed",
+        description="Serves tokens to those who train language models.",
+        epilog="tokenfeed COMMAND --help says more of each",
+    )
+    parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.purpose, add_help=False)
+    return parser
+
+
+def main() -> None:
+    """Run the command that was typed; exits with its exit code."""
+    arguments, _ = build_parser().parse_known_args(sys.argv[1:2])
+    command = COMMANDS[arguments.command]
+    name = "tokenfeed" if command.arguments else f"tokenfeed {arguments.command}"
+    sys.argv = [name, *command.arguments, *sys.argv[2:]]
+    runpy.run_module(f"tokenfeed.{command.module}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
