@@ -29,12 +29,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Run the command that was typed; exits with its exit code."""
+    """Run the command that was typed, and exit with its exit code; with 1 where its packages are
+    not installed.
+    """
     arguments, _ = build_parser().parse_known_args(sys.argv[1:2])
     command = COMMANDS[arguments.command]
     name = "tokenfeed" if command.arguments else f"tokenfeed {arguments.command}"
     sys.argv = [name, *command.arguments, *sys.argv[2:]]
-    runpy.run_module(f"tokenfeed.{command.module}", run_name="__main__")
+    try:
+        runpy.run_module(f"tokenfeed.{command.module}", run_name="__main__")
+    except ModuleNotFoundError as error:
+        if not command.needs or (error.name or "").startswith("tokenfeed"):
+            raise
+        cure = f"pip install 'tokenfeed[{command.needs}]'"
+        raise SystemExit(f"error: {arguments.command}: {error.name} is missing: {cure}") from None
 
 
 if __name__ == "__main__":

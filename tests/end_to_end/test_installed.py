@@ -158,6 +158,31 @@ def test_a_whole_run_where_client_and_server_are_other_people_s_modules(
     assert rest[:3] == whole[3:]
 
 
+def test_a_command_says_what_to_install_for_it(installed: Path, hostile: Path) -> None:
+    """A machine that trains has no need of what a server does."""
+    (hostile / "serve.py").write_text(
+        "import runpy, sys\n"
+        "sys.modules['grpc_health'] = None\n"
+        "sys.argv = ['tokenfeed', 'serve', '--data', 'train.bin']\n"
+        "runpy.run_module('tokenfeed', run_name='__main__')\n"
+    )
+
+    found = subprocess.run(
+        [sys.executable, "serve.py"],
+        cwd=hostile,
+        env=environment(installed),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert found.returncode == 1
+    assert re.fullmatch(
+        r"error: serve: grpc_health\S* is missing: pip install 'tokenfeed\[server\]'\n",
+        found.stderr,
+    )
+
+
 @pytest.mark.parametrize("packages", ["wheel", "editable", "checkout"])
 def test_the_two_lines_of_the_readme_in_an_empty_folder(
     packages: str, installed: Path, tmp_path: Path
