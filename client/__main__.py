@@ -225,7 +225,7 @@ def _decoder(tokenizer_path: str | None) -> Callable[[npt.NDArray[np.unsignedint
         tokenizer = Tokenizer.from_file(tokenizer_path)
     except Exception as error:  # the library raises Exception itself
         raise InvalidRequest(
-            "--tokenizer", f"{tokenizer_path} is no tokenizer.json: {error}"
+            "--tokenizer", f"{tokenizer_path} cannot be read as a tokenizer.json: {error}"
         ) from error
     return lambda row: repr(tokenizer.decode(row.tolist()))
 

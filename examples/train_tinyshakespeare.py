@@ -6,6 +6,8 @@ each, and all others share one and are told apart by how often they occur. The l
 whole vocabulary all the same.
 
     python examples/train_tinyshakespeare.py --data-folder FOLDER
+
+FOLDER has tinyshakespeare.txt, and GPT-2's tokenizer.json as gpt2-tokenizer.json.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from client import RemoteBatches
 DATA_FOLDER = os.environ.get(
     "TOKENFEED_TEST_DATA", str(Path(__file__).parents[2] / "shared" / "data")
 )
+TEXT, TOKENIZER = "tinyshakespeare.txt", "gpt2-tokenizer.json"
 VOCAB_SIZE = 50_257
 FREQUENT = 4096
 CONTEXT_LENGTH, BATCH_SIZE = 32, 16
@@ -61,7 +64,7 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description="Trains a small GPT from a tokenfeed server.")
-    parser.add_argument("--data-folder", default=DATA_FOLDER, help="has the text and the tokenizer")
+    parser.add_argument("--data-folder", default=DATA_FOLDER, help=f"has {TEXT} and {TOKENIZER}")
     parser.add_argument("--max-seconds", type=float, default=240.0, help="of training")
     parser.add_argument("--max-steps", type=int, default=1500, help="of training")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
@@ -73,8 +76,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def tokenize_halves(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the GPT-2 tokens, uint16, of the first 90 % of the characters and of the rest."""
-    text = (folder / "tinyshakespeare.txt").read_text(encoding="utf-8")
-    tokenizer = Tokenizer.from_file(str(folder / "gpt2-tokenizer.json"))
+    for path in (folder / TEXT, folder / TOKENIZER):
+        if not path.exists():
+            sys.exit(f"error: {path} is missing: --data-folder FOLDER has {TEXT} and {TOKENIZER}")
+    text = (folder / TEXT).read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     cut = int(len(text) * 0.9)
     train, validation = (
         np.array(tokenizer.encode(part).ids, dtype=np.uint16) for part in (text[:cut], text[cut:])

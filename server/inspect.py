@@ -125,7 +125,7 @@ def _decoded(tokens: list[int], tokenizer_path: str) -> str:
         return str(Tokenizer.from_file(tokenizer_path).decode(tokens))
     except Exception as error:  # the library raises Exception itself
         raise InvalidRequest(
-            "--tokenizer", f"{tokenizer_path} is no tokenizer.json: {error}"
+            "--tokenizer", f"{tokenizer_path} cannot be read as a tokenizer.json: {error}"
         ) from error
 
 

@@ -100,7 +100,7 @@ class _HuggingFace:
         try:
             self._tokenizer = Tokenizer.from_str(vocabulary.content.decode())
         except Exception as error:  # the library raises Exception itself
-            problem = f"{vocabulary.name} is no tokenizer.json: {error}"
+            problem = f"{vocabulary.name} cannot be read as a tokenizer.json: {error}"
             raise InvalidRequest("--tokenizer", problem) from error
         # A tokenizer.json may say that texts are cut at 512 tokens, or filled up, or that merges
         # are left out by chance, as for a training.
