@@ -26,6 +26,7 @@ COMMANDS = {
     "describe": Command("client", "say what a server serves", arguments=("describe",)),
     "show": Command("client", "show one batch of a server", arguments=("show",)),
     "bench": Command("client", "measure how fast batches arrive here", "torch", ("bench",)),
+    "completion": Command("completion", "print what a shell completes", "completion"),
 }
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT
+from tests.installing import build, environment, install, run, serving
 from tests.server.ingest.corpus import make_tokenizer
 
 NO_TORCH = "import sys; sys.modules['torch'] = None\n"
@@ -27,23 +24,18 @@ NAMES = ("client", "server")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that the sdist makes."""
     from hatchling.builders.sdist import SdistBuilder
-    from hatchling.builders.wheel import WheelBuilder
 
     folder = tmp_path_factory.mktemp("dist")
     sdist = next(iter(SdistBuilder(str(ROOT)).build(directory=str(folder))))
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
-    unpacked = sdist.removesuffix(".tar.gz")
-    return Path(next(iter(WheelBuilder(unpacked).build(directory=str(folder)))))
+    return build(Path(sdist.removesuffix(".tar.gz")), folder)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed packages with nothing but it."""
-    folder = tmp_path_factory.mktemp("installed")
-    command = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder]
-    subprocess.run([sys.executable, *command, wheel], check=True, timeout=60)
-    return folder
+    return install(wheel, tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture
@@ -55,54 +47,9 @@ def hostile(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(packages: Path | None, folder: Path, *command: str | Path, seconds: float = 60) -> str:
-    """Run a command in a folder; what it prints.  packages: what is installed beside the others."""
-    found = subprocess.run(
-        [*map(str, command)],
-        cwd=folder,
-        env=environment(packages),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
-
-
-def environment(packages: Path | None) -> dict[str, str]:
-    """Of a user's shell.  Modules that lie in the checkout are not found by it."""
-    found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return found | ({} if packages is None else {"PYTHONPATH": str(packages)})
-
-
-@contextmanager
-def serving(packages: Path | None, folder: Path, *command: str | Path) -> Iterator[str]:
-    """Run a server in a folder, and lend its address; SIGTERM ends it."""
-    process = subprocess.Popen(
-        [*map(str, command), "--host", "127.0.0.1", "--port", "0"],
-        cwd=folder,
-        env=environment(packages),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert "listening on" in line
-        yield line.split()[-1]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
 def test_a_wheel_by_way_of_the_sdist_is_that_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """`client` and `server` are generic names: what is installed as them must never grow."""
-    from hatchling.builders.wheel import WheelBuilder
-
-    direct = next(iter(WheelBuilder(str(ROOT)).build(directory=str(tmp_path))))
+    direct = build(ROOT, tmp_path)
 
     with zipfile.ZipFile(direct) as archive, zipfile.ZipFile(wheel) as other:
         names = sorted(archive.namelist())
@@ -117,6 +64,16 @@ def test_a_wheel_by_way_of_the_sdist_is_that_of_the_checkout(wheel: Path, tmp_pa
         modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
         assert {f"tokenfeed/{name}" for name in modules} <= set(ours)
     assert {"tokenfeed/py.typed", "tokenfeed/v1/tokenfeed_pb2_grpc.py"} <= set(ours)
+
+
+def test_an_index_would_take_what_is_built(wheel: Path) -> None:
+    """Its description is the README, which has to render there."""
+    sdist = next(wheel.parent.glob("*.tar.gz"))
+    command = [sys.executable, "-m", "twine", "check", "--strict", wheel, sdist]
+
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.slow
@@ -156,6 +113,26 @@ def test_a_whole_run_where_client_and_server_are_other_people_s_modules(
     assert "contract: 2" in described
     assert len(whole) == 6
     assert rest[:3] == whole[3:]
+
+
+def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: Path) -> None:
+    """As bash asks for it: by the words of the line, of which the last one is not complete."""
+    command = (sys.executable, installed / "bin" / "tokenfeed")
+    (hostile / "completion.bash").write_text(
+        run(installed, hostile, *command, "completion", "bash")
+    )
+
+    for words, completed in (
+        ("tokenfeed in", ["ingest", "inspect"]),
+        ("tokenfeed serve --warm", ["--warm-up-bytes"]),
+        ("tokenfeed show --tok", ["--tokenizer"]),
+    ):
+        asked = (
+            "source completion.bash; read -r _ _ _ _ complete _ < <(complete -p tokenfeed); "
+            f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+            '"$complete"; echo "${COMPREPLY[@]}"'
+        )
+        assert run(installed, hostile, "bash", "-c", asked).split() == completed
 
 
 def test_a_command_says_what_to_install_for_it(installed: Path, hostile: Path) -> None:

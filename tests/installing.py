@@ -1,0 +1,68 @@
+"""Installed packages, and what is run with nothing of the checkout beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def build(source: Path, folder: Path) -> Path:
+    """The wheel of a source folder, which is built into another one."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    return Path(next(iter(WheelBuilder(str(source)).build(directory=str(folder)))))
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """The folder, with a wheel installed in it and nothing of what that needs."""
+    command = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder]
+    subprocess.run([sys.executable, *command, wheel], check=True, timeout=60)
+    return folder
+
+
+def run(packages: Path | None, folder: Path, *command: str | Path, seconds: float = 60) -> str:
+    """Run a command in a folder; what it prints.  packages: what is installed beside the others."""
+    found = subprocess.run(
+        [*map(str, command)],
+        cwd=folder,
+        env=environment(packages),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def environment(packages: Path | None) -> dict[str, str]:
+    """Of a user's shell.  Modules that lie in the checkout are not found by it."""
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return found | ({} if packages is None else {"PYTHONPATH": str(packages)})
+
+
+@contextmanager
+def serving(packages: Path | None, folder: Path, *command: str | Path) -> Iterator[str]:
+    """Run a server in a folder, and lend its address; SIGTERM ends it."""
+    process = subprocess.Popen(
+        [*map(str, command), "--host", "127.0.0.1", "--port", "0"],
+        cwd=folder,
+        env=environment(packages),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert "listening on" in line
+        yield line.split()[-1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
