@@ -82,7 +82,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
 
-    with pytest.raises(InvalidRequest, match=r"--tokenizer: tokenizer\.json is no tokenizer"):
+    with pytest.raises(InvalidRequest, match=r"--tokenizer: tokenizer\.json cannot be read"):
         load(Vocabulary.read(str(path), parses_special=False))
     with pytest.raises(InvalidRequest, match=r"none\.json is no file"):
         Vocabulary.read(str(tmp_path / "none.json"), parses_special=False)
