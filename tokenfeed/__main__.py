@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+from importlib import util
 
 from . import __version__
 from .commands import COMMANDS
@@ -34,6 +35,9 @@ def main() -> None:
     """
     arguments, _ = build_parser().parse_known_args(sys.argv[1:2])
     command = COMMANDS[arguments.command]
+    package = f"tokenfeed.{command.module.partition('.')[0]}"
+    if util.find_spec(package) is None:
+        raise SystemExit(f"error: {arguments.command}: {package} is no part of this installation")
     name = "tokenfeed" if command.arguments else f"tokenfeed {arguments.command}"
     sys.argv = [name, *command.arguments, *sys.argv[2:]]
     try:

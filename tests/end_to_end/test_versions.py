@@ -30,6 +30,11 @@ def git(*words: str) -> bytes:
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed wheel of the last release; as long as there is none, of the commit before."""
     folder = tmp_path_factory.mktemp("released")
+    if (
+        not (ROOT / ".git").exists()
+        or not git("rev-list", "--max-count=2", "HEAD").count(b"\n") > 1
+    ):
+        pytest.skip("needs the history of the repository: git fetch --unshallow")
     version = git("tag", "--list", "v*", "--sort=-version:refname").split()
     archive = git("archive", version[0].decode() if version else "HEAD^")
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
