@@ -240,7 +240,7 @@ def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:
     overview = run(installed, hostile, *command, "--help")
 
     for name in COMMANDS:
-        assert re.search(rf"^ +{name} +\S", overview, re.MULTILINE)
+        assert re.search(rf"^ +{name}\s+\S", overview, re.MULTILINE)
         usage = run(installed, hostile, *command, name, "--help").split("\n", 1)[0]
         assert usage.startswith(f"usage: tokenfeed {name} ")
 
