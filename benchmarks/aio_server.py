@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 
-from server.__main__ import open_datasets
 from server.arguments import build_parser
 from server.calls import Calls, StreamLimits
+from server.serve import open_datasets
 from server.service import TokenFeed, _parse
 from server.warmup import WarmUp
 from tokenfeed.v1 import tokenfeed_pb2 as pb

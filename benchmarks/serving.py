@@ -145,7 +145,7 @@ def served(*arguments: str | Path, module: str = "server", altered: str = "") ->
     """
     run = ["-m", module]
     if altered:
-        code = f"import sys\n{altered}\nfrom server.__main__ import main\nsys.exit(main())"
+        code = f"import sys\n{altered}\nfrom server.serve import main\nsys.exit(main())"
         run = ["-c", code]
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         process = subprocess.Popen(

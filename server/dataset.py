@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from tokenfeed import identity
@@ -25,7 +25,6 @@ from .manifest import MadeSplit
 from .shards import Source
 from .storage.choice import Storing, open_store
 from .storage.store import Later, TokenStore, at_once
-from .turns import Turns
 
 _LOG = logging.getLogger("tokenfeed.server")
 _PROGRESS_SECONDS = 5.0
@@ -52,7 +51,6 @@ class Dataset:
     fingerprint: bytes
     full_digest: Digest
     why_store: str = "unknown"
-    turns: Turns = field(default_factory=Turns)
 
     @property
     def digest(self) -> bytes:

@@ -15,15 +15,20 @@ from tokenfeed.spans import Spans
 from .dataset import Dataset
 from .planned import PlannedRows
 from .readahead import READ_AHEAD_BYTES
+from .turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
 class FrameProducer:
-    """Makes the frames of a request.  stream: what they have in common."""
+    """Makes the frames of a request.
+
+    stream: what they have in common.  turns: of the streams of the dataset, in which they are made.
+    """
 
     dataset: Dataset
     request: StreamRequest
     stream: frame.Stream
+    turns: Turns
 
     def frames(self, peer: str) -> Iterator[bytes]:
         """Yield the frames in order, made in turn with those of other peers.
@@ -51,7 +56,7 @@ class FrameProducer:
             frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
             first = end
             had_bytes = (end - self.request.first_row) * row_bytes
-            frame_bytes = self.dataset.turns.modest(frame_bytes, had_bytes)
+            frame_bytes = self.turns.modest(frame_bytes, had_bytes)
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
@@ -61,7 +66,7 @@ class FrameProducer:
         # for it to heal.
         if not self.dataset.store.cold:
             try:
-                with self.dataset.turns.take(peer):
+                with self.turns.take(peer):
                     return self._encoded(spans, stream_row, patient=False)
             except Unreadable:
                 pass

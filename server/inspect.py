@@ -13,9 +13,9 @@ from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.position import require_range
 
+from .data_arguments import add_dataset_arguments, parse_dataset
 from .dataset import Dataset, TokenChecks, open_dataset
 from .loss_masks import masks_beside
-from .shards import add_dataset_arguments, parse_dataset
 from .stdio import failed, stdout_failed
 from .storage.choice import Storing
 from .storage.store import TokenStore

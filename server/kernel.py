@@ -25,8 +25,6 @@ _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _MADV_RANDOM: Final = 1
 _MADV_WILLNEED: Final = 3
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
 _MADV_POPULATE_READ: Final = 22
 _SYS_PROCESS_MADVISE: Final = 440  # the same on every architecture
 
@@ -59,23 +57,6 @@ Ranges = npt.NDArray[np.uint64]
 """uint64[n, 2], C-contiguous: address and length in bytes of n ranges, which is what the kernel
 calls an iovec.
 """
-
-
-# A frame as bytes is 1 MiB: allocated and freed at every turn, and faulted in anew each time where
-# glibc gives it back. Kept: 1.08 ms of the server's processor time a frame instead of 1.25, 392
-# Mtok/s delivered instead of 354; 32 and 64 MiB are no faster. 2 shared cores, 2026-11.
-_KEPT_BLOCK_BYTES: Final = 4 << 20
-_KEPT_BYTES: Final = 8 << 20
-
-
-def keep_freed_memory() -> None:
-    """Have this process keep what it frees, up to 8 MiB an arena, instead of giving it back.
-
-    Does nothing where the C library has no mallopt.
-    """
-    if hasattr(_libc, "mallopt"):
-        _libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
-        _libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def reserve(size_bytes: int) -> int:

@@ -31,6 +31,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from .calls import Calls, answering, parsed
 from .dataset import Dataset
 from .frame_producer import FrameProducer
+from .turns import Turns
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -54,6 +55,7 @@ class TokenFeed:
         A batch above batch_bytes_max is refused. request_bytes_max: what the listener lets through.
         """
         self._datasets = datasets
+        self._turns = {name: Turns() for name in datasets}
         self._calls = calls
         self._describe_calls = describe_calls
         self._limits = pb.Limits(
@@ -120,7 +122,7 @@ class TokenFeed:
         )
         planes = _planes(dataset, request, expected)
         stream = frame.Stream(spec, request.position, identity, planes)
-        return FrameProducer(dataset, request, stream)
+        return FrameProducer(dataset, request, stream, self._turns[dataset.name])
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         require_understood(request)

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from tokenfeed.commands import program
 from tokenfeed.errors import BadCorpus, TokenfeedError
 
+from .data_arguments import add_dataset_arguments, parse_dataset
 from .dataset import TokenChecks, full_digest, open_dataset
 from .formats import Asked
-from .shards import Source, add_dataset_arguments, parse_dataset
+from .shards import Source
 from .stdio import failed
 from .storage.choice import Storing
 

@@ -121,7 +121,7 @@ def test_what_a_feed_is_told_can_be_made_without_torch_and_grpc() -> None:
 def test_importing_the_server_imports_no_torch_and_no_client() -> None:
     """Its image carries neither."""
     code = (
-        "import sys, server.__main__; "
+        "import sys, server.serve; "
         "raise SystemExit(bool({'torch', 'client', 'pyarrow'} & set(sys.modules)))"
     )
 

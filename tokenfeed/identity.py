@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .orders import Order
+from .order import Order
 
 VERSIONS_SERVED = (1,)
 """Versions of the identity that a server can compare: streams of one dataset, without redactions.

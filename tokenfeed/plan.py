@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidRequest
-from .orders import Order
+from .order import Order
 from .spans import Spans
 from .spec import StreamSpec
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 from .identity import stream_identity
-from .orders import Order
+from .order import Order
 from .planes import require_known
 from .position import require_range
 

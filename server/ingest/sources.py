@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import BadSource
 
-from ..shards import TEXT_SUFFIXES, expand
+from ..paths import TEXT_SUFFIXES, expand
 from . import readers
 from .units import Source
 

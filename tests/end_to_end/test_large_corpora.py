@@ -231,7 +231,7 @@ def best(measure: Callable[[], float]) -> float:
 
 def seconds_to_import() -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import server.__main__"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", "import server.serve"], cwd=ROOT, check=True)
     return time.perf_counter() - started
 
 

@@ -329,7 +329,7 @@ def test_a_token_never_travels_in_plaintext_to_another_machine() -> None:
 def test_a_server_with_tokens_and_without_tls_does_not_listen_to_the_network(
     corpus: Path, token_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from server.__main__ import main
+    from server.serve import main
 
     arguments = ["--data", str(corpus), "--port", "0", "--token-file", str(token_file)]
     assert main(arguments) == 1
@@ -412,7 +412,7 @@ def test_credentials_that_are_none_are_an_error_at_the_start(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from server.__main__ import main
+    from server.serve import main
 
     garbage = tmp_path / "garbage.pem"
     garbage.write_bytes(GARBAGE)

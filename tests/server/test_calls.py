@@ -299,7 +299,7 @@ def port(server: Server) -> int:
 def test_a_limit_that_is_none_is_named(
     option: str, value: str, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from server.__main__ import main
+    from server.serve import main
 
     assert main(["--data", str(corpus), option, value]) == 1
     assert f"error: {option}" in capsys.readouterr().err

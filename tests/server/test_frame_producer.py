@@ -31,7 +31,7 @@ T = 99
 ROWS = 100
 
 
-def frames(dataset: Dataset, first_sample: int) -> int:
+def frames(dataset: Dataset, first_sample: int, turns: Turns | None = None) -> int:
     """Make the frames of one batch of the order of the files; return how many there are."""
     message = pb.GetBatchRequest(
         batch_size=4,
@@ -42,7 +42,7 @@ def frames(dataset: Dataset, first_sample: int) -> int:
     )
     request, _ = from_message(message)
     stream = frame.Stream(request.spec, request.position, bytes(32), {})
-    return len(list(FrameProducer(dataset, request, stream).frames("peer")))
+    return len(list(FrameProducer(dataset, request, stream, turns or Turns()).frames("peer")))
 
 
 def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
@@ -54,7 +54,7 @@ def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
     ]
     source = Source("train", tuple(map(str, paths)))
     dataset = open_dataset(source, Asked(), TokenChecks(), storing)
-    dataset = Dataset("train", dataset.store, bytes(32), dataset.full_digest, turns=Turns(1))
+    turns = Turns(1)
     store = dataset.store
     assert isinstance(store, LocalStore)
     right = store._read_tokens
@@ -68,19 +68,19 @@ def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
 
     monkeypatch.setattr(store, "_read_tokens", read)
     monkeypatch.setattr(opened, "_PAUSES_SECONDS", (60.0,))
-    assert frames(dataset, 0) == 1
+    assert frames(dataset, 0, turns) == 1
     assert not store.cold
 
     def wait() -> None:
         with pytest.raises(Unreadable):
-            frames(dataset, 120)
+            frames(dataset, 120, turns)
 
     pausing = threading.Thread(target=wait)
-    other = threading.Thread(target=frames, args=(dataset, 4), daemon=True)
+    other = threading.Thread(target=frames, args=(dataset, 4, turns), daemon=True)
     pausing.start()
     try:
         assert eventually(lambda: len(tries) == 2, 5.0)
-        assert eventually(lambda: dataset.turns._left == 1, 2.0), "the turn is held"
+        assert eventually(lambda: turns._left == 1, 2.0), "the turn is held"
         assert store.cold, "others wait for turns"
         other.start()
         other.join(5.0)

@@ -254,7 +254,7 @@ def test_a_unix_socket_serves_trainers_of_this_machine(
 def test_a_unix_socket_that_is_in_use_is_refused_and_a_left_one_replaced(
     serve: Serve, two: list[Path], tmp_path: Path
 ) -> None:
-    from server.__main__ import main
+    from server.serve import main
 
     path = tmp_path / "feed.sock"
     server = serve("--data", two[0], "--unix", path)
@@ -271,7 +271,7 @@ def test_a_unix_socket_that_is_in_use_is_refused_and_a_left_one_replaced(
 def test_a_path_that_is_no_socket_is_not_touched(
     two: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from server.__main__ import main
+    from server.serve import main
 
     before = two[1].read_bytes()
     assert main(["--data", str(two[0]), "--port", "0", "--unix", str(two[1])]) == 1

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from server.data_arguments import parse_per_dataset
 from server.shards import (
     is_text,
     parse_data,
-    parse_per_dataset,
     parse_text,
     require_distinct_names,
 )

@@ -6,33 +6,9 @@ file and a new name.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
-
 from ..errors import NotServed, shortened
+from ..order import Order
 from . import random_v1, sequential_v1, shuffled_v1
-
-
-class Order(Protocol):
-    """What a module of this folder offers.
-
-    NAME: as on the wire.  USES_SEED: whether the seed is part of the identity.
-    HAS_EPOCHS: the places are the non-overlapping windows, each visited once per epoch; else every
-    token offset.
-    """
-
-    NAME: str
-    USES_SEED: bool
-    HAS_EPOCHS: bool
-
-    def places(
-        self, samples: npt.NDArray[np.int64], seed: int, place_count: int, /
-    ) -> npt.NDArray[np.int64]:
-        """Return the place of each sample, int64[n], each in [0, place_count)."""
-        ...
-
 
 _RELEASED: tuple[Order, ...] = (random_v1, shuffled_v1, sequential_v1)
 ORDERS = {order.NAME: order for order in _RELEASED}

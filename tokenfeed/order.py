@@ -1,0 +1,27 @@
+"""What an order of samples is, whichever algorithm makes it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Order(Protocol):
+    """What a module of orders/ offers.
+
+    NAME: as on the wire.  USES_SEED: whether the seed is part of the identity.
+    HAS_EPOCHS: the places are the non-overlapping windows, each visited once per epoch; else every
+    token offset.
+    """
+
+    NAME: str
+    USES_SEED: bool
+    HAS_EPOCHS: bool
+
+    def places(
+        self, samples: npt.NDArray[np.int64], seed: int, place_count: int, /
+    ) -> npt.NDArray[np.int64]:
+        """Return the place of each sample, int64[n], each in [0, place_count)."""
+        ...
