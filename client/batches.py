@@ -37,7 +37,6 @@ from .ranks import Group, data_parallel
 from .reader import Reader
 from .replicas import Targets
 from .rescale import is_rescaled, rescaled
-from .row_source import StreamedDataset
 from .state import (
     log_differences,
     read_history,
@@ -46,6 +45,7 @@ from .state import (
     write_state,
 )
 from .stream import PREFETCH_BYTES, RemoteStreams
+from .streamed_dataset import StreamedDataset
 from .timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .widening import WIDE_NUMPY, Batch, require_fits
 

@@ -6,7 +6,8 @@ from tokenfeed.request import StreamRequest
 from tokenfeed.spec import StreamParts
 
 from .delivery import Delivery
-from .row_source import RowSource, StreamedDataset
+from .row_source import RowSource
+from .streamed_dataset import StreamedDataset
 from .widening import Batch
 
 

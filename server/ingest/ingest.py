@@ -32,7 +32,8 @@ from .engines import Engine
 from .hashes import Hashes
 from .job import Checkpoint, Job
 from .progress import Progress
-from .readers import READERS, How
+from .readers import READERS
+from .readers.base import How
 from .shuffle import Batch, in_order, shuffled, without_first
 from .sources import require_same
 from .store import Counts, Split, shard_name, sync_folder, told, write_whole

@@ -6,14 +6,12 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import pyarrow
 
 from ..units import Lines, Place, Problem, Source, Unit, require_of_content
-
-if TYPE_CHECKING:
-    from . import How
+from .base import How
 
 KIND = "jsonl"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import pyarrow
 import pyarrow.parquet
@@ -12,9 +12,7 @@ import pyarrow.parquet
 from tokenfeed.errors import BadSource
 
 from ..units import Place, Problem, Rows, Source, Unit, require_of_content
-
-if TYPE_CHECKING:
-    from . import How
+from .base import How
 
 KIND = "parquet"
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tokenfeed.errors import BadSource
 
 from ..cuts import NoPlaceToCut
 from ..units import Passage, Place, Problem, Source, Unit
-
-if TYPE_CHECKING:
-    from . import How
+from .base import How
 
 KIND = "text"
 

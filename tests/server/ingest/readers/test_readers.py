@@ -11,7 +11,8 @@ import pytest
 
 from server.ingest import cuts
 from server.ingest.encoding import Recipe, encode_unit
-from server.ingest.readers import READERS, How, jsonl, parquet
+from server.ingest.readers import READERS, jsonl, parquet
+from server.ingest.readers.base import How
 from server.ingest.sources import find_sources
 from server.ingest.units import Unit
 from server.ingest.vocabulary import Vocabulary
