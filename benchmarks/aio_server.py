@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 
-from server.arguments import build_parser
-from server.calls import Calls, StreamLimits
-from server.serve import open_datasets
-from server.service import TokenFeed, _parse
-from server.warmup import WarmUp
+from server.cli.options import build_parser
+from server.cli.serve import open_datasets
+from server.datasets.warmup import WarmUp
+from server.rpc.admission import Calls, StreamLimits
+from server.rpc.service import TokenFeed, _parse
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 THREADS = 16

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import print_table
-from server.formats import Asked
-from server.storage.mapped import MapStore
-from server.storage.pread import PreadStore
-from tokenfeed.spans import Spans
+from server.storage.formats import Asked
+from server.storage.local.mapped_store import MapStore
+from server.storage.local.pread_store import PreadStore
+from tokenfeed.sampling.spans import Spans
 
 TOKENS = 200_000_000
 ROWS = 256

@@ -17,15 +17,16 @@ import grpc
 import numpy as np
 
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
-from client import channel as client_channel
-from client.dataset import RemoteDataset
-from client.progress import Counters
-from client.stream import PREFETCH_BYTES, FrameStream
-from client.timeouts import Timeouts
-from tokenfeed import frame, orders
-from tokenfeed.position import Position
-from tokenfeed.request import StreamRequest
-from tokenfeed.spec import StreamSpec
+from client.stats import Counters
+from client.stream.dataset_client import RemoteDataset
+from client.stream.row_stream import PREFETCH_BYTES, FrameStream
+from client.transport import channel as client_channel
+from client.transport.timeouts import Timeouts
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire import frame
+from tokenfeed.wire.request import StreamRequest
 
 BATCH_SIZE = 8
 CONTEXT_LENGTH = 1024

@@ -1,6 +1,6 @@
 """How many rows should be planned at once? Microseconds a row, by order and number of rows.
 
-Decides PLAN_ROWS in tokenfeed/plan.py and docs/decisions/0001-orders.md.
+Decides PLAN_ROWS in tokenfeed/sampling/plan.py and docs/decisions/0001-orders.md.
 Run: python -m benchmarks.plan_rows
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.report import print_table
-from tokenfeed import orders
-from tokenfeed.plan import Shape, plan
-from tokenfeed.spec import StreamSpec
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import Shape, plan
+from tokenfeed.stream.spec import StreamSpec
 
 ROUNDS = 5
 CALLS = 100

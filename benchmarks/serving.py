@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 from grpc.experimental import ChannelOptions
 
-from server import kernel
+from server.storage.local import syscalls
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 ROOT = Path(__file__).parents[1]
@@ -103,9 +103,9 @@ def resident_bytes(path: Path) -> int:
     """Return how much of a file is in the page cache, as mincore says."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         view = np.frombuffer(mapped, dtype=np.uint8)
-        pages = kernel.residency(view.ctypes.data, view.size)
+        pages = syscalls.residency(view.ctypes.data, view.size)
         del view
-        return int(np.count_nonzero(pages)) * kernel.PAGE_BYTES
+        return int(np.count_nonzero(pages)) * syscalls.PAGE_BYTES
 
 
 class Server:
@@ -145,7 +145,7 @@ def served(*arguments: str | Path, module: str = "server", altered: str = "") ->
     """
     run = ["-m", module]
     if altered:
-        code = f"import sys\n{altered}\nfrom server.serve import main\nsys.exit(main())"
+        code = f"import sys\n{altered}\nfrom server.cli.serve import main\nsys.exit(main())"
         run = ["-c", code]
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         process = subprocess.Popen(

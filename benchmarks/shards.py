@@ -22,7 +22,7 @@ from benchmarks.serving import (
     stream,
     write_corpus,
 )
-from tests.server.formats.writing import llmc_header, megatron_index
+from tests.server.storage.formats.writing import llmc_header, megatron_index
 
 CORPUS_BYTES = 1 << 30
 LLMC_SHARDS = 10

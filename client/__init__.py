@@ -36,8 +36,8 @@ from tokenfeed.errors import (
     Unreachable,
 )
 
-from .credentials import Credentials
-from .timeouts import Timeouts
+from .transport.credentials import Credentials
+from .transport.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from .batches import RemoteBatches

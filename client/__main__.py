@@ -14,21 +14,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed import orders
 from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
-from tokenfeed.position import SAMPLE_END, Position, require_range
-from tokenfeed.request import StreamRequest
-from tokenfeed.spec import StreamSpec
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire.request import StreamRequest
 
-from .arguments import first_position, seconds
 from .bench import measure
-from .channel import describe
-from .credentials import with_environment
-from .dataset import RemoteDataset
-from .progress import Counters
-from .stream import PREFETCH_BYTES, FrameStream
-from .timeouts import Timeouts
+from .stats import Counters
+from .stream.dataset_client import RemoteDataset
+from .stream.row_stream import PREFETCH_BYTES, FrameStream
+from .transport.channel import describe
+from .transport.credentials import with_environment
+from .transport.timeouts import Timeouts
+from .validation import first_position, seconds
 
 _WAIT_SECONDS = 5.0
 _TOKENS_SHOWN = 16

@@ -10,14 +10,30 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tokenfeed import orders
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
-from tokenfeed.position import SAMPLE_END, Position, require_range
-from tokenfeed.request import StreamRequest
-from tokenfeed.spec import StreamParts, StreamSpec
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.spec import StreamParts, StreamSpec
+from tokenfeed.wire.request import StreamRequest
 
-from .agreement import rank_agreement
-from .arguments import (
+from .device.transfer import delivery_to, indexed, usable_device
+from .device.widening import WIDE_NUMPY, Batch, require_fits
+from .feed.agreement import rank_agreement
+from .feed.batch_reader import Reader
+from .feed.cursor import Cursor
+from .feed.epochs import Epoch, EpochPlan, Tail
+from .feed.history import History, as_dicts
+from .feed.loaders import require_own_batches
+from .feed.ranks import Group, data_parallel
+from .feed.rescale import is_rescaled, rescaled
+from .feed.state import log_differences, read_history, read_state, require_same_stream, write_state
+from .feed.streamed_dataset import StreamedDataset
+from .stats import Counters, FeedPosition, FeedStats
+from .stream.row_stream import PREFETCH_BYTES, RemoteStreams
+from .transport.credentials import Credentials, with_environment
+from .transport.replicas import Targets
+from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from .validation import (
     count,
     first_position,
     hash_digits,
@@ -26,28 +42,6 @@ from .arguments import (
     optional_integer,
     text,
 )
-from .credentials import Credentials, with_environment
-from .cursor import Cursor
-from .delivery import delivery_to, indexed, usable_device
-from .epochs import Epoch, EpochPlan, Tail
-from .history import History, as_dicts
-from .loaders import require_own_batches
-from .progress import Counters, FeedPosition, FeedStats
-from .ranks import Group, data_parallel
-from .reader import Reader
-from .replicas import Targets
-from .rescale import is_rescaled, rescaled
-from .state import (
-    log_differences,
-    read_history,
-    read_state,
-    require_same_stream,
-    write_state,
-)
-from .stream import PREFETCH_BYTES, RemoteStreams
-from .streamed_dataset import StreamedDataset
-from .timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .widening import WIDE_NUMPY, Batch, require_fits
 
 
 class RemoteBatches(IterableDataset[Batch]):

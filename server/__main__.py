@@ -9,20 +9,20 @@ import sys
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from . import arguments
+    from .cli import options
 
-    return arguments.build_parser()
+    return options.build_parser()
 
 
 if __name__ == "__main__":
     # gRPC's core logs what peers send, line breaks included, straight to stderr; it reads this
     # once, when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    from .signals import Signals
+    from .runtime.signals import Signals
 
     signals = Signals()
     # Before the import below, which starts threads.
     signals.take()
-    from .serve import main
+    from .cli.serve import main
 
     sys.exit(main(signals=signals))

@@ -11,12 +11,12 @@ import numpy as np
 
 from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
-from tokenfeed.position import require_range
+from tokenfeed.stream.position import require_range
 
-from .data_arguments import add_dataset_arguments, parse_dataset
-from .dataset import Dataset, TokenChecks, open_dataset
-from .loss_masks import masks_beside
-from .stdio import failed, stdout_failed
+from .cli.dataset_options import add_dataset_arguments, parse_dataset
+from .datasets.dataset import Dataset, TokenChecks, open_dataset
+from .datasets.loss_masks import masks_beside
+from .runtime.output import failed, stdout_failed
 from .storage.choice import Storing
 from .storage.store import TokenStore
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from tokenfeed.commands import program
 from tokenfeed.errors import BadCorpus, TokenfeedError
 
-from .data_arguments import add_dataset_arguments, parse_dataset
-from .dataset import TokenChecks, full_digest, open_dataset
-from .formats import Asked
-from .shards import Source
-from .stdio import failed
+from .cli.dataset_options import add_dataset_arguments, parse_dataset
+from .datasets.dataset import TokenChecks, full_digest, open_dataset
+from .datasets.sources import Source
+from .runtime.output import failed
 from .storage.choice import Storing
+from .storage.formats import Asked
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 What tokenfeed would reach if planning, gathering, checksum and hand-over cost nothing. Source:
 grpc.io/docs/guides/performance (Python: one stream instead of many calls, the sync API's
-single-threaded unary stream), and what was measured for client/channel.py.
+single-threaded unary stream), and what was measured for client/transport/channel.py.
 """
 
 from __future__ import annotations

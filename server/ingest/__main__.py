@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
-from tokenfeed.position import require_range
+from tokenfeed.stream.position import require_range
 
-from ..stdio import failed, in_a_line, stdout_failed
+from ..runtime.output import failed, in_a_line, stdout_failed
 
 if TYPE_CHECKING:
-    from .engines import Engine
+    from .tokenize.executors import Engine
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -118,8 +118,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     Raises: TokenfeedError.
     """
     # Processes that encode import this module as well, and need nothing of these.
-    from .engines import end_with, engine_of
-    from .shuffle import BUFFER_DOCUMENTS_MAX
+    from .output.shuffle import BUFFER_DOCUMENTS_MAX
+    from .tokenize.executors import end_with, engine_of
 
     if arguments.end_with is not None:
         end_with(arguments.end_with)
@@ -134,10 +134,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _run(arguments: argparse.Namespace, engine: Engine) -> tuple[dict[str, Any], int]:
-    from .ingest import ingest
+    from .inputs.discovery import find_sources
     from .job import Job
     from .progress import Progress
-    from .sources import find_sources
+    from .run import ingest
 
     sources = tuple(find_sources(arguments.sources))
     job = Job(
@@ -163,8 +163,8 @@ def _run(arguments: argparse.Namespace, engine: Engine) -> tuple[dict[str, Any],
 
 def recipe_of(arguments: argparse.Namespace, has_text: bool) -> Any:
     """Return how documents become tokens.  Raises: InvalidRequest."""
-    from .encoding import Recipe
-    from .vocabulary import Vocabulary, load
+    from .tokenize.encoding import Recipe
+    from .tokenize.tokenizer import Vocabulary, load
 
     if not 0 <= arguments.val_fraction < 1:
         raise InvalidRequest("--val-fraction", f"{arguments.val_fraction} is not in [0, 1)")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .encoding import Recipe
-from .store import Counts, write_whole
+from .output.shard_writer import Counts, write_whole
+from .tokenize.encoding import Recipe
 from .units import Place, Problem, Source
 
 Tally = dict[str, tuple[int, str]]

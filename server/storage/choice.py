@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..formats import Asked
-from .looks import Looks
-from .mapped import MapStore
-from .pread import PreadStore
+from ..runtime.poll_rate import Looks
+from .formats import Asked
+from .local.mapped_store import MapStore
+from .local.pread_store import PreadStore
 from .store import TokenStore
 
 STORES: dict[str, Callable[[str, Sequence[str], Asked, Looks], TokenStore]] = {

@@ -12,12 +12,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tokenfeed.plan import Shape
-from tokenfeed.row_block import RowBlock
-from tokenfeed.spans import Spans
+from tokenfeed.sampling.plan import Shape
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.wire.row_block import RowBlock
 
-from ..formats import Layout, Stored
-from ..narrowing import Narrowing
+from .formats import Layout, Stored
+from .narrowing import Narrowing
 
 # Whether a disk reads 2 GiB in pieces of 1 or 4 MiB makes no difference (1.0 to 1.7 GB/s), nor does
 # its read_ahead_kb. 2 cores, 2026-11; docs/decisions/0006-warm-up.md.

@@ -10,12 +10,13 @@ import grpc
 import numpy as np
 import pytest
 
-from tokenfeed import frame, orders
-from tokenfeed.position import Position
-from tokenfeed.request import CONTRACT_REVISION, StreamRequest, from_message
-from tokenfeed.row_block import RowBlock
-from tokenfeed.spec import StreamSpec
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire import frame
+from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, from_message
+from tokenfeed.wire.row_block import RowBlock
 
 FINGERPRINT = bytes(range(32))
 

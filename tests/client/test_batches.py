@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from client import RemoteBatches
-from client.delivery import PlainDelivery, StagedDelivery
+from client.device.transfer import PlainDelivery, StagedDelivery
 from tests.client.conftest import ScriptedServer
-from tests.client.simulated_device import Device, Mark
+from tests.client.device.simulated_device import Device, Mark
 from tests.conftest import Serve, WriteTokens
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest, NotServed, SamplesExhausted, TokenfeedError
 
 
@@ -283,7 +283,7 @@ def test_an_interrupted_call_loses_nothing(
             def interrupted(*_: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr("client.delivery.widen_here", interrupted)
+            patch.setattr("client.device.transfer.widen_here", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(feed)
         found += first_tokens(next(feed)[0])

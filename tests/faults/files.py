@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from server.formats import Asked
-from server.shards import parse_data
+from server.datasets.sources import parse_data
+from server.storage.formats import Asked
 from server.verify import verify
 from tokenfeed.errors import CorpusError
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import torch
 
 from client import RemoteBatches
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 from .lab import B, T
 

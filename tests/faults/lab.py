@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from client import RemoteBatches, Timeouts
-from tests.offline import offline_rows
-from tests.ports import free_port
+from tests.support.offline import offline_rows
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -204,7 +204,7 @@ class Witness:
         batch_size: int = B,
         context_length: int = T,
     ) -> None:
-        """Write a corpus of so many steps, and compute by tests/reference.py what has to come."""
+        """Write a corpus of so many steps, and compute what has to come."""
         self.steps, self.name = steps, name
         self._batch_size, self._context_length = batch_size, context_length
         samples = steps * batch_size

@@ -22,12 +22,13 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from tokenfeed import frame, orders
-from tokenfeed.identity import stream_identity
-from tokenfeed.plan import Shape, plan
-from tokenfeed.position import Position
-from tokenfeed.spec import StreamSpec
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import Shape, plan
+from tokenfeed.stream.identity import stream_identity
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire import frame
 
 WORKERS = 8
 DEADLINE_SECONDS = 20.0

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from client import RemoteBatches
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 from .lab import Replica, Report, Witness, replicas
 from .proxy import FaultProxy

@@ -22,7 +22,7 @@ from tests.integration.engine import (
     wait_until,
 )
 from tests.integration.reader import BATCH_SIZE, CONTEXT_LENGTH, SEED
-from tests.offline import offline_rows
+from tests.support.offline import offline_rows
 
 READER = Path(__file__).with_name("reader.py")
 IMAGES = {
@@ -216,7 +216,7 @@ class Reading:
 
 
 class Offline:
-    """The stream that trainers have to get, computed from the file by tests/reference.py."""
+    """The stream that trainers have to get, computed by support/reference.py."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

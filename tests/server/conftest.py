@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.dataset import Dataset
-from server.formats import Asked
+from server.datasets.dataset import Dataset
 from server.storage.choice import STORES, Storing
+from server.storage.formats import Asked
 from server.storage.store import Later, SameContent, TokenStore, at_once
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from server.probe import main
 from tests.conftest import ROOT, Serve, WriteTokens
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

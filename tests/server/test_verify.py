@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.channel import describe
-from client.dataset import RemoteDataset
-from client.timeouts import Timeouts
+from client.stream.dataset_client import RemoteDataset
+from client.transport.channel import describe
+from client.transport.timeouts import Timeouts
 from server.verify import main
-from tests import reference
 from tests.client.conftest import wanted
 from tests.conftest import ROOT, Serve, WriteTokens
+from tests.support import reference
 
 LARGE_BYTES = (1 << 30) + (4 << 20)
 
@@ -205,7 +205,7 @@ def test_where_nothing_may_be_written_the_digest_is_said(
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("server.digest.os.replace", read_only)
+    monkeypatch.setattr("server.storage.local.sidecar.os.replace", read_only)
 
     assert main([str(corpus)]) == 0
 

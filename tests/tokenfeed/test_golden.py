@@ -1,7 +1,8 @@
 """The product against golden vectors from a second implementation, which shares no code with it.
 
-tests/reference.py was written from docs/protocol.md with plain integers and loops; `python -m
-tests.reference` prints tests/golden.json. These tests run on the lowest versions allowed, too.
+tests/support/reference.py was written from docs/protocol.md with plain integers and loops;
+`python -m tests.support.reference` prints tests/golden.json. These tests run on the lowest versions
+allowed, too.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from tests import reference
-from tokenfeed import identity, orders
-from tokenfeed.frame import Stream, checksum
-from tokenfeed.identity import SourceParts
-from tokenfeed.plan import Shape, plan
-from tokenfeed.position import Position
-from tokenfeed.row_block import Plane, RowBlock
-from tokenfeed.spec import Source, StreamSpec
+from tests.support import reference
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import Shape, plan
+from tokenfeed.stream import identity
+from tokenfeed.stream.identity import SourceParts
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import Source, StreamSpec
+from tokenfeed.wire.frame import Stream, checksum
+from tokenfeed.wire.row_block import Plane, RowBlock
 
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "golden.json").read_text()

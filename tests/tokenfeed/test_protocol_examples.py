@@ -9,7 +9,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from tests import reference
+from tests.support import reference
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 

@@ -33,7 +33,7 @@ CALLS = ("write", "fsync", "replace", "rename")
 
 def run_and_die(call: str, number: int, words: list[str]) -> int:
     """Ingest in this process, which dies at the number-th such call.  Returns: if it does not."""
-    from server.ingest import ingest as run
+    from server.ingest import run
     from server.ingest.__main__ import main
 
     run._CHECKPOINT_SECONDS = 0.0

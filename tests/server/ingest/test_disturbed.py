@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from server.ingest import ingest as run
+from server.ingest import run
 from tests.conftest import ROOT
 from tests.server.ingest.corpus import (
     documents,

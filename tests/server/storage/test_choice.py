@@ -23,8 +23,11 @@ LOCAL = ("ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "squashfs", "unknown
 
 def test_the_command_line_knows_each_store_there_is() -> None:
     """Its words stand where nothing is opened: names alone need no way to read files."""
-    loaded = "{'server.storage.mapped', 'server.storage.pread'} & set(sys.modules)"
-    code = f"import sys, server.shards, server.arguments; raise SystemExit(bool({loaded}))"
+    local = "server.storage.local"
+    loaded = f"{{'{local}.mapped_store', '{local}.pread_store'}} & set(sys.modules)"
+    code = (
+        f"import sys, server.datasets.sources, server.cli.options; raise SystemExit(bool({loaded}))"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
     assert tuple(STORES) == WAYS
     assert all(open_store.kind == kind for kind, open_store in STORES.items())  # type: ignore[attr-defined]

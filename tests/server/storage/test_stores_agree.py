@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server import listener
-from server.calls import Calls, StreamLimits
-from server.dataset import TokenChecks, dataset_of
-from server.formats import STORED
-from server.service import TokenFeed
+from server.datasets.dataset import TokenChecks, dataset_of
+from server.rpc import listener
+from server.rpc.admission import Calls, StreamLimits
+from server.rpc.service import TokenFeed
+from server.runtime.poll_rate import Looks
 from server.storage.choice import STORES
-from server.storage.looks import Looks
+from server.storage.formats import STORED
 from server.storage.store import TokenStore
 from tests.conftest import WriteTokens
-from tests.memory_store import MemoryStore
 from tests.server.conftest import asked
-from tests.waiting import let_time_pass
+from tests.support.memory_store import MemoryStore
+from tests.support.waiting import let_time_pass
 from tokenfeed.errors import BadCorpus
-from tokenfeed.planes import DOCUMENT_STARTS, LOSS_MASK
-from tokenfeed.spans import Pieces, Spans
+from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 

@@ -1,0 +1,168 @@
+"""A ring of pinned buffers and their events: rows on their way to a CUDA device. No grpc.
+
+A batch takes two steps. `stage` copies its rows into pinned memory and enqueues the copy to the
+device, as narrow as they are served, on a stream of its own, so that it runs under whatever the
+trainer computes. `take` has the consumer's current stream wait for that copy and widens there.
+
+All of it happens on the consumer's thread, and nothing waits for the device unless the copy that
+last used a slot is still to be done. The receiving thread makes no CUDA call: one would break a
+graph capture.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.wire.row_block import RowBlock
+
+from .widening import join_into, narrow_dtype, widen_there
+
+SLOTS = 4
+"""Batches whose memory is in use by the device while the host goes on."""
+
+
+class Event(Protocol):
+    """A mark in a device's queue of work."""
+
+    def synchronize(self) -> None:
+        """Have the host wait until the device has come past it."""
+
+
+Mark = TypeVar("Mark", bound=Event)
+
+
+class Engine(Protocol[Mark]):
+    """What the ring needs of a device. Work is enqueued; only a mark's synchronize waits."""
+
+    def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Return host memory that the device can read by itself."""
+
+    def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory on the device."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Mark | None) -> Mark:
+        """Copy pinned memory to the device on the side stream, once it is past `after`."""
+
+    def widen(self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: Mark) -> Mark:
+        """Widen on the consumer's current stream, once the device is past `after`."""
+
+
+@dataclass(slots=True)
+class _Slot(Generic[Mark]):
+    """Memory for one batch on its way.  copied, widened: None as long as it was never used."""
+
+    pinned: torch.Tensor
+    buffer: torch.Tensor
+    copied: Mark | None = None
+    widened: Mark | None = None
+
+
+class Ring(Generic[Mark]):
+    """Slots in turn: staged at one end, taken at the other."""
+
+    def __init__(self, engine: Engine[Mark], shape: tuple[int, int], dtype: torch.dtype) -> None:
+        """Make the slots.
+
+        shape: (B, T + 1).  dtype: of the served tokens, signed; wider ones may come later.
+        """
+        self._engine = engine
+        self._shape = shape
+        self._free: deque[_Slot[Mark]] = deque(
+            _Slot(engine.pinned(shape, dtype), engine.buffer(shape, dtype)) for _ in range(SLOTS)
+        )
+        self._staged: deque[_Slot[Mark]] = deque()
+
+    @property
+    def staged_count(self) -> int:
+        """Batches staged and not yet taken."""
+        return len(self._staged)
+
+    def stage(self, parts: Sequence[RowBlock]) -> None:
+        """Send a batch on its way to the device. The rows may be let go of afterwards."""
+        slot = self._free[0]
+        if slot.copied is not None:
+            # The copy engine may still be reading it: overwritten now, an old batch would change.
+            slot.copied.synchronize()
+        if narrow_dtype(parts).itemsize > slot.pinned.itemsize:
+            self._widen_slot(slot, narrow_dtype(parts))
+        join_into(parts, slot.pinned)
+        # The buffer on the device is free only once its last batch was widened.
+        slot.copied = self._engine.copy(slot.pinned, slot.buffer, slot.widened)
+        self._staged.append(self._free.popleft())
+
+    def _widen_slot(self, slot: _Slot[Mark], dtype: torch.dtype) -> None:
+        """Give a slot wider memory: another server took over, which serves wider tokens."""
+        if slot.widened is not None:
+            # The old buffer may not be given away as long as the device reads it.
+            slot.widened.synchronize()
+        slot.pinned = self._engine.pinned(self._shape, dtype)
+        slot.buffer = self._engine.buffer(self._shape, dtype)
+
+    def take(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Widen the oldest staged batch into x and y, on the consumer's current stream."""
+        slot = self._staged[0]
+        assert slot.copied is not None
+        slot.widened = self._engine.widen(slot.buffer, x, y, slot.copied)
+        self._free.append(self._staged.popleft())
+
+
+@functools.cache
+def cuda_engine(device: torch.device) -> CudaEngine:
+    """Return the engine of a CUDA device, the same for all feeds of this process.
+
+    device: with its index.
+    """
+    return CudaEngine(device)
+
+
+class CudaEngine:
+    """The engine of one CUDA device. A ring uses it on its consumer's thread alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Make a side stream on a device. torch has 32 of them, which it gives out in turn."""
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+
+    def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Return page-locked host memory."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory on the device, kept for as long as the ring."""
+        with torch.cuda.stream(self._side):
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def copy(
+        self, source: torch.Tensor, target: torch.Tensor, after: torch.cuda.Event | None
+    ) -> torch.cuda.Event:
+        """Copy on the side stream.  Raises: InvalidRequest while the caller captures a graph."""
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidRequest("next", "is no part of a CUDA graph: call it before the capture")
+        event = torch.cuda.Event(blocking=True)
+        with torch.cuda.stream(self._side):
+            if after is not None:
+                self._side.wait_event(after)
+            target.copy_(source, non_blocking=True)
+            event.record(self._side)
+        return event
+
+    def widen(
+        self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: torch.cuda.Event
+    ) -> torch.cuda.Event:
+        """Widen on whatever stream the consumer has made the current one of this device."""
+        event = torch.cuda.Event()
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(after)
+            widen_there(source, x, y)
+            event.record(current)
+        # The ring may be let go of before the device comes here: its memory is not free until then.
+        source.record_stream(current)
+        return event

@@ -1,0 +1,98 @@
+"""Tokens as they travel -> (x, y) as a model takes them.
+
+Tokens travel as narrow as they are served. torch has few operations for unsigned tensors, so on a
+device they are signed ones of the same width, and a mask undoes the sign. The width is no part of a
+stream's identity: from one server to the next it may change, within a batch too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.wire.row_block import RowBlock
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+WideRows = npt.NDArray[np.signedinteger]
+
+WIDE_NUMPY: dict[torch.dtype, np.dtype[np.signedinteger]] = {
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+}
+"""What x may be: for torch, and for numpy."""
+NARROW = {2: torch.int16, 4: torch.int32}
+"""Width of a served token in bytes -> what it is on a device until it is widened."""
+
+_UNSIGNED = {2: np.uint16, 4: np.uint32}
+_INT32_MAX = (1 << 31) - 1
+_MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
+
+
+def widen_here(parts: Sequence[RowBlock], x: WideRows, y: WideRows) -> None:
+    """Widen rows into x and y on the CPU, straight from the frames that they came in.
+
+    parts: B rows in all.  x, y: [B, T].
+    """
+    first = 0
+    for part in parts:
+        tokens = part.tokens
+        end = first + len(tokens)
+        np.copyto(x[first:end], tokens[:, :-1], casting="unsafe")
+        np.copyto(y[first:end], tokens[:, 1:], casting="unsafe")
+        first = end
+
+
+def require_tokens_fit(parts: Sequence[RowBlock], *dtypes: torch.dtype) -> None:
+    """Raise InvalidRequest if a token of 4 bytes does not fit an int32 among dtypes."""
+    if torch.int32 not in dtypes or narrow_dtype(parts).itemsize < 4:
+        return
+    largest = max(int(part.tokens.max()) for part in parts)
+    if largest > _INT32_MAX:
+        raise InvalidRequest(
+            "x_dtype", f"token {largest} does not fit torch.int32, only torch.int64"
+        )
+
+
+def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Widen rows into x and y, all on one device.
+
+    narrow: int16 or int32 [B, T + 1], tokens as they are served.  x, y: [B, T], int64 or int32.
+    """
+    for wide, tokens in ((x, narrow[:, :-1]), (y, narrow[:, 1:])):
+        wide.copy_(tokens)
+        if wide.element_size() > narrow.element_size():
+            wide.bitwise_and_(_MASKS[narrow.element_size()])
+
+
+def narrow_dtype(parts: Sequence[RowBlock]) -> torch.dtype:
+    """Return the narrowest type that rows can be joined in, part after part."""
+    return NARROW[max(part.tokens.itemsize for part in parts)]
+
+
+def join_into(parts: Sequence[RowBlock], narrow: torch.Tensor) -> None:
+    """Copy rows, part after part, into a signed tensor [B, T + 1] in host memory, at least as wide
+    as their `narrow_dtype`.
+    """
+    unsigned = narrow.numpy().view(_UNSIGNED[narrow.itemsize])
+    np.concatenate([part.tokens for part in parts], out=unsigned)
+
+
+def require_fits(
+    name: str, tensor: torch.Tensor, shape: tuple[int, int], device: torch.device
+) -> None:
+    """Raise InvalidRequest unless tensor can take half a batch: its shape, type and device."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidRequest(name, f"is no tensor but {type(tensor).__name__}")
+    if tuple(tensor.shape) != shape:
+        raise InvalidRequest(name, f"has shape {tuple(tensor.shape)}, and a batch {shape}")
+    if tensor.dtype not in WIDE_NUMPY:
+        raise InvalidRequest(name, f"is {tensor.dtype}; tokens fit torch.int64 and torch.int32")
+    if not tensor.is_contiguous():
+        raise InvalidRequest(name, "is not contiguous, so a batch cannot be written into it")
+    if tensor.device != device:
+        raise InvalidRequest(name, f"is on {tensor.device}, and the batches go to {device}")

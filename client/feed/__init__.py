@@ -1,0 +1,1 @@
+"""What a feed is besides its rows: position, epochs, saved state, ranks."""

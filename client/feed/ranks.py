@@ -1,0 +1,154 @@
+"""Arguments, torch.distributed or the environment -> data-parallel rank and world size.
+
+Data-parallel: the ranks of one tensor-, pipeline- or context-parallel group have to pass the same
+coordinates, and then get identical bytes. With the global rank they would silently train on
+different data.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.position import Position
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+Group: TypeAlias = Any
+"""A torch.distributed ProcessGroup or a DeviceMesh with one dimension; torch may be missing."""
+
+_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """Which data-parallel rank of how many this is, and who said so.
+
+    rank: in [0, world_size).  source: as the log names it.  members: the global ranks of the
+    process group that said so, in its order; none where none did.
+    """
+
+    rank: int
+    world_size: int
+    source: str
+    members: tuple[int, ...] = ()
+
+
+def data_parallel(
+    rank: int | None,
+    world_size: int | None,
+    group: Group | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> DataParallel:
+    """Return rank and world size, from the first of: both arguments; group; torch.distributed; RANK
+    and WORLD_SIZE; 0 of 1.
+
+    Raises: InvalidRequest if only one of the two is known, if this process is not in the group, or
+    if a launcher started several processes and none says which this is.
+    """
+    if group is not None and (rank is not None or world_size is not None):
+        raise InvalidRequest("group", "is given together with rank= or world_size=; give one")
+    if rank is not None or world_size is not None:
+        found = DataParallel(*_both("rank=", rank, "world_size=", world_size), "arguments")
+    elif group is not None:
+        found = _in_group(group)
+    elif (distributed := _torch_distributed()) is not None:
+        found = distributed
+    elif "RANK" in environment or "WORLD_SIZE" in environment:
+        found = _launched(environment)
+    else:
+        _require_single_process(environment)
+        found = DataParallel(0, 1, "default")
+    _LOG.info(
+        "data-parallel rank=%d world_size=%d from=%s", found.rank, found.world_size, found.source
+    )
+    return found
+
+
+def _in_group(group: Group) -> DataParallel:
+    """Return this process' coordinates in a ProcessGroup or a DeviceMesh."""
+    import torch.distributed as dist
+
+    if hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise InvalidRequest(
+                "group",
+                f"is a mesh with {group.ndim} dimensions; pass the data-parallel one, "
+                'such as mesh["dp"]',
+            )
+    try:
+        if hasattr(group, "get_group"):
+            group = group.get_group()
+        rank = dist.get_rank(group)
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        raise InvalidRequest(
+            "group", f"{group!r} is no initialized ProcessGroup or DeviceMesh: {error}"
+        ) from error
+    if rank < 0:
+        raise InvalidRequest("group", "does not hold this process; pass the group that it is in")
+    members = tuple(dist.get_process_group_ranks(group))
+    return DataParallel(rank, dist.get_world_size(group), "group", members)
+
+
+def _torch_distributed() -> DataParallel | None:
+    """Return torch.distributed's coordinates if it is initialized; who never imported it has
+    not.
+    """
+    if not has_process_group():
+        return None
+    import torch.distributed as dist
+
+    world_size = dist.get_world_size()
+    return DataParallel(dist.get_rank(), world_size, "torch.distributed", tuple(range(world_size)))
+
+
+def has_process_group() -> bool:
+    """Return whether torch.distributed is initialized; who never imported it has not."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _launched(environment: Mapping[str, str]) -> DataParallel:
+    """Return the coordinates of RANK and WORLD_SIZE, by whose names errors call them."""
+    rank, world_size = _both(
+        "RANK", _integer("RANK", environment), "WORLD_SIZE", _integer("WORLD_SIZE", environment)
+    )
+    try:
+        Position(0, 1, rank, world_size)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.subject.upper(), error.problem) from None
+    return DataParallel(rank, world_size, "RANK and WORLD_SIZE")
+
+
+def _both(
+    rank_name: str, rank: int | None, size_name: str, world_size: int | None
+) -> tuple[int, int]:
+    if rank is None:
+        raise InvalidRequest("rank", f"{size_name} is given without {rank_name}")
+    if world_size is None:
+        raise InvalidRequest("world_size", f"{rank_name} is given without {size_name}")
+    return rank, world_size
+
+
+def _integer(name: str, environment: Mapping[str, str]) -> int | None:
+    value = environment.get(name)
+    if not value:
+        return None
+    if not (value.isascii() and value.removeprefix("-").isdecimal()):
+        raise InvalidRequest(name, f"{value!r} is no integer")
+    return int(value)
+
+
+def _require_single_process(environment: Mapping[str, str]) -> None:
+    for name in _LAUNCHERS:
+        if (_integer(name, environment) or 1) > 1:
+            raise InvalidRequest(
+                "rank",
+                f"{name} is {environment[name]}, but nothing says which of them this is; "
+                "pass rank= and world_size=",
+            )

@@ -1,0 +1,1 @@
+"""Rows in order, whatever happens to servers. Knows nothing of torch."""

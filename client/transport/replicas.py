@@ -1,0 +1,177 @@
+"""The servers that stand in for each other, and the connection to each.
+
+One gRPC channel could spread over all of them, but it could neither refuse one nor leave it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tokenfeed.errors import InvalidRequest, Unreachable
+
+from .addresses import require_address
+from .channel import Channel
+from .credentials import PLAINTEXT, Credentials
+from .resolver import Name
+
+_LOOK_UP_SECONDS = 30.0
+"""So old may addresses be when a connection is made."""
+_OTHERS_SECONDS = 1.0
+"""For how long other names are waited for when one is resolved, the first time."""
+_LOOK_SECONDS = 0.1
+"""How often a wait looks whether it is over."""
+
+Targets = str | Sequence[str]
+
+
+class Replica:
+    """One server: its address, and the connection to it that streams share."""
+
+    def __init__(
+        self, address: str, credentials: Credentials, authority: str | None = None
+    ) -> None:
+        """Remember an address as gRPC takes it; does no I/O.  authority: as for Channel."""
+        self.address = address
+        self._credentials = credentials
+        self._authority = authority
+        self._lock = threading.RLock()
+        self._generations = itertools.count()
+        self._channel: Channel | None = None
+        self._users: dict[Channel, int] = {}
+        self._closed = False
+        self.has_served = False
+        """Whether rows ever came from it."""
+
+    @contextmanager
+    def connected(self) -> Iterator[Channel]:
+        """Lend the connection, made when it is first needed.
+
+        Whoever leaves by an exception is the last to get it: the next one is new, so that no fault
+        of this one outlives it.
+        """
+        channel = self._take()
+        try:
+            yield channel
+        except BaseException:
+            self._retire(channel)
+            raise
+        finally:
+            self._put_back(channel)
+
+    def close(self) -> None:
+        """Cancel all calls and close what is open. May be called twice."""
+        with self._lock:
+            self._closed = True
+            channels = {*self._users, *([self._channel] if self._channel else [])}
+            self._channel = None
+        for channel in channels:
+            channel.close()
+
+    def _take(self) -> Channel:
+        with self._lock:
+            if self._channel is None:
+                self._channel = Channel(
+                    self.address, next(self._generations), self._credentials, self._authority
+                )
+            self._users[self._channel] = self._users.get(self._channel, 0) + 1
+            return self._channel
+
+    def _retire(self, channel: Channel) -> None:
+        with self._lock:
+            if self._channel is channel:
+                self._channel = None
+
+    def _put_back(self, channel: Channel) -> None:
+        with self._lock:
+            self._users[channel] -= 1
+            last = not self._users[channel]
+            if last:
+                del self._users[channel]
+            unwanted = last and (self._closed or self._channel is not channel)
+        if unwanted:
+            channel.close()
+
+
+class Replicas:
+    """All servers of a feed, in the order in which they were named; those of one name by
+    address.
+    """
+
+    def __init__(self, targets: Targets, credentials: Credentials = PLAINTEXT) -> None:
+        """Remember whom to ask; does no I/O.
+
+        targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", each address
+        of which is a server of its own.  Raises: InvalidRequest if one is no address.
+        """
+        try:
+            targets = [targets] if isinstance(targets, str) else list(targets)
+        except TypeError:
+            raise InvalidRequest("target", f"{targets!r} is no address; write HOST:PORT") from None
+        if not targets:
+            raise InvalidRequest("target", "names no server; write HOST:PORT")
+        for target in targets:
+            require_address(target)
+        self._names = [Name(target) for target in targets]
+        self._credentials = credentials
+        self._lock = threading.RLock()  # for moments only: no name is resolved under it
+        self._known: dict[str, Replica] = {}
+        self._others_end = math.inf
+
+    def __str__(self) -> str:
+        """Return them as they were given."""
+        return ", ".join(name.target for name in self._names)
+
+    def all(self, timeout_seconds: float, is_over: Callable[[], bool]) -> list[Replica]:
+        """Return the servers, at least one. Has names looked up from time to time, and waits for
+        those that were never resolved.
+
+        is_over: nobody wants the servers any more.  Raises: Unreachable if no name is resolved.
+        """
+        self._look_up(_LOOK_UP_SECONDS)
+        self._await_names(timeout_seconds, is_over)
+        if replicas := self.known():
+            return replicas
+        raise Unreachable(self._names[0].target, self._names[0].problem)
+
+    def known(self) -> list[Replica]:
+        """Return the servers whose addresses are known so far."""
+        with self._lock:
+            # Each name is looked at once: its addresses may change meanwhile.
+            wanted = {address: name.authority for name in self._names for address in name.addresses}
+            for address in wanted.keys() - self._known.keys():
+                self._known[address] = Replica(address, self._credentials, wanted[address])
+            return [self._known[address] for address in wanted]
+
+    def look_again(self) -> None:
+        """Have names looked up now, in the background."""
+        self._look_up(0.0)
+
+    def close(self) -> None:
+        """Close all connections. May be called twice."""
+        with self._lock:
+            replicas = list(self._known.values())
+        for replica in replicas:
+            replica.close()
+
+    def _look_up(self, age_seconds: float) -> None:
+        with self._lock:
+            for name in self._names:
+                name.look_up(age_seconds=age_seconds)
+
+    def _await_names(self, timeout_seconds: float, is_over: Callable[[], bool]) -> None:
+        """Wait until some name is resolved, and the first time a moment longer for the others."""
+        end = time.monotonic() + timeout_seconds
+        self._others_end = min(self._others_end, time.monotonic() + _OTHERS_SECONDS)
+        while not is_over():
+            if any(name.addresses for name in self._names):
+                end = min(end, self._others_end)
+            missing = [name for name in self._names if name.pending and not name.addresses]
+            left_seconds = end - time.monotonic()
+            if not missing or left_seconds <= 0:
+                return
+            missing[0].wait(min(left_seconds, _LOOK_SECONDS))

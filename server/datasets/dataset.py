@@ -1,0 +1,190 @@
+"""A named dataset, opened, checked and fingerprinted: what the service serves from.
+
+Reads the files once at start, around the gather and in several threads: all of them up to 1 GiB,
+above that blocks spread over the whole. The same pass looks for tokens that cannot be right.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from tokenfeed.errors import BadCorpus, CorpusChanged, Unreadable
+from tokenfeed.stream import identity
+
+from ..storage.choice import Storing, open_store
+from ..storage.formats import Asked
+from ..storage.halves import require_no_halves
+from ..storage.local.sidecar import Digest
+from ..storage.store import Later, TokenStore, at_once
+from .content import Block, Content, digest_of, fingerprint_of
+from .loss_masks import require_listed
+from .manifest import MadeSplit
+from .sources import Source
+
+_LOG = logging.getLogger("tokenfeed.server")
+_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents in all files of which that is known, and how many files these are."""
+
+    count: int
+    file_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """What is served under one name.
+
+    fingerprint: 32 bytes.  full_digest: of all of it, which may become known later.  why_store: why
+    it has that kind of store.
+    """
+
+    name: str
+    store: TokenStore
+    fingerprint: bytes
+    full_digest: Digest
+    why_store: str = "unknown"
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes; b"" as long as it is not known."""
+        return self.full_digest.known
+
+    @property
+    def documents(self) -> Documents | None:
+        """What is known of its documents; None if that is nothing."""
+        known = [shard.layout.documents for shard in self.store.shards]
+        counts = [documents.count for documents in known if documents is not None]
+        return Documents(sum(counts), len(counts)) if counts else None
+
+    def look_at(
+        self,
+        shard: int,
+        later: Later = at_once,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Look at what has become of one of its files.
+
+        later: calls what it is given, which reads the files anew until stopped() is true.
+        """
+        self.store.look_at(shard, partial(self._same_content, stopped), later)
+
+    def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
+        """Say whether what the fingerprint is of is still the same, as far as that can be told;
+        None if it cannot be read now.
+        """
+        content = Content(self.store, self.store.read_served)
+        blocks = []
+        try:
+            for block in content.hashed(identity.content_blocks(content.size_bytes)):
+                if stopped():
+                    return True  # nobody will ask again
+                blocks.append(block)
+        except CorpusChanged:
+            return False
+        except Unreadable:
+            return None
+        return fingerprint_of(self.store, blocks) == self.fingerprint
+
+    def close(self) -> None:
+        """Give its files back."""
+        self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChecks:
+    """What to look for in the tokens.
+
+    vocab_size: ids at or above it are an error; None where it is not known.  all_tokens: look at
+    every one, also where the fingerprint is of a sample.  serves: whether any will be served.
+    """
+
+    vocab_size: int | None = None
+    all_tokens: bool = False
+    serves: bool = True
+
+
+def open_dataset(
+    source: Source, asked: Asked, checks: TokenChecks, storing: Storing | None = None
+) -> Dataset:
+    """Open a dataset's files, check them and take their fingerprint.
+
+    Tokens that are narrowed before they are served are all looked at, unless vocab_size is known.
+    Raises: BadCorpus, naming the file, what is wrong with it, and what to do.
+    """
+    if source.made is not None:
+        require_listed(source.made)
+    store, why_store = open_store(source.name, source.paths, asked, storing or Storing())
+    try:
+        return dataset_of(store, checks, source.made, why_store)
+    except BaseException:
+        store.close()
+        raise
+
+
+def dataset_of(
+    store: TokenStore, checks: TokenChecks, made: MadeSplit | None = None, why_store: str = ""
+) -> Dataset:
+    """Check what a store holds, and take its fingerprint; as `open_dataset`, for any store.
+
+    made: what its manifest says.  why_store: why it is that kind of store.
+    """
+    content = Content(store, store.read)
+    whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
+    first_pass = _first_pass(store, checks.vocab_size)
+    require_no_halves(store, (block.halves for block in first_pass))
+    token_max = max(block.token_max for block in first_pass)
+    if checks.vocab_size is not None:
+        token_max = checks.vocab_size - 1
+    narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
+    if (checks.all_tokens or narrowed) and not whole:
+        every = identity.content_blocks(content.size_bytes, complete=True)
+        found = content.scan(every, checks.vocab_size)
+        for block in _with_progress(found, content.size_bytes):
+            token_max = max(token_max, block.token_max)
+    store.narrow(token_max)
+    fingerprint = fingerprint_of(store, first_pass)
+    if made is not None and made.fingerprint != fingerprint:
+        problem = "has other shards than its manifest says: one was written to, or replaced"
+        raise BadCorpus(os.path.dirname(store.shards[0].path), problem)
+    if whole:
+        digest = digest_of(store, (block.sha256 for block in first_pass))
+    elif made is not None:
+        digest = made.digest
+    else:
+        digest = store.kept_digest()
+    return Dataset(store.name, store, fingerprint, Digest(digest), why_store)
+
+
+def full_digest(store: TokenStore) -> bytes:
+    """Read all of a store and return its digest, 32 bytes; says in the log how far it is.  Raises:
+    BadCorpus.
+    """
+    content = Content(store, store.read)
+    blocks = content.hashed(identity.content_blocks(content.size_bytes, complete=True))
+    return digest_of(store, (block.sha256 for block in _with_progress(blocks, content.size_bytes)))
+
+
+def _first_pass(store: TokenStore, vocab_size: int | None) -> list[Block]:
+    """Read what the fingerprint is of.  Raises: BadCorpus."""
+    content = Content(store, store.read)
+    return list(content.scan(identity.content_blocks(content.size_bytes), vocab_size))
+
+
+def _with_progress(blocks: Iterable[Block], total_bytes: int) -> Iterator[Block]:
+    """Yield blocks, and say in the log how far they have come."""
+    done_bytes = 0
+    said = time.monotonic()
+    for block in blocks:
+        yield block
+        done_bytes += block.size_bytes
+        if time.monotonic() - said >= _PROGRESS_SECONDS:
+            said = time.monotonic()
+            _LOG.info("reading all tokens done=%.1f%%", 100 * done_bytes / total_bytes)

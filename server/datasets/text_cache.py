@@ -1,0 +1,107 @@
+"""Text given to --data: ingested once, into a cache, and served from there.
+
+What is kept is found again by what it was made of; other text, or another tokenizer, is another
+folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenfeed.errors import BadCorpus, InvalidRequest
+
+from .manifest import VERSION, read_manifest
+from .sources import Source, parse_datasets
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+
+_Facts = dict[str, str | int]
+"""Of a file, as a manifest has them: path, size_bytes and written_ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizing:
+    """How text becomes tokens.
+
+    tokenizer: path of a tokenizer.json, or "bytes".  text_column: of parquet and jsonl.
+    append_token: after each document.  cache: folder.
+    """
+
+    tokenizer: str
+    text_column: str
+    append_token: str | None
+    cache: str
+
+    def source(self, text: Source, words: Sequence[str]) -> Source:
+        """Return the tokens of text, made now if they are not in the cache.
+
+        words: what its files were given as.  Raises: BadCorpus.
+        """
+        files = [_facts(path) for path in text.paths]
+        folder = os.path.join(os.path.abspath(self.cache), self._key(files))
+        if read_manifest(folder) is None:
+            self._ingest(text, words, folder)
+        if not _is_made_of(files, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            problem = "changed, or others came beside it, while it was ingested; start again"
+            raise BadCorpus(text.paths[0], problem)
+        (found,) = parse_datasets([folder])
+        return Source(text.name, found.paths, made=found.made)
+
+    def _ingest(self, text: Source, words: Sequence[str], folder: str) -> None:
+        command = [sys.executable, "-m", "tokenfeed.server.ingest", *map(os.path.abspath, words)]
+        command += ["--wait", f"--out={folder}", f"--end-with={os.getpid()}"]
+        command += [f"--tokenizer={self.tokenizer}", f"--text-column={self.text_column}"]
+        if self.append_token is not None:
+            command += [f"--append-token={self.append_token}"]
+        _LOG.info("ingesting dataset=%s files=%d into=%s", text.name, len(text.paths), folder)
+        # A process of its own: what a tokenizer takes of memory goes when it is done.
+        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+            cure = f"see above; where it is not the text, remove {folder}"
+            raise BadCorpus(text.paths[0], f"could not be ingested: {cure}")
+
+    def _key(self, files: list[_Facts]) -> str:
+        facts: list[object] = [
+            VERSION,
+            self._tokenizer_sha256(),
+            self.text_column,
+            self.append_token,
+        ]
+        facts += [list(file.values()) for file in files]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    def _tokenizer_sha256(self) -> str:
+        if not os.path.exists(self.tokenizer):
+            return self.tokenizer
+        try:
+            with open(self.tokenizer, "rb") as file:
+                return hashlib.sha256(file.read()).hexdigest()
+        except OSError as error:
+            raise InvalidRequest("--tokenizer", f"{self.tokenizer}: {error.strerror}") from error
+
+
+def _facts(path: str) -> _Facts:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+    return {
+        "path": os.path.abspath(path),
+        "size_bytes": status.st_size,
+        "written_ns": status.st_mtime_ns,
+    }
+
+
+def _is_made_of(files: list[_Facts], folder: str) -> bool:
+    """Say whether a manifest names these files and no others: they were looked for twice."""
+    job = (read_manifest(folder) or {}).get("job", {})
+    return isinstance(job, dict) and job.get("sources") == files

@@ -1,0 +1,82 @@
+"""Plain text: a file is one document, cut for the tokenizer only where its tokens do not change."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterator
+
+from tokenfeed.errors import BadSource
+
+from ..tokenize.splitting import NoPlaceToCut
+from ..units import Passage, Place, Problem, Source, Unit
+from .base import How
+
+KIND = "text"
+
+_BLOCK_BYTES = 1 << 20
+
+
+def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
+    """Yield the file, cut into passages.  offset: in bytes."""
+    if offset == source.size_bytes and offset:
+        return
+    try:
+        digest = _digest(source.path)
+        problem = None if source.size_bytes else Problem("empty file", "0 bytes")
+    except UnicodeDecodeError as error:
+        problem = Problem("invalid UTF-8", f"byte {error.start}")
+    except OSError as error:
+        raise BadSource(source.path, f"cannot be read: {error.strerror}") from error
+    if problem is not None:
+        yield Unit.broken(source, index, 0, problem)
+        return
+    is_val = how.is_val(digest)
+    how.hashed(index, digest)
+    for passage in _passages(source, offset, how):
+        end = offset + len(passage.encode())
+        is_last = end >= source.size_bytes
+        content = Passage(source.path, passage, offset == 0, is_last, is_val)
+        yield Unit(Place(index, offset), Place(index, end), content, end)
+        offset = end
+
+
+def _passages(source: Source, offset: int, how: How) -> Iterator[str]:
+    try:
+        yield from how.pieces(_blocks(source.path, offset))
+    except NoPlaceToCut as error:
+        cure = "give it as documents of its own: jsonl or parquet"
+        raise BadSource(source.path, f"{error} from byte {offset:,} on; {cure}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSource(source.path, "changed while it was ingested; start anew") from error
+
+
+def _digest(path: str) -> bytes:
+    """Return the SHA-256 of a file, all of which is UTF-8.  Raises: UnicodeDecodeError."""
+    digest = hashlib.sha256()
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            waiting = len(decoder.getstate()[0])
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                error.start += done - waiting
+                raise
+            done += len(block)
+        try:
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            error.start += done - len(error.object)
+            raise
+    return digest.digest()
+
+
+def _blocks(path: str, offset: int) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while block := file.read(_BLOCK_BYTES):
+            yield decoder.decode(block)

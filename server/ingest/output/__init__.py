@@ -1,0 +1,1 @@
+"""Token ids -> shards, in shuffled order if wanted."""

@@ -1,0 +1,257 @@
+"""Shards as they are written, and where to go on after a kill.
+
+Everything lies in a hidden folder until all of it is there. Shards are datatrove's: X.ds holds the
+tokens, X.ds.index where documents end, X.ds.loss which tokens are to be learned. A checkpoint says
+how long each file was when it was last synced; whatever is behind that is cut off again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import NotWritten
+
+from ...datasets.manifest import WORK_FOLDER
+from ..tokenize.encoding import Part
+
+_FLUSH_BYTES = 4 << 20
+
+
+class _File:
+    """A file that is only added to."""
+
+    def __init__(self, path: str, size_bytes: int) -> None:
+        """Open it, and cut it off there.  Raises: NotWritten."""
+        self._path = path
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        with told(path):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o644)
+            if os.fstat(self._descriptor).st_size < size_bytes:
+                cure = f"remove its folder {WORK_FOLDER} to begin anew"
+                raise NotWritten(path, f"is shorter than its checkpoint says; {cure}")
+            os.ftruncate(self._descriptor, size_bytes)
+            os.lseek(self._descriptor, size_bytes, os.SEEK_SET)
+
+    def add(self, content: npt.NDArray[np.generic]) -> None:
+        """Add numbers as they lie in memory."""
+        self._waiting.append(content.tobytes())
+        self._waiting_bytes += content.nbytes
+        if self._waiting_bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def sync(self) -> None:
+        """Return once all of it is on the disk.  Raises: NotWritten."""
+        self._flush()
+        with told(self._path):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close it; what was not synced may be lost."""
+        os.close(self._descriptor)
+
+    def _flush(self) -> None:
+        with told(self._path):
+            _write_all(self._descriptor, b"".join(self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """How far a split is.
+
+    shards: tokens and entries of the index of each that is complete.  tokens, ends, last_end: of
+    the open one: tokens, entries of the index, and the last of them.  documents: of the split.
+    """
+
+    shards: list[tuple[int, int]] = field(default_factory=list)
+    tokens: int = 0
+    ends: int = 0
+    last_end: int = 0
+    documents: int = 0
+
+    @property
+    def all_tokens(self) -> int:
+        """Of the split."""
+        return self.tokens + sum(tokens for tokens, _ in self.shards)
+
+
+class Split:
+    """The shards of one split, of which the last is open."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        tokenizer: str,
+        dtype: np.dtype[np.unsignedinteger],
+        shard_tokens: int,
+        has_mask: bool,
+        counts: Counts,
+    ) -> None:
+        """Go on where a checkpoint says.
+
+        tokenizer: its name, for readers of the metadata.  shard_tokens: in a shard, at most.
+        Raises: NotWritten.
+        """
+        self.counts = counts
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._dtype = dtype
+        self._shard_tokens = shard_tokens
+        self._has_mask = has_mask
+        self._files: dict[str, _File] = {}
+        with told(folder):
+            os.makedirs(folder, exist_ok=True)
+            for name in os.listdir(folder):
+                if name[:6].isdigit() and int(name[:6]) >= len(counts.shards) + bool(counts.tokens):
+                    os.unlink(os.path.join(folder, name))
+        if counts.tokens:
+            self._open()
+
+    def add(self, part: Part, which: npt.NDArray[np.bool_]) -> None:
+        """Write the documents of a part that belong to this split.  Raises: NotWritten."""
+        ends = np.cumsum(part.lengths)
+        for number in np.flatnonzero(which).tolist():
+            end = int(ends[number])
+            first = end - int(part.lengths[number])
+            mask = None if part.mask is None else part.mask[first:end]
+            self._add_document(
+                part.tokens[first:end],
+                mask,
+                begins=part.begins or number > 0,
+                ends=part.ends or number < part.lengths.size - 1,
+            )
+
+    def _add_document(
+        self,
+        tokens: npt.NDArray[np.unsignedinteger],
+        mask: npt.NDArray[np.bool_] | None,
+        *,
+        begins: bool,
+        ends: bool,
+    ) -> None:
+        """Write a document, or a piece of one. It is cut only if it is longer than a shard, or if
+        nobody knows yet how long it is.
+        """
+        counts = self.counts
+        fits = counts.tokens + tokens.size <= self._shard_tokens
+        if begins and ends and not fits and tokens.size <= self._shard_tokens:
+            self.finish()
+        first = 0
+        while first < tokens.size:
+            if counts.tokens == self._shard_tokens:
+                self.finish()
+            if not self._files:
+                self._open()
+            end = min(tokens.size, first + self._shard_tokens - counts.tokens)
+            self._files[".ds"].add(tokens[first:end])
+            if mask is not None:
+                self._files[".ds.loss"].add(mask[first:end])
+            counts.tokens += end - first
+            first = end
+        if ends:
+            counts.documents += 1
+            self._end_here()
+
+    def _end_here(self) -> None:
+        if not self._files:  # It ended with the shard before, and has nothing in this one.
+            return
+        self.counts.ends += 1
+        self.counts.last_end = self.counts.tokens
+        self._files[".ds.index"].add(np.array([self.counts.tokens], dtype="<u8"))
+
+    def _open(self) -> None:
+        counts = self.counts
+        sizes = {".ds": counts.tokens * self._dtype.itemsize, ".ds.index": 8 * counts.ends}
+        if self._has_mask:
+            sizes[".ds.loss"] = counts.tokens
+        for suffix, size_bytes in sizes.items():
+            path = self._path(len(counts.shards), suffix)
+            self._files[suffix] = _File(path, size_bytes)
+
+    def _path(self, number: int, suffix: str) -> str:
+        return os.path.join(self._folder, shard_name(number, suffix))
+
+    def finish(self) -> None:
+        """Complete the open shard, if there is one.  Raises: NotWritten."""
+        counts = self.counts
+        if not counts.tokens:
+            return
+        if counts.last_end != counts.tokens:  # A document is cut here.
+            self._end_here()
+        self.sync()
+        self.close()
+        lines = (f"{self._tokenizer}|{self._dtype.itemsize}", counts.tokens, f"{counts.tokens:,} T")
+        path = self._path(len(counts.shards), ".ds.metadata")
+        write_whole(path, "\n".join(map(str, lines)))
+        counts.shards.append((counts.tokens, counts.ends))
+        counts.tokens = counts.ends = counts.last_end = 0
+
+    def sync(self) -> None:
+        """Return once all that was added is on the disk.  Raises: NotWritten."""
+        for file in self._files.values():
+            file.sync()
+        sync_folder(self._folder)
+
+    def close(self) -> None:
+        """Close what is open."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+
+def shard_name(number: int, suffix: str = ".ds") -> str:
+    """Return the name of a shard's file."""
+    return f"{number:06}{suffix}"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def write_whole(path: str, text: str) -> None:
+    """Write a small file so that it is there as a whole or not at all.  Raises: NotWritten."""
+    partial = f"{path}.partial"
+    with told(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        descriptor = os.open(partial, flags, 0o644)
+        try:
+            _write_all(descriptor, text.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(partial, path)
+        sync_folder(os.path.dirname(path))
+
+
+def sync_folder(folder: str) -> None:
+    """Return once the names in a folder are on the disk.  Raises: NotWritten."""
+    with told(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def told(path: str) -> Iterator[None]:
+    """Turn an error of the system into one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        cure = "what is done is kept: run the same command again"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = "what is done is kept: make room and run the same command again"
+        raise NotWritten(path, f"{error.strerror}; {cure}") from error

@@ -1,0 +1,139 @@
+"""In which order documents are written: as they come, or permuted within a buffer of so many.
+
+Each bufferful is permuted by itself, by the seed and by how many documents came before it: nothing
+has to be remembered to go on behind one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tokenize.encoding import Part, joined
+from ..units import Place, Unit
+
+BUFFER_TOKENS_MAX = 1 << 24
+"""A buffer of long documents is full before it has its number of them."""
+BUFFER_DOCUMENTS_MAX = 1 << 20
+_PERMUTED_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Documents in the order in which they are written.
+
+    part: they.  then: where to go on once they are written.
+    """
+
+    part: Part
+    then: Place
+
+
+def in_order(parts: Iterable[tuple[Unit, Part]]) -> Iterator[Batch]:
+    """Yield documents as they come."""
+    return (Batch(part, unit.end) for unit, part in parts)
+
+
+def without_first(
+    parts: Iterable[tuple[Unit, Part]], count: int
+) -> Iterator[tuple[Unit, Part, int]]:
+    """Yield parts without the first documents of all.
+
+    Yields: unit, what is left of its part, and how many documents it has less.
+    """
+    for unit, part in parts:
+        dropped = min(count, part.lengths.size)
+        count -= dropped
+        yield unit, piece(part, dropped, part.lengths.size) if dropped else part, dropped
+
+
+def shuffled(
+    parts: Iterable[tuple[Unit, Part, int]], buffer_documents: int, seed: int, documents: int
+) -> Iterator[Batch]:
+    """Yield bufferfuls of documents, each permuted.
+
+    parts: as `without_first` yields them.  documents: how many were written before.
+    A document that comes in several parts is a file of its own, and stays where it is.
+    """
+    waiting: list[Part] = []
+    count = tokens = 0
+    then = None
+
+    def full(then: Place) -> Batch:
+        nonlocal documents, count, tokens
+        everything = joined(waiting)
+        waiting.clear()
+        order = np.argsort(_keys(seed, documents, count), kind="stable")
+        documents, count, tokens = documents + count, 0, 0
+        return Batch(_permuted(everything, order), then)
+
+    for unit, part, dropped in parts:
+        if not (part.begins and part.ends):
+            if waiting:
+                yield full(unit.place)
+            documents += part.ends
+            yield Batch(part, unit.end)
+            continue
+        first = 0
+        ends = np.cumsum(part.lengths)
+        while first < part.lengths.size:
+            begin = int(ends[first - 1]) if first else 0
+            room = int(np.searchsorted(ends, begin + BUFFER_TOKENS_MAX - tokens, side="left")) + 1
+            end = min(part.lengths.size, first + buffer_documents - count, max(room, first + 1))
+            waiting.append(piece(part, first, end))
+            count, tokens = count + end - first, tokens + int(ends[end - 1]) - begin
+            first = end
+            if count == buffer_documents or tokens >= BUFFER_TOKENS_MAX:
+                is_all = first == part.lengths.size
+                yield full(unit.end if is_all else unit.place._replace(documents=dropped + first))
+        then = unit.end
+    if waiting:
+        assert then is not None
+        yield full(then)
+
+
+def piece(part: Part, first: int, end: int) -> Part:
+    """Return the documents of a part from first to end."""
+    ends = np.concatenate([[0], np.cumsum(part.lengths)])
+    tokens = slice(int(ends[first]), int(ends[end]))
+    return replace(
+        part,
+        tokens=part.tokens[tokens],
+        lengths=part.lengths[first:end],
+        is_val=part.is_val[first:end],
+        mask=None if part.mask is None else part.mask[tokens],
+    )
+
+
+def _permuted(part: Part, order: npt.NDArray[np.int64]) -> Part:
+    """Return the documents of a part in the order of their numbers, a million tokens at once."""
+    lengths = part.lengths[order]
+    ends = np.cumsum(lengths)
+    # From a token's new place to its old one.
+    moves = (np.cumsum(part.lengths) - part.lengths)[order] - (ends - lengths)
+    tokens = np.empty_like(part.tokens)
+    mask = None if part.mask is None else np.empty_like(part.mask)
+    first = 0
+    while first < order.size:
+        begin = int(ends[first] - lengths[first])
+        last = int(np.searchsorted(ends, begin + _PERMUTED_TOKENS, side="right"))
+        end = max(first + 1, last)
+        here = slice(begin, int(ends[end - 1]))
+        old = np.arange(here.start, here.stop) + np.repeat(moves[first:end], lengths[first:end])
+        tokens[here] = part.tokens[old]
+        if mask is not None and part.mask is not None:
+            mask[here] = part.mask[old]
+        first = end
+    return replace(part, tokens=tokens, lengths=lengths, is_val=part.is_val[order], mask=mask)
+
+
+def _keys(seed: int, documents: int, count: int) -> npt.NDArray[np.uint64]:
+    """Return a random number for each of so many documents.
+
+    Raw output only: what numpy makes of it may change from one version to the next.
+    """
+    bits = np.random.Philox(key=np.array([seed, documents], dtype=np.uint64))
+    return np.atleast_1d(bits.random_raw(count))

@@ -1,0 +1,401 @@
+"""The run: units -> parts -> shards, a checkpoint now and then, and at the end the manifest.
+
+Whatever is written lies in a hidden folder of the target until it is complete; then it is renamed.
+Each step may be the last before a kill, and the next run does it again or goes on behind it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from tokenfeed.errors import BadCorpus, BadSource, NotWritten
+
+from ..datasets.dataset import TokenChecks, full_digest, open_dataset
+from ..datasets.loss_masks import mask_path
+from ..datasets.manifest import NAME as MANIFEST
+from ..datasets.manifest import VERSION, WORK_FOLDER, read_manifest
+from ..datasets.sources import Source as TokenSource
+from ..storage.files import open_file
+from ..storage.formats import Asked
+from .inputs import READERS
+from .inputs.base import How
+from .inputs.discovery import require_same
+from .inputs.hashes import Hashes
+from .job import Checkpoint, Job
+from .output.shard_writer import Counts, Split, shard_name, sync_folder, told, write_whole
+from .output.shuffle import Batch, in_order, shuffled, without_first
+from .progress import Progress
+from .tokenize import splitting
+from .tokenize.encoding import Part
+from .tokenize.executors import Engine
+from .tokenize.tokenizer import load, token_dtype
+from .units import Place, Problem, Unit
+
+SPLITS = ("train", "val")
+_JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
+_CHECKPOINT_SECONDS = 5.0
+_HASHED_BYTES = 1 << 20
+
+
+def ingest(
+    job: Job, out: str, engine: Engine, *, strict: bool, wait: bool, progress: Progress
+) -> dict[str, Any]:
+    """Make shards of text, going on where a run before this one was stopped.
+
+    out: folder, made if it is not there.  strict: the first problem is an error.  wait: for another
+    ingest into the same folder to end.
+    Returns: the manifest.  Raises: BadSource, BadCorpus, NotWritten.
+    """
+    work = os.path.join(out, WORK_FOLDER)
+    _require_own(out, work)
+    if read_manifest(out) is None or os.path.exists(work):
+        with _locked(work, out, wait=wait):
+            if read_manifest(out) is None:
+                if not os.path.exists(os.path.join(work, MANIFEST)):
+                    _begin(job, out, work)
+                    _encode_all(job, work, engine, strict=strict, progress=progress)
+                _publish(out, work)
+            shutil.rmtree(work, ignore_errors=True)
+    made = read_manifest(out)
+    if made is None:
+        raise NotWritten(out, "was removed while it was made")
+    _require_same_job(out, made.get("job"), job)
+    _require_whole(out, made)
+    if strict:
+        _require_no_problems({s["path"]: s["problems"] for s in made["sources"]})
+    return made
+
+
+@contextmanager
+def _locked(work: str, out: str, *, wait: bool) -> Iterator[None]:
+    """Keep other ingests out of a folder, for as long as this process lives at most."""
+    descriptor = None
+    with told(out):
+        while descriptor is None:
+            os.makedirs(work, exist_ok=True)
+            sync_folder(os.path.dirname(os.path.abspath(out)))
+            sync_folder(out)
+            descriptor = _lock(os.path.join(work, _LOCK), out, wait=wait)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: str, out: str, *, wait: bool) -> int | None:
+    """Return a descriptor that has the lock; None if whoever had it finished meanwhile, and removed
+    the file with its folder.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise NotWritten(out, "another ingest is writing to it") from error
+    except FileNotFoundError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _require_own(out: str, work: str) -> None:
+    """Raise BadCorpus if there is something in a folder that no ingest has made."""
+    for name in (*SPLITS, MANIFEST):
+        # In this order: another ingest into it may be giving its final names just now.
+        if (
+            os.path.lexists(os.path.join(out, name))
+            and not os.path.exists(os.path.join(work, _JOB))
+            and read_manifest(out) is None
+        ):
+            raise BadCorpus(out, f"holds {name}, which no ingest has made; choose another")
+
+
+def _begin(job: Job, out: str, work: str) -> None:
+    """Make the hidden folder, or find that of the same job."""
+    path = os.path.join(work, _JOB)
+    try:
+        with open(path, encoding="utf-8") as file:
+            _require_same_job(out, json.load(file), job)
+        return
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise BadCorpus(path, "is damaged; remove its folder to begin anew") from error
+    write_whole(path, json.dumps(job.facts(), indent=1))
+
+
+def _require_whole(out: str, made: dict[str, Any]) -> None:
+    """Raise BadCorpus unless all shards of a manifest are there with what belongs to them, as long
+    as they were.
+    """
+    cure = f"is damaged; remove {out} to make it anew"
+    try:
+        shards = [shard for split in made["splits"].values() for shard in split["shards"]]
+        is_pairs = len(made["job"]["columns"]) > 1
+        if is_pairs and not any("loss_mask" in shard for shard in shards):
+            problem = "lists no loss masks, as an older version made it; ingest into another folder"
+            raise BadCorpus(os.path.join(out, MANIFEST), problem)
+        width = int(made["dtype"].removeprefix("uint")) // 8
+        sizes = {
+            os.path.join(out, name, file): size_bytes
+            for name, split in made["splits"].items()
+            for shard in split["shards"]
+            for file, size_bytes in (
+                (shard["name"], shard["tokens"] * width),
+                (shard["document_ends"], 8 * shard["ends"]),
+                *([(shard["loss_mask"], shard["tokens"])] if is_pairs else ()),
+            )
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadCorpus(os.path.join(out, MANIFEST), cure) from error
+    for path, size_bytes in sizes.items():
+        if not os.path.exists(path) or os.path.getsize(path) != size_bytes:
+            raise BadCorpus(path, cure)
+
+
+def _require_same_job(out: str, begun: Any, job: Job) -> None:
+    facts = job.facts()
+    if not isinstance(begun, dict):
+        raise BadCorpus(out, "holds an ingest that cannot be read; remove it to make it anew")
+    different = [name for name, value in facts.items() if begun.get(name) != value]
+    if different:
+        raise BadCorpus(
+            out,
+            f"holds an ingest with other {', '.join(different)}; choose another, or remove it",
+        )
+
+
+def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: Progress) -> None:
+    """Write all shards and the manifest into the hidden folder."""
+    path = os.path.join(work, _CHECKPOINT)
+    try:
+        checkpoint = Checkpoint.read(path) if os.path.exists(path) else Checkpoint()
+    except (
+        OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
+    ) as error:  # fmt: skip
+        raise BadCorpus(path, "is damaged; remove its folder to begin anew") from error
+    if strict:
+        _require_no_problems(_by_path(job, checkpoint))
+    tokenizer = load(job.recipe.vocabulary)
+    names = SPLITS if job.recipe.val_fraction else SPLITS[:1]
+    splits = {
+        name: Split(
+            os.path.join(work, name),
+            tokenizer=job.recipe.vocabulary.name,
+            dtype=token_dtype(tokenizer),
+            shard_tokens=job.shard_tokens,
+            has_mask=job.recipe.has_mask,
+            counts=checkpoint.splits.setdefault(name, Counts()),
+        )
+        for name in names
+    }
+    pending: deque[tuple[Place, tuple[Problem, ...]]] = deque()
+    with closing(Hashes(job.sources, checkpoint.hashes)) as hashes:
+        for number in range(checkpoint.place.source):
+            hashes.begin(number)
+        parts = engine(_units(job, checkpoint.place, hashes), job.recipe)
+        watched = _watched(job, parts, checkpoint, pending, strict=strict, progress=progress)
+        kept = time.monotonic()
+        try:
+            for batch in _in_order_of_writing(job, watched, checkpoint):
+                for name, split in splits.items():
+                    split.add(batch.part, batch.part.is_val == (name == "val"))
+                _move_on(checkpoint, batch.then, pending)
+                if time.monotonic() - kept >= _CHECKPOINT_SECONDS:
+                    for split in splits.values():
+                        split.sync()
+                    hashes.collect()
+                    checkpoint.write(path)
+                    kept = time.monotonic()
+            progress.show(progress.total_bytes, checkpoint.tokens)
+        finally:
+            progress.end()
+        for split in splits.values():
+            split.finish()
+        _move_on(checkpoint, Place(len(job.sources), 0), pending)
+        checkpoint.write(path)
+        if not any(counts.shards for counts in checkpoint.splits.values()):
+            _require_no_problems(_by_path(job, checkpoint))
+            raise BadSource(job.sources[0].path, "holds no document, nor does any other source")
+        hashes.finish(lambda: checkpoint.write(path))
+    checkpoint.write(path)
+    manifest = _manifest(job, checkpoint, work)
+    write_whole(os.path.join(work, MANIFEST), json.dumps(manifest, indent=1) + "\n")
+
+
+def _units(job: Job, place: Place, hashes: Hashes) -> Iterator[Unit]:
+    """Yield the units of all sources from a place on."""
+    how = How(
+        job.recipe.columns,
+        lambda blocks: splitting.pieces(blocks, load(job.recipe.vocabulary).encode),
+        job.recipe.is_val,
+        hashes.add,
+    )
+    for index in range(place.source, len(job.sources)):
+        source = job.sources[index]
+        offset = place.offset if index == place.source else 0
+        require_same(source)
+        yield from READERS[source.kind].units(source, index, offset, how)
+        require_same(source)
+        hashes.begin(index)
+
+
+def _watched(
+    job: Job,
+    parts: Iterator[tuple[Unit, Part]],
+    checkpoint: Checkpoint,
+    pending: deque[tuple[Place, tuple[Problem, ...]]],
+    *,
+    strict: bool,
+    progress: Progress,
+) -> Iterator[tuple[Unit, Part]]:
+    """Pass parts on, keep their problems, and say how far it is.  Raises: BadSource if strict."""
+    sizes = [0]
+    for source in job.sources:
+        sizes.append(sizes[-1] + source.size_bytes)
+    progress.show(sizes[checkpoint.place.source], checkpoint.tokens)
+    for unit, part in parts:
+        if part.problems:
+            if strict:
+                problem = part.problems[0]
+                path = job.sources[unit.place.source].path
+                raise BadSource(path, f"{problem.what}, {problem.where}")
+            pending.append((unit.place, part.problems))
+        yield unit, part
+        progress.show(sizes[unit.place.source] + unit.done_bytes, checkpoint.tokens)
+
+
+def _in_order_of_writing(
+    job: Job, parts: Iterator[tuple[Unit, Part]], checkpoint: Checkpoint
+) -> Iterator[Batch]:
+    if job.shuffle_buffer == 1:
+        return in_order(parts)
+    left = without_first(parts, checkpoint.place.documents)
+    return shuffled(left, job.shuffle_buffer, job.seed, checkpoint.documents)
+
+
+def _move_on(
+    checkpoint: Checkpoint, place: Place, pending: deque[tuple[Place, tuple[Problem, ...]]]
+) -> None:
+    """Go on from a place, and count the problems of the units before it."""
+    checkpoint.place = place
+    while pending and pending[0][0][:2] < place[:2]:
+        unit_place, problems = pending.popleft()
+        checkpoint.count(unit_place.source, problems)
+
+
+def _by_path(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what could not be ingested, by path and kind."""
+    return {
+        source.path: {
+            what: {"count": count, "first": where}
+            for what, (count, where) in checkpoint.problems.get(number, {}).items()
+        }
+        for number, source in enumerate(job.sources)
+    }
+
+
+def _require_no_problems(problems: dict[str, Any]) -> None:
+    """Raise BadSource if there are some, naming one of the first file that has any."""
+    for path, kinds in problems.items():
+        for what, found in kinds.items():
+            raise BadSource(path, f"{what}, {found['first']}")
+
+
+def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
+    """Return what is to be known of what was made: its shards are read once more."""
+    tokenizer = load(job.recipe.vocabulary)
+    problems = _by_path(job, checkpoint)
+    return {
+        "version": VERSION,
+        "job": job.facts(),
+        "tokenizer": {
+            "name": job.recipe.vocabulary.name,
+            "sha256": job.recipe.vocabulary.sha256,
+            "vocab_size": tokenizer.vocab_size,
+            "prepend_id": job.recipe.prepend_id,
+            "append_id": job.recipe.append_id,
+        },
+        "sources": [
+            {
+                "path": source.path,
+                "size_bytes": source.size_bytes,
+                "sha256": checkpoint.hashes[number],
+                "problems": problems[source.path],
+            }
+            for number, source in enumerate(job.sources)
+        ],
+        "dtype": token_dtype(tokenizer).name,
+        "splits": {
+            name: _split_facts(
+                os.path.join(work, name),
+                name,
+                counts,
+                dtype=token_dtype(tokenizer).name,
+                has_mask=job.recipe.has_mask,
+            )
+            for name, counts in checkpoint.splits.items()
+            if counts.shards
+        },
+    }
+
+
+def _split_facts(
+    folder: str, name: str, counts: Counts, *, dtype: str, has_mask: bool
+) -> dict[str, Any]:
+    names = list(map(shard_name, range(len(counts.shards))))
+    source = TokenSource(name, tuple(os.path.join(folder, shard) for shard in names))
+    dataset = open_dataset(source, Asked.of("datatrove", dtype, None), TokenChecks(serves=False))
+    try:
+        digest = dataset.digest or full_digest(dataset.store)
+        return {
+            "tokens": counts.all_tokens,
+            "documents": counts.documents,
+            "fingerprint": dataset.fingerprint.hex(),
+            "digest": digest.hex(),
+            "shards": [
+                {"name": shard, "tokens": tokens, "document_ends": f"{shard}.index", "ends": ends}
+                | (_mask_facts(os.path.join(folder, shard)) if has_mask else {})
+                for shard, (tokens, ends) in zip(names, counts.shards, strict=True)
+            ],
+        }
+    finally:
+        dataset.close()
+
+
+def _mask_facts(shard_path: str) -> dict[str, str]:
+    """Return what a manifest says of the loss mask of a shard.  Raises: BadCorpus."""
+    digest = hashlib.sha256()
+    with open_file(mask_path(shard_path)) as file:
+        for first in range(0, file.size_bytes, _HASHED_BYTES):
+            digest.update(file.read(first, min(_HASHED_BYTES, file.size_bytes - first)))
+        return {"loss_mask": file.name, "loss_mask_sha256": digest.hexdigest()}
+
+
+def _publish(out: str, work: str) -> None:
+    """Give what is complete its final names, the manifest last."""
+    for name in (*SPLITS, MANIFEST):
+        made = os.path.join(work, name)
+        if not os.path.exists(made) or (os.path.isdir(made) and not os.listdir(made)):
+            continue
+        final = os.path.join(out, name)
+        if os.path.lexists(final):
+            raise NotWritten(final, "is not ours; move it away and run the same command again")
+        with told(final):
+            os.rename(made, final)
+        sync_folder(out)
+        sync_folder(work)

@@ -1,0 +1,1 @@
+"""gRPC: listens, admits calls, answers them and makes frames. Tokens come from datasets/."""

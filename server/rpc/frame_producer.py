@@ -1,0 +1,77 @@
+"""One call of GetBatch, checked: plan -> store -> frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenfeed.errors import SamplesExhausted, Unreadable
+from tokenfeed.sampling.plan import PLAN_ROWS
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.wire import frame
+from tokenfeed.wire.request import StreamRequest
+
+from ..datasets.dataset import Dataset
+from ..storage.local.readahead import READ_AHEAD_BYTES
+from .fair_scheduler import Turns
+from .lookahead_plan import PlannedRows
+
+
+@dataclass(frozen=True, slots=True)
+class FrameProducer:
+    """Makes the frames of a request.
+
+    stream: what they have in common.  turns: of the streams of the dataset, in which they are made.
+    """
+
+    dataset: Dataset
+    request: StreamRequest
+    stream: frame.Stream
+    turns: Turns
+
+    def frames(self, peer: str) -> Iterator[bytes]:
+        """Yield the frames in order, made in turn with those of other peers.
+
+        Raises: CorpusChanged; SamplesExhausted at sample 2^63.
+        """
+        spec, position = self.request.spec, self.request.position
+        store = self.dataset.store
+        row_bytes = spec.row_tokens * store.dtype.itemsize
+        first = advised_end = self.request.first_row
+        end_row = self.request.end_row
+        rows = PlannedRows(spec, [store.shape], position, first, end_row)
+        # Of the shortest rows not all, or the first frame waits for their plan.
+        rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, row_bytes))
+        frame_bytes = frame.FRAME_BYTES_FIRST
+        while first < end_row:
+            end = min(first + frame.rows_per_frame(frame_bytes, row_bytes), end_row)
+            if store.cold:
+                store.advise(rows.between(advised_end, end + rows_ahead))
+            advised_end = min(end + rows_ahead, end_row)
+            messages = self._messages(rows.between(first, end), first, peer)
+            handed_over = time.monotonic()
+            yield from messages
+            rows.forget(end)
+            frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
+            first = end
+            had_bytes = (end - self.request.first_row) * row_bytes
+            frame_bytes = self.turns.modest(frame_bytes, had_bytes)
+        if self.request.is_endless:
+            raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
+
+    def _messages(self, spans: Spans, stream_row: int, peer: str) -> list[bytes]:
+        """Return rows as encoded frames, nearly always one.  stream_row: of the first of them."""
+        # Whoever waits for the disk must not keep others from waiting for it too, nor whoever waits
+        # for it to heal.
+        if not self.dataset.store.cold:
+            try:
+                with self.turns.take(peer):
+                    return self._encoded(spans, stream_row, patient=False)
+            except Unreadable:
+                pass
+        return self._encoded(spans, stream_row, patient=True)
+
+    def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[bytes]:
+        with self.dataset.store.gather(spans, self.request.spec.planes, patient) as block:
+            return frame.encode(self.stream, stream_row, block)

@@ -1,0 +1,55 @@
+"""The spans of a stream's next rows, planned thousands at a time, as far ahead as is looked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
+
+
+class PlannedRows:
+    """Spans of the rows of one stream, asked for in order.
+
+    Planning a few thousand rows costs little more than planning one, and whoever reads ahead wants
+    to look beyond the end of what is planned; so some rows are always kept, and more are planned
+    before they run out.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        shapes: Sequence[Shape],
+        position: Position,
+        first_row: int,
+        end_row: int,
+    ) -> None:
+        """Begin at a row of the stream.  end_row: where it ends."""
+        self._spec = spec
+        self._shapes = shapes
+        self._position = position
+        self._end_row = end_row
+        self._first_row = self._wanted_row = self._planned_row = first_row
+        self._spans = self._plan(0)
+
+    def forget(self, end_row: int) -> None:
+        """Let go of the rows before end_row, once more are planned."""
+        self._wanted_row = end_row
+
+    def between(self, first_row: int, end_row: int) -> Spans:
+        """Return the spans of rows, those that exist.  first_row: not forgotten yet."""
+        missing = min(end_row, self._end_row) - self._planned_row
+        if missing > 0:
+            count = min(max(PLAN_ROWS, missing), self._end_row - self._planned_row)
+            kept = self._spans[self._wanted_row - self._first_row :]
+            self._first_row = self._wanted_row
+            self._spans = Spans.joined([kept, self._plan(count)])
+        return self._spans[first_row - self._first_row : end_row - self._first_row]
+
+    def _plan(self, row_count: int) -> Spans:
+        """Plan the next rows."""
+        samples = self._position.samples(self._planned_row, row_count)
+        self._planned_row += row_count
+        return plan(self._spec, self._shapes, samples)

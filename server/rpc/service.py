@@ -1,0 +1,221 @@
+"""Answers requests: request -> plan -> store -> frames.
+
+Messages come and go as bytes: a request is parsed here, so that garbage is the caller's error and
+not an internal one, and a frame is encoded without the protobuf runtime. Nothing of the inside
+leaves: an unforeseen exception goes to the log alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import grpc
+
+from tokenfeed import __version__
+from tokenfeed.errors import InvalidRequest, NotServed, StreamMismatch, listed, shortened
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import row_count
+from tokenfeed.stream.identity import VERSIONS_SERVED
+from tokenfeed.stream.planes import KINDS, LOSS_MASK
+from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire import frame
+from tokenfeed.wire.request import (
+    CLIENT_NAME_MAX,
+    CONTRACT_REVISION,
+    Expected,
+    StreamRequest,
+    from_message,
+    require_understood,
+)
+
+from ..datasets.dataset import Dataset
+from .admission import Calls, answering, parsed
+from .fair_scheduler import Turns
+from .frame_producer import FrameProducer
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+
+class TokenFeed:
+    """The service tokenfeed.v1.TokenFeed over some datasets."""
+
+    name = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Dataset],
+        calls: Calls,
+        describe_calls: Calls,
+        *,
+        batch_bytes_max: int,
+        request_bytes_max: int,
+    ) -> None:
+        """Serve datasets by name, to as many as the two kinds of calls admit.
+
+        A batch above batch_bytes_max is refused. request_bytes_max: what the listener lets through.
+        """
+        self._datasets = datasets
+        self._turns = {name: Turns() for name in datasets}
+        self._calls = calls
+        self._describe_calls = describe_calls
+        self._limits = pb.Limits(
+            batch_size_max=BATCH_SIZE_MAX,
+            batch_bytes_max=batch_bytes_max,
+            world_size_max=WORLD_SIZE_MAX,
+            request_bytes_max=request_bytes_max,
+            row_bytes_max=frame.ROW_BYTES_MAX,
+        )
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what a grpc.Server needs in order to route calls here.
+
+        Requests are taken as streams of one message, which is the same on the wire: of a single
+        message gRPC would wait for ever, in a thread that nobody has counted yet.
+        """
+        return grpc.method_handlers_generic_handler(
+            self.name,
+            {
+                "GetBatch": grpc.stream_stream_rpc_method_handler(self.get_batch),
+                "Describe": grpc.stream_unary_rpc_method_handler(self.describe),
+            },
+        )
+
+    def get_batch(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """Answer GetBatch: yield encoded frames."""
+        with answering(context), self._calls.admit(context) as call:
+            message = parsed(pb.GetBatchRequest, self._calls.request(call, messages))
+            call.client_name = _for_people(message.client_name)
+            producer = self._open(message)
+            _LOG.debug("call opened peer=%s client=%r", context.peer(), call.client_name)
+            for frame_message in producer.frames(call.peer):
+                yield from self._calls.hand_over(call, frame_message)
+
+    def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """Answer Describe: return an encoded DescribeResponse."""
+        with answering(context), self._describe_calls.admit(context) as call:
+            message = self._describe_calls.request(call, messages)
+            return self._describe(parsed(pb.DescribeRequest, message)).SerializeToString()
+        return b""
+
+    def _open(self, message: pb.GetBatchRequest) -> FrameProducer:
+        """Check a request field by field and return what makes its frames."""
+        request, expected = from_message(message)
+        spec = request.spec
+        dataset = self._dataset(spec.source.dataset)
+        dataset.store.require_intact()
+        dataset.store.shape.require_window(spec.context_length)
+        request.require_within(self._limits, dataset.store.dtype.itemsize)
+        identity = spec.identity([dataset.fingerprint])
+        _require_expected(
+            "expected_identity",
+            expected.identity,
+            identity,
+            "this stream's identity, {}: another corpus, order, seed or context length",
+        )
+        _require_expected(
+            "expected_digest",
+            expected.digest,
+            dataset.digest,
+            "this corpus' digest, {}: other content",
+        )
+        planes = _planes(dataset, request, expected)
+        stream = frame.Stream(spec, request.position, identity, planes)
+        return FrameProducer(dataset, request, stream, self._turns[dataset.name])
+
+    def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        require_understood(request)
+        if request.long_documents:
+            raise InvalidRequest("long_documents", "is set, and no order here is over documents")
+        names = (
+            [self._dataset(request.dataset).name]
+            if request.dataset
+            else sorted(self._datasets, key=str.encode)
+        )
+        context_length = request.context_length if request.HasField("context_length") else None
+        if context_length is not None:
+            require_range("context_length", context_length, 1, SAMPLE_END)
+        return pb.DescribeResponse(
+            datasets=[_describe_dataset(self._datasets[name], context_length) for name in names],
+            orders=list(orders.ORDERS),
+            limits=self._limits,
+            server_version=__version__,
+            identity_versions=VERSIONS_SERVED,
+            contract_revisions=[CONTRACT_REVISION],
+        )
+
+    def _dataset(self, name: str) -> Dataset:
+        served = listed(sorted(self._datasets))
+        if not name and len(self._datasets) > 1:
+            raise InvalidRequest("dataset", f"has to be named, since several are served: {served}")
+        dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
+        if dataset is None:
+            raise NotServed("dataset", f"{shortened(name)!r} is not served here; there is {served}")
+        return dataset
+
+
+def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Dataset:
+    shape = dataset.store.shape
+    described = pb.Dataset(
+        name=dataset.name,
+        dtype=dataset.store.stored.name,
+        token_bytes=dataset.store.dtype.itemsize,
+        token_count=shape.token_count,
+        file_count=shape.token_counts.size,
+        longest_file_tokens=shape.longest_file_tokens,
+        fingerprint=dataset.fingerprint,
+        digest=dataset.digest,
+        planes=[
+            pb.DatasetPlane(kind=kind, fingerprint=fingerprint)
+            for kind, fingerprint in sorted(dataset.store.planes.items())
+        ],
+    )
+    if context_length is not None:
+        described.rows.extend(
+            pb.OrderRows(order=name, rows=row_count(order, shape, context_length))
+            for name, order in orders.ORDERS.items()
+        )
+    if (known := dataset.documents) is not None:
+        described.documents.CopyFrom(pb.Documents(count=known.count, file_count=known.file_count))
+    return described
+
+
+def _planes(dataset: Dataset, request: StreamRequest, expected: Expected) -> dict[int, bytes]:
+    """Return the fingerprint of each plane that is wanted, by its kind.
+
+    Raises: InvalidRequest if the dataset has no such plane; StreamMismatch if it is another one, or
+    if one that says what is to be learned is neither wanted nor declined.
+    """
+    had = dataset.store.planes
+    for kind in request.spec.planes:
+        if kind not in had:
+            raise InvalidRequest(
+                "planes", f"dataset {dataset.name!r} has no plane {kind} ({KINDS[kind]})"
+            )
+    for kind, fingerprint in expected.planes:
+        _require_expected(
+            "expected_fingerprint",
+            fingerprint,
+            had[kind],
+            f"the fingerprint of plane {kind} ({KINDS[kind]}), {{}}: other content",
+        )
+    if LOSS_MASK in had and LOSS_MASK not in (*request.spec.planes, *request.declined_planes):
+        raise StreamMismatch(
+            "declined_planes",
+            f"dataset {dataset.name!r} has a loss mask: ask for plane {LOSS_MASK}, or decline it",
+        )
+    return {kind: had[kind] for kind in request.spec.planes}
+
+
+def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:
+    """Compare a hash of 32 bytes with ours, where both are known."""
+    if expected and actual and expected != actual:
+        raise StreamMismatch(field, f"{expected.hex()} is not {what.format(actual.hex())}")
+
+
+def _for_people(name: str) -> str:
+    """Return the name that a client has given itself as it may stand in a line of the log."""
+    return "".join(sign for sign in name[:CLIENT_NAME_MAX] if sign.isprintable())

@@ -1,0 +1,256 @@
+"""The files of one dataset, mapped once, and the gather that reads rows from them: for local disks.
+
+The only module that maps token files. All files lie in one reserved address range,
+page-aligned and in order, and their descriptors are closed again: 10,000 shards cost 10,000 map
+entries and not one descriptor.
+
+The gather never touches the map in user space. A file cut short under a map kills the process that
+reads beyond its new end; the kernel's own copy out of the map reports an error instead
+(docs/decisions/0003-gather.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import BadCorpus
+from tokenfeed.sampling.spans import Spans
+
+from ...runtime.poll_rate import Looks
+from ..files import open_file, size_on_disk
+from ..formats import Asked
+from ..store import PIECE_BYTES, Piece
+from . import syscalls
+from .local_store import LocalStore, Numbers
+from .opened_shards import OpenedShards, Unread
+from .readahead import sampled
+from .scratch import Scratch
+from .shard import Shard
+
+_PIECES_AHEAD = 4
+_READ_BYTES = 128 << 10
+"""What the kernel is asked for at once. Of a longer range it reads only the first part, as long as
+the disk's read_ahead_kb, and says nothing."""
+
+
+class MapStore(LocalStore[Scratch]):
+    """A dataset's files as one range of memory; a TokenStore."""
+
+    kind = "map"
+
+    def __init__(
+        self, name: str, paths: Sequence[str], asked: Asked, looks: Looks | None = None
+    ) -> None:
+        """Map every file, read-only.  Raises: BadCorpus, naming the file and what is wrong with
+        it.
+        """
+        spans = [_pages_bytes(size_on_disk(path)) for path in paths]
+        self._span_bytes = sum(spans)
+        self._address = _reserve(paths[0], self._span_bytes)
+        try:
+            self._firsts = self._address + np.cumsum([0, *spans[:-1]])
+            shards = [
+                _map(path, asked, address, span)
+                for path, address, span in zip(paths, self._firsts.tolist(), spans, strict=True)
+            ]
+            super().__init__(name, shards, Scratch, OpenedShards(name, shards, looks or Looks()))
+        except BaseException:
+            syscalls.unmap(self._address, self._span_bytes)
+            raise
+        syscalls.expect_random_access(self._address, self._span_bytes)
+        self._token_addresses = self._firsts + self._first_bytes
+        self._at_once = True
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Address of the range that all files lie in, and its length in bytes, both whole pages."""
+        return self._address, self._span_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory it takes to have all of it there."""
+        return self._span_bytes
+
+    def ranges(self, spans: Spans) -> syscalls.Ranges:
+        """Return where spans lie in memory, uint64[n, 2]: address and length in bytes."""
+        token_bytes = self.stored.itemsize
+        count = spans.row_tokens if spans.are_windows else spans.token_count
+        return _ranges(
+            self._token_addresses[spans.shard] + spans.token_offset * token_bytes,
+            count * token_bytes,
+        )
+
+    def seem_resident(self, spans: Spans) -> bool:
+        """Say whether a sample of the pages is in memory, as the kernel has it."""
+        pages = _whole_pages(self.ranges(sampled(spans)))
+        return all(syscalls.resident(address, size_bytes) for address, size_bytes in pages.tolist())
+
+    def read_ahead(self, spans: Spans) -> None:
+        """Have the kernel start reading spans."""
+        self._start_reading(_whole_pages(self.ranges(spans)))
+
+    def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes of a shard, read around the map: a page table entry for every page of
+        a terabyte would be 2 GiB.
+        """
+        return self.shards[shard].read(first_byte, size_bytes)
+
+    def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes of a shard out of the map."""
+        first = int(self._token_addresses[shard]) + first_byte
+        firsts = np.arange(first, first + size_bytes, _READ_BYTES, dtype=np.uint64)
+        ranges = _between(firsts, first + size_bytes)
+        self._start_reading(_whole_pages(ranges))
+        content = bytearray()
+        # In small parts: what is lent is shared memory, and stays with the process.
+        with self._rooms.lend(_READ_BYTES) as scratch:
+            for part in ranges:
+                self.files.surely(partial(self._copy, shard, part, scratch))
+                content += scratch.content[: int(part[1])].data
+        self.require_intact()
+        return bytes(content)
+
+    def bring_in(self) -> Iterator[Piece]:
+        """Bring all of it into memory and into the page table.
+
+        Raises: CorpusChanged; OSError where a file was cut short; Unreadable.
+        """
+        address, span_bytes = self.span
+        asked_bytes = 0
+        for first in range(0, span_bytes, PIECE_BYTES):
+            self.require_intact()
+            end = min(first + PIECE_BYTES, span_bytes)
+            ahead_bytes = min(end + _PIECES_AHEAD * PIECE_BYTES, span_bytes)
+            firsts = np.arange(
+                address + asked_bytes, address + ahead_bytes, _READ_BYTES, dtype=np.uint64
+            )
+            self._start_reading(_between(firsts, address + ahead_bytes))
+            asked_bytes = ahead_bytes
+            self.files.surely(partial(self._populate, first, end))
+            yield Piece(end)
+
+    def close(self) -> None:
+        """Unmap the files. A gather still under way fails with CorpusChanged."""
+        super().close()
+        if self._span_bytes:
+            syscalls.unmap(self._address, self._span_bytes)
+            self._span_bytes = 0
+
+    def _read_tokens(self, spans: Spans, room: Scratch) -> None:
+        faults_before = _major_faults()
+        unread = room.fill(self.ranges(spans))
+        self._readahead.observe(_major_faults() - faults_before)
+        if unread is not None:
+            raise Unread(int(spans.shard[unread]), _bad_address())
+
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: Scratch, place: int) -> None:
+        unread = room.fill(_ranges(self._firsts[shard] + first_byte, 1), place)
+        if unread is not None:
+            raise Unread(int(shard[unread]), _bad_address())
+
+    def _copy(self, shard: int, part: npt.NDArray[np.uint64], scratch: Scratch) -> None:
+        if scratch.fill(part.reshape(1, 2)) is not None:
+            raise Unread(shard, _bad_address())
+
+    def _populate(self, first_byte: int, end_byte: int) -> None:
+        """Enter a part of the range into the page table.
+
+        Raises: Unread; OSError where a file was cut short, which the next look or gather judges.
+        """
+        address = self._address + first_byte
+        try:
+            if not syscalls.populate(address, end_byte - first_byte):
+                _touch(address, end_byte - first_byte)
+        except OSError as error:
+            for shard in self._shards_within(address, address + end_byte - first_byte):
+                if self.files.was_cut(Unread(shard, error)):
+                    raise
+            raise Unread(shard, error) from error
+
+    def _shards_within(self, first_address: int, end_address: int) -> range:
+        """Return the indices of the files that lie in a part of the range, at least one."""
+        first = int(np.searchsorted(self._firsts, first_address, side="right")) - 1
+        return range(first, int(np.searchsorted(self._firsts, end_address, side="left")))
+
+    def _start_reading(self, ranges: syscalls.Ranges) -> None:
+        """Have the kernel start to read ranges, without waiting for it."""
+        if not len(ranges):
+            return
+        self._at_once = self._at_once and syscalls.read_ahead(ranges)
+        if not self._at_once:
+            syscalls.read_ahead_singly(ranges)
+
+
+def _map(path: str, asked: Asked, address: int, span_bytes: int) -> Shard:
+    with open_file(path) as file:
+        shard = Shard.describe(file, asked)
+        if _pages_bytes(shard.size_bytes) != span_bytes:
+            raise BadCorpus(
+                path, "changed while it was being opened; start again when it is complete"
+            )
+        try:
+            syscalls.map_file(address, file.descriptor, shard.size_bytes)
+        except OSError as error:
+            cure = "a process maps at most vm.max_map_count files (65530 by default)"
+            raise BadCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
+        return shard
+
+
+def _reserve(path: str, span_bytes: int) -> int:
+    try:
+        return syscalls.reserve(span_bytes)
+    except OSError as error:
+        raise BadCorpus(path, f"{span_bytes} bytes cannot be mapped: {error.strerror}") from error
+
+
+def _ranges(addresses: Numbers, size_bytes: Numbers | int) -> syscalls.Ranges:
+    ranges = np.empty((addresses.size, 2), dtype=np.uint64)
+    ranges[:, 0] = addresses
+    ranges[:, 1] = size_bytes
+    return ranges
+
+
+def _between(firsts: npt.NDArray[np.uint64], end: int) -> syscalls.Ranges:
+    """Return the ranges from each address to the next, and from the last one to end."""
+    return np.stack([firsts, np.diff(firsts, append=np.uint64(end))], axis=1)
+
+
+def _whole_pages(ranges: syscalls.Ranges) -> syscalls.Ranges:
+    """Return the ranges grown to whole pages."""
+    page_bytes = np.uint64(syscalls.PAGE_BYTES)
+    first = ranges[:, 0] // page_bytes * page_bytes
+    end = -(-(ranges[:, 0] + ranges[:, 1]) // page_bytes) * page_bytes
+    return np.stack([first, end - first], axis=1)
+
+
+def _pages_bytes(size_bytes: int) -> int:
+    return -(-size_bytes // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES
+
+
+def _major_faults() -> int:
+    """Return how many pages this thread has had to wait for so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+
+
+def _touch(address: int, size_bytes: int) -> None:
+    """Have the kernel copy a byte of every page, for kernels that cannot populate.  Raises:
+    OSError where a page cannot be read.
+    """
+    pages = np.arange(address, address + size_bytes, syscalls.PAGE_BYTES, dtype=np.uint64)
+    scratch = Scratch()
+    try:
+        if scratch.fill(np.stack([pages, np.ones_like(pages)], axis=1)) is not None:
+            raise _bad_address()
+    finally:
+        scratch.close()
+
+
+def _bad_address() -> OSError:
+    return OSError(errno.EFAULT, os.strerror(errno.EFAULT))

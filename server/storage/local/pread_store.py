@@ -1,0 +1,357 @@
+"""The files of one dataset, read by pread: for network file systems.
+
+There a map's page tables, page faults one at a time and SIGBUS cost more than a system call a row.
+A descriptor of each file is kept: what was opened is what is served, whatever its name stands for
+by now. Rows that are in memory are read by the thread that asks; others, by many threads at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from tokenfeed.errors import BadCorpus
+from tokenfeed.sampling.spans import Spans
+
+from ...runtime.poll_rate import Looks
+from ..files import open_file
+from ..formats import Asked
+from ..store import PIECE_BYTES, Piece
+from .local_store import LocalStore, Numbers
+from .opened_shards import OpenedShards, Unread
+from .readahead import sampled
+from .scratch import Room
+from .shard import Facts, Shard
+
+# Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
+# with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
+_READERS = 32
+_PIECES_AHEAD = 4
+_DESCRIPTORS_SPARE = 256
+"""For connections, and for whatever else is open: so many has to be possible beside the files."""
+_ROW_SECONDS_WARM = 100e-6
+_BYTES_PER_SECOND_WARM = 500e6
+"""Where a file system does not say what is in memory, a gather that took longer was cold."""
+_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
+_NO_FLAGS = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
+"""What is said by file systems, old kernels and filters of system calls that do not have it."""
+
+
+class _Part(NamedTuple):
+    """Bytes of a file that are still to be read, and where to."""
+
+    shard: int
+    first_byte: int
+    target: memoryview
+
+
+class _Share:
+    """What one thread reads, whichever comes to it first; whoever comes late reads nothing."""
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._is_done = False
+        self._error: Exception | None = None
+
+    def read(self) -> None:
+        """Read it, unless another thread is at it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._read_once()
+            finally:
+                self._lock.release()
+
+    def finish(self) -> Exception | None:
+        """Read it, or wait for the thread that does; return what came of it."""
+        with self._lock:
+            self._read_once()
+        return self._error
+
+    def _read_once(self) -> None:
+        if self._is_done:
+            return
+        try:
+            self._read()
+        except Exception as error:  # noqa: BLE001 - raised by whoever asked for it
+            self._error = error
+        self._is_done = True
+
+
+class PreadStore(LocalStore[Room]):
+    """A dataset's files as open descriptors; a TokenStore."""
+
+    kind = "pread"
+
+    def __init__(
+        self, name: str, paths: Sequence[str], asked: Asked, looks: Looks | None = None
+    ) -> None:
+        """Open every file.  Raises: BadCorpus, naming the file and what is wrong with it."""
+        _require_descriptors(paths)
+        self._descriptors: list[int] = []
+        self._closing = threading.Lock()
+        shards = []
+        try:
+            for path in paths:
+                with open_file(path) as file:
+                    shards.append(Shard.describe(file, asked))
+                    self._descriptors.append(_kept(file.descriptor))
+            files = OpenedShards(name, shards, looks or Looks(), self._status)
+            super().__init__(name, shards, Room, files)
+        except BaseException:
+            self._close_all()
+            raise
+        self._tells = bool(_NO_WAIT)
+        self._seemed_warm = False
+        self._readers = ThreadPoolExecutor(_READERS, "tokenfeed-pread")
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory it takes to have all of it in the page cache."""
+        return sum(shard.size_bytes for shard in self.shards)
+
+    def seem_resident(self, spans: Spans) -> bool:
+        """Say whether both ends of a sample are in memory; where the file system does not tell,
+        whether the last gather was fast.
+        """
+        if not self._tells:
+            return self._seemed_warm
+        some = sampled(spans)
+        firsts, sizes = self._places(some)
+        byte = bytearray(1)
+        for shard, first, size in zip(some.shard.tolist(), firsts, sizes, strict=True):
+            for place in (first, first + size - 1):
+                if not self._is_resident(shard, place, byte):
+                    return False
+        return True
+
+    def _is_resident(self, shard: int, place: int, byte: bytearray) -> bool:
+        try:
+            return os.preadv(self._descriptors[shard], (byte,), place, _NO_WAIT) == 1
+        except OSError:
+            return False
+
+    def read_ahead(self, spans: Spans) -> None:
+        """Have the kernel start reading spans."""
+        firsts, sizes = self._places(spans)
+        for shard, first, size in zip(spans.shard.tolist(), firsts, sizes, strict=True):
+            self._start_reading(shard, first, size)
+
+    def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes of a shard.  Raises: BadCorpus."""
+        content = bytearray(size_bytes)
+        part = _Part(shard, int(self._first_bytes[shard]) + first_byte, memoryview(content))
+        known = self.shards[shard]
+        try:
+            known.require_same(self._status(shard))
+            self._read_part(part)
+        except (OSError, Unread) as error:
+            why = error.error if isinstance(error, Unread) else error
+            raise BadCorpus(known.path, f"cannot be read: {why.strerror}") from why
+        return bytes(content)
+
+    def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes of a shard.  Raises: CorpusChanged, Unreadable."""
+        content = bytearray(size_bytes)
+        part = _Part(shard, int(self._first_bytes[shard]) + first_byte, memoryview(content))
+        self.files.surely(partial(self._read_part, part))
+        self.require_intact()
+        return bytes(content)
+
+    def bring_in(self) -> Iterator[Piece]:
+        """Read all of it, in order.  Raises: CorpusChanged, Unreadable."""
+        content = memoryview(bytearray(PIECE_BYTES))
+        done_bytes = 0
+        for index, shard in enumerate(self.shards):
+            first, end = (
+                shard.layout.first_byte,
+                shard.layout.first_byte + shard.layout.content_bytes,
+            )
+            file_end_bytes = done_bytes + shard.size_bytes
+            done_bytes += first
+            for place in range(first, end, PIECE_BYTES):
+                self.require_intact()
+                self._start_reading(index, place + PIECE_BYTES, _PIECES_AHEAD * PIECE_BYTES)
+                piece = content[: min(PIECE_BYTES, end - place)]
+                self.files.surely(partial(self._read_part, _Part(index, place, piece)))
+                self.require_intact()
+                done_bytes += len(piece)
+                yield Piece(done_bytes, piece)
+            if done_bytes < file_end_bytes:
+                # What lies behind the tokens is none of them, and is never asked for.
+                done_bytes = file_end_bytes
+                yield Piece(done_bytes)
+
+    def close(self) -> None:
+        """Close the files. A gather still under way fails with CorpusChanged."""
+        super().close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._close_all()
+
+    def _read_tokens(self, spans: Spans, room: Room) -> None:
+        """Read spans, those that are in memory first and by this thread, others by many."""
+        began = time.perf_counter()
+        firsts, sizes = self._places(spans)
+        everything = room.content.data
+        flags = _NO_WAIT if self._tells else 0
+        left: list[_Part] = []
+        descriptors, preadv = self._descriptors, os.preadv
+        together = not flags and self.cold
+        place = 0
+        for shard, first, size in zip(spans.shard.tolist(), firsts, sizes, strict=True):
+            target = everything[place : place + size]
+            place += size
+            done = 0
+            if not together:
+                try:
+                    done = preadv(descriptors[shard], (target,), first, flags)
+                except BlockingIOError:
+                    pass
+                except OSError as error:
+                    if not (flags and error.errno in _NO_FLAGS):
+                        raise self._unread(shard, error) from error
+                    self._tells, flags = False, 0
+            if done != size:
+                left.append(_Part(shard, first + done, target[done:]))
+        if left:
+            self._read_parts(left)
+        self._observe(time.perf_counter() - began, len(sizes), place, len(left))
+
+    def _observe(self, seconds: float, spans: int, size_bytes: int, waits: int) -> None:
+        if not self._tells:
+            allowed = spans * _ROW_SECONDS_WARM + size_bytes / _BYTES_PER_SECOND_WARM
+            self._seemed_warm = seconds <= allowed
+            waits = int(not self._seemed_warm)
+        self._readahead.observe(waits)
+
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: Room, place: int) -> None:
+        target = room.content.data
+        for index, (one, first) in enumerate(zip(shard.tolist(), first_byte.tolist(), strict=True)):
+            self._read_part(_Part(one, first, target[place + index : place + index + 1]))
+
+    def _read_parts(self, parts: Sequence[_Part]) -> None:
+        """Read many parts at once.  Raises: Unread."""
+        shares = [
+            _Share(partial(self._read_each, parts[first::_READERS]))
+            for first in range(min(_READERS, len(parts)))
+        ]
+        try:
+            for share in shares[1:]:
+                self._readers.submit(share.read)
+        except RuntimeError:
+            pass  # no thread to be had, or closed meanwhile: this one reads what is left
+        # All of them have to be done before the room is lent to somebody else.
+        for error in [share.finish() for share in shares]:
+            if error is not None:
+                raise error
+
+    def _read_each(self, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            self._read_part(part)
+
+    def _read_part(self, part: _Part) -> None:
+        """Read until all is there.  Raises: Unread."""
+        shard, first_byte, target = part
+        while target:
+            try:
+                done = os.preadv(self._descriptors[shard], (target,), first_byte)
+            except OSError as error:
+                raise self._unread(shard, error) from error
+            if not done:
+                raise Unread(shard, OSError(errno.ENODATA, "it ends before what was asked for"))
+            first_byte, target = first_byte + done, target[done:]
+
+    def _unread(self, shard: int, error: OSError) -> Unread:
+        """Return what to raise for an error, once what can be done about it is done."""
+        if error.errno == errno.ESTALE:
+            self._reopen(shard)
+        return Unread(shard, error)
+
+    def _reopen(self, shard: int) -> None:
+        """Take the same file anew where its server has forgotten what was opened."""
+        known = self.shards[shard]
+        try:
+            with open_file(known.path) as file:
+                now = Facts.of(file.status)
+                # Not the device: after a failover it may be another.
+                same = now[1:4] == known.facts[1:4]
+                _set_up(file.descriptor)
+                with self._closing:
+                    if same and not self.lost:
+                        os.dup2(file.descriptor, self._descriptors[shard], inheritable=False)
+                        # Its time of change is left to the next look, which reads it anew.
+                        facts = known.facts._replace(device=now.device)
+                        self.files.shards[shard] = known.with_facts(facts)
+        except (BadCorpus, OSError):
+            return
+
+    def _status(self, shard: int) -> os.stat_result:
+        return os.fstat(self._descriptors[shard])
+
+    def _places(self, spans: Spans) -> tuple[list[int], list[int]]:
+        """Return where each span lies in its file, and how long it is, in bytes."""
+        token_bytes = self.stored.itemsize
+        firsts = self._first_bytes[spans.shard] + spans.token_offset * token_bytes
+        return firsts.tolist(), (spans.token_count * token_bytes).tolist()
+
+    def _start_reading(self, shard: int, first_byte: int, size_bytes: int) -> None:
+        try:
+            os.posix_fadvise(
+                self._descriptors[shard], first_byte, size_bytes, os.POSIX_FADV_WILLNEED
+            )
+        except OSError:
+            return  # advice alone: whoever reads finds out
+
+    def _close_all(self) -> None:
+        with self._closing:
+            for shard, descriptor in enumerate(self._descriptors):
+                if descriptor >= 0:
+                    self._descriptors[shard] = -1
+                    os.close(descriptor)
+
+
+def _kept(descriptor: int) -> int:
+    """Return a descriptor of the same file that stays open."""
+    _set_up(descriptor)
+    return os.dup(descriptor)
+
+
+def _set_up(descriptor: int) -> None:
+    """Have a file, by whichever descriptor of it, be waited for and read without guesses of the
+    kernel.
+    """
+    # Opened so that a pipe is not waited for; of a file, some file systems would not wait either.
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    except OSError:
+        pass  # advice alone
+
+
+def _require_descriptors(paths: Sequence[str]) -> None:
+    """Have this process be allowed a descriptor for each file.  Raises: BadCorpus if it is not."""
+    open_now = len(os.listdir("/proc/self/fd"))
+    needed = open_now + len(paths) + _DESCRIPTORS_SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+    except (ValueError, OSError):
+        hard = soft
+    if hard < needed:
+        raise BadCorpus(
+            paths[0],
+            f"{len(paths)} files are read by a descriptor each, and this process may have {hard}, "
+            f"of which {open_now} are open and {_DESCRIPTORS_SPARE} kept for connections: raise "
+            "its hard limit of open files (ulimit -Hn, LimitNOFILE), or pass --read map",
+        )

@@ -1,0 +1,73 @@
+"""A device that works through its queues late and in any order that its waits allow.
+
+What a ring leaves to chance goes wrong here in some order: a copy reads its memory when the device
+comes to it, not when it was enqueued.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from client.device.widening import widen_there
+
+
+class Mark:
+    """An event: set once the device has come past it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.passed = False
+
+    def synchronize(self) -> None:
+        while not self.passed:
+            assert self._device.step(0) or self._device.step(1), "the device waits for ever"
+
+
+class Device:
+    """Two queues of work: the side stream and the consumer's. Is also the ring's engine."""
+
+    def __init__(self, *, waits: bool = True) -> None:
+        """waits: whether one queue waits for another at all; a faulty device does not."""
+        self._queues: tuple[deque[Callable[[], bool]], ...] = (deque(), deque())
+        self._waits = waits
+
+    def step(self, queue: int) -> bool:
+        """Do the next piece of work of a queue; say whether there was one that could be done."""
+        if not self._queues[queue] or not self._queues[queue][0]():
+            return False
+        self._queues[queue].popleft()
+        return True
+
+    def finish(self) -> None:
+        """Do all that is left."""
+        while self.step(0) or self.step(1):
+            pass
+        assert not any(self._queues)
+
+    def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, -1, dtype=dtype)
+
+    def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, -2, dtype=dtype)
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Mark | None) -> Mark:
+        return self._enqueue(0, lambda: target.copy_(source), after)
+
+    def widen(self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: Mark) -> Mark:
+        return self._enqueue(1, lambda: widen_there(source, x, y), after)
+
+    def _enqueue(self, queue: int, work: Callable[[], object], after: Mark | None) -> Mark:
+        mark = Mark(self)
+
+        def piece() -> bool:
+            if self._waits and after is not None and not after.passed:
+                return False
+            work()
+            mark.passed = True
+            return True
+
+        self._queues[queue].append(piece)
+        return mark

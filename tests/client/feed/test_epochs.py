@@ -1,0 +1,65 @@
+"""The arithmetic of an epoch: who gets which samples, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.feed.epochs import EpochPlan, Tail
+
+WORLDS = st.tuples(
+    st.integers(0, 200), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3), st.integers(0, 40)
+)
+
+
+def plans(
+    windows: int, batch_size: int, world_size: int, epoch: int, tail: Tail
+) -> list[EpochPlan]:
+    return [
+        EpochPlan(windows, batch_size, rank, world_size, epoch, tail) for rank in range(world_size)
+    ]
+
+
+def own_samples(plan: EpochPlan, first_sample: int) -> list[list[int]]:
+    """Per batch, the samples that are of the epoch."""
+    found = []
+    for batch in range(plan.batch_count(first_sample)):
+        sample = first_sample + batch * plan.batch_size * plan.world_size
+        first = sample + plan.rank * plan.batch_size
+        found.append(list(range(first, first + plan.own_rows(sample))))
+    return found
+
+
+@pytest.mark.parametrize("tail", ["wrap", "pad"])
+@given(world=WORLDS)
+def test_padded_and_wrapped_epochs_hold_each_sample_exactly_once(
+    tail: Tail, world: tuple[int, int, int, int, int]
+) -> None:
+    """An evaluation counts each window once, wherever it begins."""
+    windows, batch_size, world_size, epoch, skipped = world
+    every = plans(windows, batch_size, world_size, epoch, tail)
+    first = every[0].first_sample + min(skipped, windows)
+
+    found = [sample for plan in every for batch in own_samples(plan, first) for sample in batch]
+
+    assert sorted(found) == list(range(first, epoch * windows + windows))
+    assert every[0].dropped_count(first) == 0
+
+
+@given(world=WORLDS)
+def test_a_dropped_tail_is_less_than_a_batch_of_all_ranks_and_is_counted(
+    world: tuple[int, int, int, int, int],
+) -> None:
+    """Nothing is lost silently."""
+    windows, batch_size, world_size, epoch, skipped = world
+    every = plans(windows, batch_size, world_size, epoch, "drop")
+    first = every[0].first_sample + min(skipped, windows)
+
+    batches = [own_samples(plan, first) for plan in every]
+    found = sorted(sample for own in batches for batch in own for sample in batch)
+
+    dropped = every[0].dropped_count(first)
+    assert found == list(range(first, every[0].end_sample - dropped))
+    assert 0 <= dropped < batch_size * world_size
+    assert all(len(batch) == batch_size for own in batches for batch in own)

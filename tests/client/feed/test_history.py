@@ -1,0 +1,227 @@
+"""What a history names: every batch that was handed out, and no other."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from itertools import count
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import client.feed.cursor
+import client.feed.history
+from client.feed.cursor import Cursor
+from client.feed.history import HISTORY_RUNS_MAX, History, as_dicts
+from client.feed.state import read_history, read_state, write_state
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamParts
+
+SPEC = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
+SPECS = [SPEC, StreamParts("shuffled-1", 2**64 - 1, 4096, "ab" * 32)]
+
+
+class Named(NamedTuple):
+    """A batch of all ranks."""
+
+    samples: range
+    batch_size: int
+    world_size: int
+    spec: StreamParts
+
+
+def named(history: History) -> list[Named]:
+    """The batches that a history names, one by one."""
+    found = []
+    for run in history.runs:
+        stride = run.batch_size * run.world_size
+        assert len(found) == run.first_batch - history.first_batch
+        found += [
+            Named(
+                range(first, min(first + stride, run.end_sample)),
+                *(run.batch_size, run.world_size, run.spec),
+            )
+            for first in range(run.first_sample, run.end_sample, stride)
+        ]
+    return found
+
+
+def can_merge(before: Any, after: Any) -> bool:
+    whole = before.batch_size * before.world_size
+    return bool(
+        before.end_sample == after.first_sample
+        and before[3:] == after[3:]
+        and (before.end_sample - before.first_sample) % whole == 0
+    )
+
+
+class Feeds(RuleBasedStateMachine):
+    """Feeds that go on from each other's states, as a list of the batches that they hand out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cursor, self.sizes = Cursor(Position(0, 2, 0, 1)), (2, 1)
+        self.spec = SPEC
+        self.handed_out: list[Named] = []
+        self.saved: list[tuple[str, list[Named]]] = []
+
+    def hand_out(self, end_sample: int | None = None, next_sample: int | None = None) -> None:
+        batch_size, world_size = self.sizes
+        first_sample = self.cursor.sample
+        whole = first_sample + batch_size * world_size
+        end_sample = whole if end_sample is None else end_sample
+        next_sample = end_sample if next_sample is None else next_sample
+        self.cursor.hand_out(first_sample, end_sample, next_sample, self.spec)
+        self.handed_out.append(Named(range(first_sample, end_sample), *self.sizes, self.spec))
+
+    @rule(batches=st.integers(1, 5))
+    def loop(self, batches: int) -> None:
+        for _ in range(batches):
+            self.hand_out()
+
+    @rule(part=st.integers(1, 100))
+    def end_an_epoch_with_padding(self, part: int) -> None:
+        batch_size, world_size = self.sizes
+        self.hand_out(self.cursor.sample + 1 + part % (batch_size * world_size))
+
+    @rule(part=st.integers(1, 100))
+    def end_an_epoch_with_rows_of_the_next_one(self, part: int) -> None:
+        batch_size, world_size = self.sizes
+        self.hand_out(None, self.cursor.sample + 1 + part % (batch_size * world_size))
+
+    @rule(samples=st.integers(0, 9))
+    def skip(self, samples: int) -> None:
+        self.cursor.go_to(self.cursor.sample + samples)
+
+    @rule()
+    def save(self) -> None:
+        sample, _, history = self.cursor.now
+        state = write_state(sample, self.spec, history)
+        self.saved.append((json.dumps(state), self.handed_out.copy()))
+
+    @rule(batch_size=st.integers(1, 3), world_size=st.integers(1, 3), data=st.data())
+    def load(self, batch_size: int, world_size: int, data: st.DataObject) -> None:
+        if not self.saved:
+            self.save()
+        text, handed_out = data.draw(st.sampled_from(self.saved))
+        state = json.loads(text)
+        self.sizes = batch_size, world_size
+        self.cursor = Cursor(Position(0, batch_size, 0, world_size))
+        self.cursor.go_to(read_state(state)[0], read_history(state))
+        self.handed_out = handed_out.copy()
+
+    @rule(index=st.integers(0, 1))
+    def take_another_stream(self, index: int) -> None:
+        self.spec = SPECS[index]
+
+    @invariant()
+    def names_what_was_handed_out(self) -> None:
+        _, _, history = self.cursor.now
+        assert named(history) == self.handed_out
+        runs = history.runs
+        assert not any(map(can_merge, runs[:-1], runs[1:]))
+
+
+Feeds.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+TestWhateverFeedsDoTheirHistoryNamesEachBatchOnce = Feeds.TestCase
+
+
+def test_runs_are_plain_values_for_whoever_asks() -> None:
+    """A script reads them without a class of ours."""
+    history = History().handed_out(0, 8, 4, 2, SPEC).handed_out(8, 13, 4, 2, SPEC)
+
+    assert as_dicts(history.handed_out(13, 17, 4, 1, SPEC)) == [
+        {
+            "first_batch": first_batch,
+            "first_sample": first_sample,
+            "end_sample": end_sample,
+            "batch_size": 4,
+            "world_size": world_size,
+            "order": "shuffled-1",
+            "seed": 2**64 - 1,
+            "context_length": 2048,
+            "fingerprint": "ab" * 32,
+        }
+        for first_batch, first_sample, end_sample, world_size in [(0, 0, 13, 2), (2, 13, 17, 1)]
+    ]
+
+
+def test_of_too_many_runs_the_oldest_are_left_out_and_the_rest_keep_their_names(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A state must not grow without end, nor say batch 0 of what was batch 500."""
+    cursor = Cursor(Position(0, 4))
+    with caplog.at_level(logging.WARNING, "tokenfeed.client"):
+        for run in range(HISTORY_RUNS_MAX + 500):
+            for first_sample in (20 * run, 20 * run + 4):
+                cursor.hand_out(first_sample, first_sample + 4, first_sample + 4, SPEC)
+            cursor.go_to(20 * run + 20)
+
+    sample, _, history = cursor.now
+    state = write_state(sample, SPEC, history)
+    assert len(state["history"]) == HISTORY_RUNS_MAX
+    assert state["history_from"] == 2 * 500
+    assert state["history"][0] == [2 * 500, 20 * 500, 20 * 500 + 8, 4, 1, 0]
+    assert len(json.dumps(state)) < 100_000
+    assert read_history(json.loads(json.dumps(state))) == history
+    assert caplog.text.count("leaves out the oldest") == 1
+
+
+def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
+    """A later release may keep more."""
+    runs = [[run, 20 * run, 20 * run + 4, 4, 1, 0] for run in range(HISTORY_RUNS_MAX + 3)]
+
+    history = read_history(
+        write_state(0, SPEC, History().handed_out(0, 4, 4, 1, SPEC)) | {"history": runs}
+    )
+
+    assert history.first_batch == 3
+    assert len(history.runs) == HISTORY_RUNS_MAX
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: int) -> None:
+    """A Ctrl-C asks nobody, and a state that is taken then has to be whole."""
+    files = (client.feed.cursor.__file__, client.feed.history.__file__)
+    after = _handed_out(Cursor(Position(0, 4, 0, 2)), skipped)
+    seen = set()
+    for at in count(1):
+        cursor = Cursor(Position(0, 4, 0, 2))
+        cursor.hand_out(0, 8, 8 + skipped, SPEC)
+        before, passed = cursor.standing, 0
+
+        def trace(frame: FrameType, event: str, _: Any, at: int = at) -> Any:
+            nonlocal passed
+            frame.f_trace_opcodes = frame.f_code.co_filename in files
+            if event == "opcode":
+                passed += 1
+                if passed == at:
+                    raise KeyboardInterrupt
+            return trace
+
+        debugger = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            cursor.hand_out(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(debugger)
+        assert cursor.standing in (before, after)
+        seen.add(cursor.standing)
+        if passed < at:
+            break
+
+    assert at > 20
+    assert seen == {before, after}
+
+
+def _handed_out(cursor: Cursor, skipped: int) -> Any:
+    cursor.hand_out(0, 8, 8 + skipped, SPEC)
+    cursor.hand_out(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
+    return cursor.standing

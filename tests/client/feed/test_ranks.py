@@ -1,0 +1,97 @@
+"""Which data-parallel rank of how many: never a guess."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from client.feed.ranks import DataParallel, data_parallel
+from tokenfeed.errors import InvalidRequest
+
+
+def test_arguments_come_before_the_environment() -> None:
+    """A tensor-parallel pair passes the same coordinates although its global ranks differ."""
+    assert data_parallel(1, 2, environment={"RANK": "5", "WORLD_SIZE": "8"}) == DataParallel(
+        1, 2, "arguments"
+    )
+
+
+def test_the_environment_of_torchrun_is_understood() -> None:
+    """Under torchrun nobody has to pass anything."""
+    assert data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"}) == DataParallel(
+        5, 8, "RANK and WORLD_SIZE"
+    )
+
+
+def test_alone_is_rank_0_of_1() -> None:
+    """A notebook has no ranks."""
+    for environment in ({}, {"SLURM_NTASKS": "1"}):
+        found = data_parallel(None, None, environment=environment)
+        assert found == DataParallel(0, 1, "default")
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_several_processes_without_a_rank_are_an_error(name: str) -> None:
+    """Else every one of them would train on the data of rank 0."""
+    with pytest.raises(InvalidRequest, match=f"{name}.*rank= and world_size="):
+        data_parallel(None, None, environment={name: "4"})
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "environment"),
+    [
+        (1, None, {}),
+        (None, 2, {}),
+        (None, None, {"RANK": "1"}),
+        (None, None, {"WORLD_SIZE": "2"}),
+        (None, None, {"RANK": "one", "WORLD_SIZE": "2"}),
+        (1, None, {"RANK": "1", "WORLD_SIZE": "2"}),
+    ],
+)
+def test_half_an_answer_is_an_error(
+    rank: int | None, world_size: int | None, environment: dict[str, str]
+) -> None:
+    """Rank 1 of how many?"""
+    with pytest.raises(InvalidRequest):
+        data_parallel(rank, world_size, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "name"),
+    [("-1", "2", "RANK"), ("2", "2", "RANK"), ("0", "0", "WORLD_SIZE")],
+)
+def test_a_variable_out_of_range_is_named_as_it_is_spelled(
+    rank: str, world_size: str, name: str
+) -> None:
+    """Nobody has passed rank= or world_size=."""
+    with pytest.raises(InvalidRequest) as caught:
+        data_parallel(None, None, environment={"RANK": rank, "WORLD_SIZE": world_size})
+
+    assert caught.value.subject == name
+
+
+def test_torch_distributed_comes_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """An initialized process group knows best."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        found = data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"})
+        assert found == DataParallel(0, 1, "torch.distributed", members=(0,))
+        found = data_parallel(None, None, dist.group.WORLD)
+        assert found == DataParallel(0, 1, "group", members=(0,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_one_line_says_which_was_taken_and_from_where(caplog: pytest.LogCaptureFixture) -> None:
+    """The first thing to look at when ranks see the same data."""
+    with caplog.at_level(logging.INFO, "tokenfeed.client"):
+        data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"})
+
+    assert caplog.messages == ["data-parallel rank=5 world_size=8 from=RANK and WORLD_SIZE"]

@@ -1,0 +1,227 @@
+"""A saved position: plain values that say which stream they belong to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.feed.history import History
+from client.feed.state import (
+    log_differences,
+    read_history,
+    read_state,
+    require_same_stream,
+    write_state,
+)
+from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.stream.spec import StreamParts
+
+PARTS = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
+STATE = write_state(2**62 + 1, PARTS)
+
+HISTORY = (
+    History()
+    .handed_out(0, 24, 4, 2, PARTS)
+    .handed_out(24, 29, 4, 2, PARTS)
+    .handed_out(29, 32, 3, 1, StreamParts("random-1", 0, 8, "cd" * 32))
+)
+LIVED = write_state(32, PARTS, HISTORY)
+
+
+def test_a_state_survives_json() -> None:
+    """Whatever a trainer keeps beside its checkpoint."""
+    assert read_state(json.loads(json.dumps(STATE))) == (2**62 + 1, PARTS)
+
+
+def test_a_state_says_nothing_of_ranks_and_places() -> None:
+    """Every rank may load rank 0's file, on another machine and in another number."""
+    assert set(STATE) == {
+        "version",
+        "sample",
+        "order",
+        "seed",
+        "context_length",
+        "fingerprint",
+        "history_from",
+        "history",
+        "specs",
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("order", "random-1"),
+        ("seed", 1),
+        ("context_length", 1024),
+        ("fingerprint", "cd" * 32),
+    ],
+)
+def test_what_differs_is_named_unless_it_is_allowed(
+    part: str, other: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hash alone could not say that it was the seed."""
+    own = StreamParts(**{**{name: STATE[name] for name in PARTS.__slots__}, part: other})
+
+    with pytest.raises(StreamMismatch, match=str(getattr(PARTS, part))) as caught:
+        require_same_stream(PARTS, own, allow=())
+    assert caught.value.subject == part
+
+    with caplog.at_level(logging.WARNING):
+        require_same_stream(PARTS, own, allow=(part,))
+        assert caplog.text == ""  # something else may still refuse it
+        log_differences(PARTS, own)
+    assert part in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        (None, "no dict"),
+        ([], "no dict"),
+        ({}, "version None"),
+        (STATE | {"version": 3}, "version 3, and this client reads 1 to 2; a later tokenfeed"),
+        (STATE | {"version": 0}, "version 0"),
+        ({name: value for name, value in STATE.items() if name != "seed"}, "lacks seed"),
+        (STATE | {"sample": "12"}, "no integer"),
+        (STATE | {"sample": -1}, "not in"),
+        (STATE | {"sample": 2**63 + 1}, "not in"),
+        (STATE | {"context_length": 0}, r"context_length: 0 is not in"),
+    ],
+)
+def test_what_is_no_state_is_refused_with_the_reason(state: Any, problem: str) -> None:
+    """A wrong file must not become a wrong position."""
+    with pytest.raises(InvalidRequest, match=problem):
+        read_state(state)
+
+
+@pytest.mark.parametrize("allow", ["fingerprint", ("corpus",), ("rank",)])
+def test_what_cannot_be_allowed_is_refused(allow: Any) -> None:
+    """A typing error there would be found on the day of the accident."""
+    with pytest.raises(InvalidRequest, match="allow"):
+        require_same_stream(PARTS, PARTS, allow)
+
+
+def test_a_permission_is_no_part_of_a_stream() -> None:
+    """It allows something, and changes no state."""
+    require_same_stream(PARTS, PARTS, allow=("mid_epoch",))
+
+    assert "mid_epoch" not in STATE
+    with pytest.raises(StreamMismatch, match="context_length"):
+        require_same_stream(
+            PARTS, StreamParts("shuffled-1", 2**64 - 1, 8, "ab" * 32), allow=("mid_epoch",)
+        )
+
+
+def test_a_history_survives_json_and_pickle() -> None:
+    """Sizes, streams and the padded end of an epoch."""
+    assert LIVED["history"] == [[0, 0, 29, 4, 2, 0], [4, 29, 32, 3, 1, 1]]
+    assert LIVED["specs"][1] == ["random-1", 0, 8, "cd" * 32]
+    for loaded in (json.loads(json.dumps(LIVED)), pickle.loads(pickle.dumps(LIVED))):
+        assert loaded == LIVED
+        assert read_history(loaded) == HISTORY
+    assert read_history(STATE) == History()
+
+
+def test_a_state_of_version_1_begins_a_history(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody knows what came before, and the log says so."""
+    state = {name: STATE[name] for name in ("sample", *PARTS.__slots__)} | {"version": 1}
+
+    with caplog.at_level(logging.INFO, "tokenfeed.client"):
+        assert read_state(state) == (2**62 + 1, PARTS)
+        assert read_history(state) == History()
+    assert f"version 1 has no history: batch 0 is now the one at sample={2**62 + 1}" in caplog.text
+
+
+def damaged(run: int, place: int, value: Any) -> dict[str, Any]:
+    history = json.loads(json.dumps(LIVED["history"]))
+    history[run][place] = value
+    return LIVED | {"history": history}
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        (LIVED | {"history": None}, r"^state.history: is no list but NoneType"),
+        (LIVED | {"history": LIVED["history"][1:]}, r"^state.history\[0\].first_batch: 4 does not"),
+        (LIVED | {"history": LIVED["history"][::-1]}, r"^state.history\[0\].first_batch"),
+        (LIVED | {"history": [], "history_from": 4}, r"^state.history: is empty, and .* batch 4"),
+        (LIVED | {"history": [[0, 0, 24, 4, 2]]}, r"^state.history\[0\]: has 5 values, and not 6"),
+        (LIVED | {"history": [7]}, r"^state.history\[0\]: is no list but int"),
+        (LIVED | {"history_from": 1}, r"^state.history\[0\].first_batch: 0 does not follow on 1"),
+        (LIVED | {"history_from": -1}, r"^state.history_from: -1 is not in"),
+        (damaged(1, 0, 5), r"^state.history\[1\].first_batch: 5 does not follow on 4"),
+        (damaged(0, 2, 33), r"^state.history\[1\].first_batch: 4 does not follow on 5"),
+        (damaged(1, 2, 29), r"^state.history\[1\].end_sample: 29 is not above first_sample, 29"),
+        (damaged(0, 3, 0), r"^state.history\[0\].batch_size: 0 is not in"),
+        (damaged(0, 4, 2**32 + 1), r"^state.history\[0\].world_size: 4294967297 is not in"),
+        (damaged(1, 5, 2), r"^state.history\[1\].spec: 2 is not in \[0, 1\]"),
+        (LIVED | {"specs": []}, r"^state.history\[0\].spec: 0 is not in"),
+        (LIVED | {"specs": "x"}, r"^state.specs: is no list but str"),
+        (LIVED | {"specs": [["random-1", 0, 8]]}, r"^state.specs\[0\]: has 3 values, and not 4"),
+        (LIVED | {"specs": [[None, 0, 8, "ab" * 32]]}, r"^state.specs\[0\].order: is empty"),
+        (LIVED | {"specs": [["random-1", -1, 8, "ab" * 32]]}, r"^state.specs\[0\].seed: -1"),
+        (LIVED | {"specs": [["random-1", 0, 0, "ab" * 32]]}, r"^state.specs\[0\].context_length"),
+        (LIVED | {"specs": [["random-1", 0, 8, "xy"]]}, r"^state.specs\[0\].fingerprint: 'xy'"),
+        (LIVED | {"specs": [["random-1", 0, 8, None]]}, r"^state.specs\[0\].fingerprint"),
+    ],
+)
+def test_a_damaged_history_is_refused_by_place(state: Any, problem: str) -> None:
+    """One that names wrong rows with confidence is worse than none."""
+    with pytest.raises(InvalidRequest, match=problem):
+        read_history(state)
+
+
+@given(
+    run=st.integers(0, 1),
+    place=st.integers(0, 5),
+    value=st.sampled_from([-1, 2**64, 1.0, float("nan"), True, None, "1", [], {}, [1]]),
+)
+def test_whatever_is_no_number_of_a_run_is_refused(run: int, place: int, value: Any) -> None:
+    """Each of the six is looked at."""
+    with pytest.raises(InvalidRequest, match=rf"^state.history\[{run}\]"):
+        read_history(damaged(run, place, value))
+
+
+@pytest.mark.parametrize("name", ["history_from", "history", "specs"])
+def test_a_state_without_its_history_is_refused(name: str) -> None:
+    """It is version 2, and had one."""
+    state = {key: value for key, value in LIVED.items() if key != name}
+
+    with pytest.raises(InvalidRequest, match=f"lacks {name}"):
+        read_state(state)
+
+
+def kind_of(value: object) -> str:
+    return type(value).__name__
+
+
+HUGE = 10**5000
+DEEP: list[Any] = []
+for _ in range(2000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize("value", [True, HUGE, -HUGE, DEEP, 1.5, "1", None], ids=kind_of)
+@pytest.mark.parametrize("name", ["version", "sample", "seed", "context_length"])
+def test_a_number_of_a_state_that_is_none_is_refused_by_its_name(name: str, value: Any) -> None:
+    """Python raises errors of its own where it shows a number of 5,000 digits, or a list within
+    2,000 lists.
+    """
+    with pytest.raises(InvalidRequest, match=name):
+        read_state({**STATE, name: value})
+
+
+@pytest.mark.parametrize("allow", [[[1]], [{}], HUGE, "seed", [None]], ids=kind_of)
+def test_what_allow_may_hold_is_said_whatever_it_holds(allow: Any) -> None:
+    """Also where Python could not compare it."""
+    with pytest.raises(InvalidRequest) as caught:
+        require_same_stream(PARTS, PARTS, allow=allow)
+
+    assert caught.value.subject == "allow"

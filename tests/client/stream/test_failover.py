@@ -1,0 +1,315 @@
+"""Whom a stream asks next, after what pause, and when it gives up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+import client.stream.failover
+from client.stream.failover import Tour
+from client.transport.replicas import Replica, Replicas
+from client.transport.timeouts import Timeouts
+from tokenfeed.errors import (
+    BadFrame,
+    Busy,
+    NotServed,
+    StreamMismatch,
+    TokenfeedError,
+    Unreachable,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses as they are before they are varied."""
+    monkeypatch.setattr(client.stream.failover, "_JITTER", (1.0, 1.0))
+
+
+class Journey:
+    """A tour whose attempts fail as they are told to, and whose pauses last no time."""
+
+    def __init__(
+        self,
+        targets: list[str],
+        *,
+        first: int = 0,
+        reconnect_seconds: float | None = None,
+        pause_count_max: int | None = None,
+    ) -> None:
+        self.awaited_since: float | None = 0.0
+        self.tour = Tour(
+            Replicas(targets),
+            rank=first,
+            timeouts=Timeouts(read_seconds=3.0, reconnect_seconds=reconnect_seconds),
+            awaited_since=lambda: self.awaited_since,
+        )
+        self.asked: list[str] = []
+        self.patience: list[float] = []
+        self.pauses: list[float] = []
+        self.pause_count_max = pause_count_max
+
+    def go(self, outcome: Callable[[int, str], TokenfeedError | None]) -> None:
+        """Travel until an attempt succeeds: outcome(index of the attempt, address) is its error."""
+
+        def attempt(replica: Replica) -> None:
+            self.asked.append(replica.address)
+            self.patience.append(self.tour.read_seconds)
+            if (error := outcome(len(self.asked) - 1, replica.address)) is not None:
+                raise error
+
+        self.tour.until_done(attempt, pause=self.pauses.append, is_over=self.is_over)
+
+    def is_over(self) -> bool:
+        return len(self.pauses) == self.pause_count_max
+
+
+def away(_: int, address: str) -> TokenfeedError:
+    return Unreachable(address, "is down")
+
+
+class Clock:
+    """The time as a tour sees it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def silent(self, journey: Journey) -> Callable[[int, str], TokenfeedError]:
+        """What becomes of asking a server that says nothing."""
+
+        def outcome(index: int, address: str) -> TokenfeedError:
+            self.now += journey.tour.read_seconds
+            return away(index, address)
+
+        return outcome
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("client.stream.failover.time", clock)
+    return clock
+
+
+def fails(times: int, error: Callable[[int, str], TokenfeedError] = away) -> Callable:
+    return lambda index, address: error(index, address) if index < times else None
+
+
+def test_the_next_server_is_asked_at_once_and_a_pause_comes_only_after_all_of_them() -> None:
+    journey = Journey(["a:1", "b:1", "c:1"])
+
+    journey.go(fails(7))
+
+    assert journey.asked == ["a:1", "b:1", "c:1"] * 2 + ["a:1", "b:1"]
+    assert journey.pauses == [0.1, 0.2]
+
+
+def test_ranks_begin_with_different_servers() -> None:
+    begun = []
+    for rank in range(4):
+        journey = Journey(["a:1", "b:1"], first=rank)
+        journey.go(fails(0))
+        begun += journey.asked
+
+    assert begun == ["a:1", "b:1", "a:1", "b:1"]
+
+
+def test_nobody_is_asked_once_it_is_over() -> None:
+    """Closed during a pause, say."""
+    journey = Journey(["a:1", "b:1"], pause_count_max=1)
+
+    journey.go(away)
+
+    assert journey.asked == ["a:1", "b:1"]
+
+
+def test_tries_are_at_most_two_seconds_apart() -> None:
+    journey = Journey(["a:1"])
+
+    journey.go(fails(10))
+
+    assert journey.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_patience_doubles_with_each_silent_tour_up_to_a_minute(clock: Clock) -> None:
+    """A 64 MiB batch over a slow line: otherwise two replicas are left in turn for ever."""
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(12, clock.silent(journey)))
+
+    assert journey.patience == [3, 3, 6, 6, 12, 12, 24, 24, 48, 48, 60, 60, 60]
+
+
+def test_servers_that_are_down_cost_no_patience() -> None:
+    """They say so at once; whoever is silent after that is left as soon as ever."""
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(12))
+
+    assert journey.patience == [3] * 13
+
+
+def test_an_outage_may_last_for_days() -> None:
+    """Three hours are 5,000 tours."""
+    journey = Journey(["a:1"])
+
+    journey.go(fails(5000))
+
+    assert len(journey.asked) == 5001
+
+
+def test_a_sign_of_life_begins_anew() -> None:
+    journey = Journey(["a:1", "b:1"])
+
+    def outcome(index: int, address: str) -> TokenfeedError | None:
+        if index == 5:
+            journey.tour.alive()
+        return away(index, address) if index < 7 else None
+
+    journey.go(outcome)
+
+    assert journey.pauses == [0.1, 0.2, 0.1]
+
+
+def test_on_a_slow_line_patience_stays_above_what_a_frame_took(clock: Clock) -> None:
+    """Otherwise the feed asks for the same bytes again and again. It is forgotten slowly."""
+    journey = Journey(["a:1"])
+    journey.go(fails(2, clock.silent(journey)))
+
+    patience = []
+    for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 50):
+        journey.tour.alive(waited_seconds)
+        patience.append(journey.tour.read_seconds)
+
+    assert patience[:5] == [30, 28.5, 33, 33, 33]
+    assert patience[-1] == 3
+
+
+def test_patience_is_as_short_as_before_where_no_tour_was_in_vain() -> None:
+    """A frame that nearly came too late says nothing of the line."""
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(1))
+    journey.tour.alive(2.9)
+
+    assert journey.tour.read_seconds == 3
+
+
+def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:
+    """A bit flipped on the way looks like a wrong request, but not twice."""
+    journey = Journey(["a:1", "b:1"])
+
+    with pytest.raises(NotServed, match="no such dataset at a:1"):
+        journey.go(lambda _, address: NotServed("dataset", f"no such dataset at {address}"))
+
+    assert journey.asked == ["a:1", "b:1", "a:1", "b:1"]
+    assert journey.pauses == [0.0]
+
+
+def test_a_refusal_by_one_server_is_not_raised_while_another_may_come_back() -> None:
+    journey = Journey(["a:1", "b:1"])
+
+    def outcome(index: int, address: str) -> TokenfeedError | None:
+        if address == "b:1":
+            return StreamMismatch(address, "serves another corpus")
+        return away(index, address) if index < 8 else None
+
+    journey.go(outcome)
+
+    assert journey.asked[-1] == "a:1"
+
+
+def test_a_bad_frame_is_asked_for_again() -> None:
+    journey = Journey(["a:1"])
+
+    journey.go(fails(1, lambda _, __: BadFrame("frame", "its checksum does not match")))
+
+    assert journey.asked == ["a:1", "a:1"]
+
+
+def test_each_outage_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that follows soon; but a long one only every 30 s."""
+    journey = Journey(["a:1"])
+
+    journey.go(fails(3))
+    journey.tour.alive()
+    journey.go(fails(6))
+
+    assert caplog.text.count("waiting for server rank=0 target=a:1") == 2
+    assert len(re.findall(r"back after 0\.\d s rank=0 target=a:1", caplog.text)) == 2
+
+
+def test_an_attempt_that_asks_all_servers_is_a_tour() -> None:
+    tour, pauses, attempts = Journey(["a:1", "b:1", "c:1"]).tour, [], []
+
+    def attempt(replica: Replica) -> bool:
+        attempts.append(replica)
+        if len(attempts) < 3:
+            raise Unreachable(replica.address, "is down")
+        return True
+
+    assert tour.until_done(attempt, pause=pauses.append, is_over=lambda: False, asks_all=True)
+    assert pauses == [0.1, 0.2]
+
+
+def test_where_all_servers_are_busy_the_pause_is_what_they_ask_for() -> None:
+    journey = Journey(["a:1", "b:1"])
+
+    journey.go(fails(2, lambda index, _: Busy("calls", "too many", 5.0 + index)))
+
+    assert journey.pauses == [5.0]
+
+
+def test_in_the_end_the_error_names_the_servers_and_what_each_said(clock: Clock) -> None:
+    journey = Journey(["a:1", "b:1"], reconnect_seconds=5.0)
+
+    def outcome(_: int, address: str) -> TokenfeedError:
+        clock.now += 2.0
+        return Unreachable(address, "is down")
+
+    with pytest.raises(Unreachable, match=r"a:1, b:1: no batches .*a:1: is down; b:1: is down"):
+        journey.go(outcome)
+
+
+def test_the_time_to_give_up_runs_only_while_somebody_waits(clock: Clock) -> None:
+    """A server that was away during an evaluation, and is back after it, has harmed nobody."""
+    journey = Journey(["a:1"], reconnect_seconds=10.0)
+    journey.awaited_since = None
+
+    def outcome(index: int, address: str) -> TokenfeedError:
+        clock.now += 2.0
+        if index == 10:
+            journey.awaited_since = clock.now
+        return Unreachable(address, "is down")
+
+    with pytest.raises(Unreachable, match="no batches"):
+        journey.go(outcome)
+
+    assert len(journey.asked) == 11 + 5
+
+
+def test_patience_with_one_server_ends_with_that_for_all() -> None:
+    journey = Journey(["a:1"], reconnect_seconds=2.0)
+
+    journey.go(fails(0))
+
+    assert journey.patience[0] <= 2.0
+
+
+def test_pauses_vary_so_that_feeds_that_lost_a_server_together_come_back_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten thousand of them would be the next outage."""
+    monkeypatch.undo()
+    firsts = []
+    for _ in range(20):
+        journey = Journey(["a:1"], pause_count_max=1)
+        journey.go(away)
+        firsts.append(journey.pauses[0])
+
+    assert all(0.1 <= pause <= 0.15 for pause in firsts)
+    assert len(set(firsts)) > 10

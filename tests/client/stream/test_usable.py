@@ -1,0 +1,202 @@
+"""Which servers a feed reads from: those that speak its contract, take its requests and have its
+corpus.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from client import RemoteBatches
+from client.stream.usable import require_usable
+from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
+from tokenfeed.errors import OtherContract, OverLimit, StreamMismatch
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import CONTRACT_REVISION
+
+B, T = 3, 4
+LANDED = bytes.fromhex("28 01")
+"""What a server from before revision 2 says of versions: field 5, the number 1."""
+
+
+def answer(**fields: object) -> pb.DescribeResponse:
+    """What a server says that is usable, but for the fields given."""
+    dataset = pb.Dataset(name="train", token_bytes=2, fingerprint=FINGERPRINT)
+    versions = {"contract_revisions": [CONTRACT_REVISION], "identity_versions": [1]}
+    usable = {"datasets": [dataset], **versions, **fields}
+    return pb.DescribeResponse(**usable)
+
+
+def feed_from(*addresses: str) -> RemoteBatches:
+    return RemoteBatches(list(addresses), B, T, rank=0, world_size=1, num_batches=10)
+
+
+@pytest.mark.parametrize(
+    ("revisions", "said"),
+    [
+        ([], "one before revision 2, and this client revision 2: upgrade the server"),
+        ([1], "revision 1, and this client revision 2: upgrade the server"),
+        ([3, 4], "revision 3, 4, and this client revision 2: upgrade the client"),
+    ],
+)
+def test_a_server_of_another_contract_is_named_with_who_has_to_be_upgraded(
+    revisions: list[int], said: str
+) -> None:
+    """Whoever reads the line has to know what to do."""
+    described = answer(contract_revisions=revisions)
+
+    with pytest.raises(OtherContract, match=said) as caught:
+        require_usable("a:1", described, wanted(T, B), "", None)
+
+    assert caught.value.subject == "a:1"
+
+
+def test_a_server_may_speak_older_contracts_as_well() -> None:
+    """Servers are upgraded before their clients."""
+    described = answer(contract_revisions=[CONTRACT_REVISION, CONTRACT_REVISION + 1])
+
+    require_usable("a:1", described, wanted(T, B), "", None)
+
+
+def test_what_a_server_before_revision_2_says_is_read_as_no_revision() -> None:
+    """It says one number where there is a list now."""
+    described = pb.DescribeResponse.FromString(LANDED)
+
+    assert list(described.contract_revisions) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "subject", "said"),
+    [
+        (pb.Limits(row_bytes_max=9), "context_length", "a row of 10 bytes is above the limit"),
+        (pb.Limits(batch_bytes_max=29), "batch_size", "a batch of 30 bytes is above the limit"),
+        (pb.Limits(batch_size_max=2), "batch_size", "a batch of 3 rows is above the limit"),
+        (pb.Limits(request_bytes_max=100), "request", "and this server reads 100"),
+    ],
+)
+def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
+    limits: pb.Limits, subject: str, said: str
+) -> None:
+    """gRPC answers a request that is too large with the status of a busy server: for ever."""
+    with pytest.raises(OverLimit, match=said) as caught:
+        require_usable("a:1", answer(limits=limits), wanted(T, B), "", None)
+
+    assert caught.value.subject == subject
+    assert "a:1" in caught.value.problem
+
+
+def test_a_limit_that_is_not_said_is_not_checked() -> None:
+    """Another server's may leave out what it does not limit."""
+    require_usable("a:1", answer(limits=pb.Limits()), wanted(1 << 40, B), "x" * 128, None)
+
+
+def test_planes_are_compared_by_their_fingerprints() -> None:
+    """Replicas with other masks train other targets, with the same tokens."""
+    plain = wanted(T, B)
+    asked = replace(plain, spec=replace(plain.spec, planes=(51,)))
+    one, other = (
+        pb.Dataset(
+            name="train",
+            token_bytes=2,
+            fingerprint=FINGERPRINT,
+            planes=[pb.DatasetPlane(kind=51, fingerprint=bytes([number] * 32))],
+        )
+        for number in (1, 2)
+    )
+
+    require_usable("a:1", answer(datasets=[one]), asked, "", one)
+    with pytest.raises(StreamMismatch, match="plane 51"):
+        require_usable("a:1", answer(datasets=[other]), asked, "", one)
+    require_usable("a:1", answer(datasets=[other]), wanted(T, B), "", one)
+
+
+def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
+    """fingerprint= is that of the tokens."""
+    asked = replace(wanted(T, B), spec=replace(wanted(T, B).spec, planes=(51,)))
+    given = pb.Dataset(fingerprint=FINGERPRINT)
+    masked = pb.Dataset(
+        name="train",
+        fingerprint=FINGERPRINT,
+        planes=[pb.DatasetPlane(kind=51, fingerprint=bytes([1] * 32))],
+    )
+
+    require_usable("a:1", answer(datasets=[masked]), asked, "", given)
+    with pytest.raises(StreamMismatch, match=r"has no plane 51 \(loss_mask\)"):
+        require_usable("a:1", answer(), asked, "", given)
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ([], "version none, and this stream has one of version 1: upgrade the server"),
+        ([2, 3], "version 2, 3, and this stream has one of version 1: upgrade the client"),
+    ],
+)
+def test_a_server_that_cannot_compare_our_identity_is_left_out(
+    versions: list[int], said: str
+) -> None:
+    """It would refuse every request."""
+    with pytest.raises(OtherContract, match=said):
+        require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None)
+
+
+def test_a_replica_of_another_contract_is_left_out_and_named(
+    start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of an upgrade some servers are older: the others serve on."""
+    older, newer = start_scripted(), start_scripted()
+    older.contract_revisions = ()
+
+    with (
+        caplog.at_level(logging.ERROR, "tokenfeed.client"),
+        feed_from(older.address, newer.address) as feed,
+    ):
+        assert len(list(feed)) == 10
+
+    assert older.requests == []
+    assert caplog.text.count(f"refused {older.address}: speaks another contract") == 1
+
+
+def test_it_is_an_error_only_if_no_replica_is_left(start_scripted: StartScripted) -> None:
+    """And says so at once, not after the reconnect timeout."""
+    servers = [start_scripted(), start_scripted()]
+    for server in servers:
+        server.contract_revisions = (1,)
+
+    feed = feed_from(*(server.address for server in servers))
+    with feed, pytest.raises(OtherContract, match="upgrade the server"):
+        next(feed)
+
+    assert [server.requests for server in servers] == [[], []]
+
+
+def test_a_server_that_is_upgraded_to_another_contract_is_left_in_mid_stream(
+    start_scripted: StartScripted,
+) -> None:
+    """The connection breaks, and what comes back is asked before it serves."""
+    first, second = start_scripted(), start_scripted()
+
+    def breaks(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        first.contract_revisions = (CONTRACT_REVISION + 1,)
+        yield from ()
+        context.abort(grpc.StatusCode.UNAVAILABLE, "server: is being stopped")
+
+    first.scripts = [breaks] * 2
+    with feed_from(first.address, second.address) as feed:
+        assert len(list(feed)) == 10
+
+    assert second.requests != []
+
+
+def test_requests_carry_the_name_of_their_client(scripted: ScriptedServer) -> None:
+    """The server's log says whose stream it is."""
+    with RemoteBatches(
+        scripted.address, B, T, rank=0, world_size=1, num_batches=2, client_name="run-17 rank 3"
+    ) as feed:
+        assert len(list(feed)) == 2
+
+    assert {request.client_name for request in scripted.requests} == {"run-17 rank 3"}

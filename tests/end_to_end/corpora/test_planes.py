@@ -1,0 +1,293 @@
+"""Planes travel with their rows, and nothing that is changed on the way becomes other rows.
+
+No store of files has planes yet: these come from memory, through the real service and client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from client import RemoteBatches
+from client.stats import Counters
+from client.stream.dataset_client import RemoteDataset
+from client.stream.row_stream import FrameStream
+from client.transport.timeouts import Timeouts
+from server.datasets.dataset import Dataset
+from server.storage.local.sidecar import Digest
+from tests.server.rpc.test_service import Peer, serving
+from tests.support.memory_store import MemoryStore
+from tokenfeed.errors import BadFrame, StreamMismatch
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import plan
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire import frame
+from tokenfeed.wire.request import Expected, StreamRequest, to_message
+from tokenfeed.wire.row_block import RowBlock
+
+B, T = 3, 7
+KINDS = (DOCUMENT_STARTS, LOSS_MASK)
+FINGERPRINT = bytes(range(32))
+SPEC = StreamSpec.of_dataset("train", orders.find("shuffled-1"), 11, T, KINDS)
+POSITION = Position(first_sample=30, batch_size=B, rank=1, world_size=2)
+
+
+def make_store() -> MemoryStore:
+    numbers = np.random.default_rng(5)
+    shards = [numbers.integers(0, 50_000, count, dtype="<u2") for count in (400, 300)]
+    planes = {
+        kind: [numbers.integers(0, 256, shard.size, dtype=np.uint8) for shard in shards]
+        for kind in KINDS
+    }
+    return MemoryStore("train", shards, planes)
+
+
+@pytest.fixture(scope="module")
+def store() -> MemoryStore:
+    return make_store()
+
+
+@pytest.fixture(scope="module")
+def peer(store: MemoryStore) -> Iterator[Peer]:
+    other = MemoryStore("other", [np.arange(700, dtype="<u2")], {LOSS_MASK: [np.ones(700, "u1")]})
+    datasets = {
+        "train": Dataset("train", store, FINGERPRINT, Digest(bytes(32))),
+        "other": Dataset("other", other, bytes(32), Digest(bytes([1] * 32))),
+    }
+    with serving(datasets) as found:
+        yield found
+
+
+def rows_of(store: MemoryStore, first_row: int, row_count: int) -> RowBlock:
+    """The rows that have to come, from the plan and the arrays themselves."""
+    spans = plan(SPEC, [store.shape], POSITION.samples(first_row, row_count))
+    with store.gather(spans, KINDS) as block:
+        return block
+
+
+def same(one: RowBlock, other: RowBlock) -> bool:
+    return (
+        np.array_equal(one.tokens, other.tokens)
+        and [plane.kind for plane in one.planes] == [plane.kind for plane in other.planes]
+        and all(
+            np.array_equal(ours.row_lengths, theirs.row_lengths)
+            and np.array_equal(ours.content, theirs.content)
+            for ours, theirs in zip(one.planes, other.planes, strict=True)
+        )
+    )
+
+
+def asked(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
+    """A request that uses every field that is served, but for those given."""
+    request = StreamRequest(SPEC, POSITION, 4, first_row=1, end_sample=50)
+    fingerprints = tuple((kind, store.planes[kind]) for kind in KINDS)
+    expected = Expected(SPEC.identity([FINGERPRINT]), 1, bytes(32), fingerprints)
+    message = to_message(request, expected, "run-17 rank 1")
+    for name, value in fields.items():
+        if isinstance(value, (int, str, bytes)):
+            setattr(message, name, value)
+        else:
+            message.MergeFrom(pb.GetBatchRequest(**{name: value}))
+    return message
+
+
+def stream_of(store: MemoryStore) -> frame.Stream:
+    """What the client knows by itself."""
+    fingerprints = {kind: store.planes[kind] for kind in KINDS}
+    return frame.Stream(SPEC, POSITION, SPEC.identity([FINGERPRINT]), fingerprints)
+
+
+def accepted(store: MemoryStore, messages: list[bytes]) -> int:
+    """Take frames as a careful client does, which asked for rows from row 1 on, and return how many
+    rows it took before the first wrong frame; every one of them has to be right.
+    """
+    row = 1
+    for message in messages:
+        try:
+            block = frame.decode(message).rows(stream_of(store), row)
+        except BadFrame:
+            break
+        assert same(block, rows_of(store, row, len(block)))
+        row += len(block)
+    return row - 1
+
+
+def test_the_client_hands_out_the_planes_that_it_asked_for(store: MemoryStore, peer: Peer) -> None:
+    """Tokens and planes are one value from the gather to whoever takes the rows."""
+    request = StreamRequest(SPEC, POSITION, 40)
+    remote = RemoteDataset(peer.address, request, timeouts=Timeouts(reconnect_seconds=5))
+    rows = FrameStream(remote, request, prefetch_bytes=1 << 12, counters=Counters())
+    rows.start()
+    try:
+        taken = 0
+        while (parts := rows.peek(B)) is not None:
+            for part in parts:
+                assert same(part, rows_of(store, taken, len(part)))
+                taken += len(part)
+            rows.advance(B)
+    finally:
+        rows.close()
+        remote.close()
+    assert taken == 40 * B
+
+
+def test_describe_lists_planes_with_their_fingerprints(store: MemoryStore, peer: Peer) -> None:
+    """A client takes them from here, and not from the frames."""
+    described = peer.describe(pb.DescribeRequest(dataset="train")).datasets[0]
+
+    assert {plane.kind: plane.fingerprint for plane in described.planes} == store.planes
+
+
+def test_another_fingerprint_of_a_plane_is_refused(store: MemoryStore, peer: Peer) -> None:
+    """Replicas with the same tokens and other masks never stand in for each other."""
+    request = asked(store)
+    request.planes[1].expected_fingerprint = bytes(32)
+
+    status, details = peer.refusal(request)
+
+    assert status is grpc.StatusCode.FAILED_PRECONDITION
+    assert details.startswith("expected_fingerprint: ")
+    assert "loss_mask" in details
+
+
+def test_a_dataset_with_a_loss_mask_is_not_served_to_who_ignores_it(peer: Peer) -> None:
+    """He would learn prompts like responses, and notice late."""
+    plain = {"batch_size": 1, "context_length": T, "dataset": "other", "num_batches": 1}
+
+    status, details = peer.refusal(pb.GetBatchRequest(**plain))
+    declined = pb.GetBatchRequest(**plain, declined_planes=[LOSS_MASK])
+
+    assert status is grpc.StatusCode.FAILED_PRECONDITION
+    assert details.startswith("declined_planes: ")
+    assert len(peer.frames(declined)) == 1
+    with (
+        RemoteBatches(peer.address, 1, T, dataset="other", rank=0, world_size=1) as feed,
+        pytest.raises(StreamMismatch, match="loss mask"),
+    ):
+        next(feed)
+
+
+def test_what_is_asked_for_as_it_should_be_comes(store: MemoryStore, peer: Peer) -> None:
+    """Or the tests below would prove nothing."""
+    messages, ending = peer.ask(asked(store))
+
+    assert ending[0] is grpc.StatusCode.OK
+    samples = POSITION.samples(1, 4 * B - 1)
+    assert accepted(store, messages) == int((samples < 50).sum()) > 0
+
+
+OTHER_VALUES: dict[str, object] = {
+    "batch_size": 4,
+    "context_length": T + 1,
+    "seed": 10,
+    "dataset": "other",
+    "order": "sequential-1",
+    "first_sample": 31,
+    "first_row": 2,
+    "num_batches": 2,
+    "rank": 0,
+    "world_size": 3,
+    "expected_identity": bytes(32),
+    "planes": [pb.WantedPlane(kind=52)],
+    "expected_digest": bytes([7] * 32),
+    "identity_version": 2,
+    "end_sample": 46,
+    "stage": pb.Stage(index=1),
+    "redactions": [pb.Redaction(list_hash=bytes(32))],
+    "declined_planes": [52],
+    "long_documents": "cut",
+    "client_name": "somebody else",
+}
+HINTS = {"client_name", "declined_planes"}
+"""Without effect on rows: a plane that is not there can be declined."""
+LENGTHS = {"num_batches", "end_sample"}
+"""They say how much comes, which a client counts."""
+
+
+@pytest.mark.parametrize("field", [field.name for field in pb.GetBatchRequest.DESCRIPTOR.fields])
+def test_no_field_of_a_request_that_was_changed_on_the_way_gives_other_rows(
+    store: MemoryStore, peer: Peer, field: str
+) -> None:
+    """It is refused, or its frames are, or it is a hint."""
+    whole = accepted(store, peer.ask(asked(store))[0])
+
+    messages, ending = peer.ask(asked(store, **{field: OTHER_VALUES[field]}))
+
+    taken = accepted(store, messages)
+    if field in HINTS:
+        assert (taken, ending[0]) == (whole, grpc.StatusCode.OK)
+    elif field in LENGTHS:
+        assert taken != whole
+    else:
+        assert taken == 0
+        assert messages or ending[0] is not grpc.StatusCode.OK
+
+
+def test_no_bit_of_a_request_that_was_flipped_on_the_way_gives_other_rows(
+    store: MemoryStore, peer: Peer
+) -> None:
+    """Whatever bytes make of it: other fields, other types, other lengths."""
+    message = asked(store).SerializeToString()
+    whole = accepted(store, peer.ask(message)[0])
+    refused = 0
+    for place in range(8 * len(message)):
+        flipped = bytearray(message)
+        flipped[place // 8] ^= 1 << place % 8
+        messages, ending = peer.ask(bytes(flipped))
+        accepted(store, messages)
+        refused += ending[0] is not grpc.StatusCode.OK
+
+    assert whole > 0
+    assert refused > 4 * len(message)
+
+
+def test_no_bit_of_a_frame_that_was_flipped_on_the_way_gives_other_rows(
+    store: MemoryStore,
+) -> None:
+    """Tokens, planes, their lengths and kinds, the place, the identity, the checksum itself."""
+    block = rows_of(store, 1, 2)
+    (message,) = frame.encode(stream_of(store), 1, block)
+    assert same(frame.decode(message).rows(stream_of(store), 1), block)
+    refused = 0
+    for place in range(8 * len(message)):
+        flipped = bytearray(message)
+        flipped[place // 8] ^= 1 << place % 8
+        try:
+            found = frame.decode(bytes(flipped)).rows(stream_of(store), 1)
+        except BadFrame:
+            refused += 1
+        else:
+            assert same(found, block)
+
+    # What is left is the fingerprints of planes, which a client takes from elsewhere.
+    assert refused >= 8 * (len(message) - 2 * 36)
+
+
+@pytest.mark.parametrize("change", ["without", "twice", "swapped", "moved", "renamed"])
+def test_planes_that_were_exchanged_are_found(store: MemoryStore, change: str) -> None:
+    """Joined without number, kind or length, two planes could give each other's bytes."""
+    stream, block = stream_of(store), rows_of(store, 1, 2)
+    (message,) = frame.encode(stream, 1, block)
+    sent = pb.Frame.FromString(message)
+    starts, mask = sent.document_starts, sent.loss_mask
+    if change == "without":
+        sent.ClearField("loss_mask")
+    elif change == "twice":
+        sent.document_starts.MergeFrom(starts)
+    elif change == "swapped":
+        kept = mask.content
+        mask.content, starts.content = starts.content, kept
+    elif change == "moved":
+        mask.row_bytes[:] = [mask.row_bytes[0] + 1, mask.row_bytes[1] - 1]
+    else:
+        sent.token_counts.CopyFrom(mask)
+        sent.ClearField("loss_mask")
+
+    with pytest.raises(BadFrame):
+        frame.decode(sent.SerializeToString()).rows(stream, 1)

@@ -1,0 +1,117 @@
+"""Real text, from characters to a trained model and back to characters."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from client import RemoteBatches
+from tests.conftest import ROOT, Serve, WriteTokens
+from tests.support.commands import run
+from tests.support.offline import received_rows
+
+# Runs a module as `python -m` does, on a machine where torch cannot be imported.
+WITHOUT_TORCH = """
+import runpy, sys
+sys.modules["torch"] = None
+module, *sys.argv[1:] = sys.argv[1:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+Halves = tuple[np.ndarray, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    """The training example as a module."""
+    import importlib.util
+
+    path = ROOT / "examples" / "train_tinyshakespeare.py"
+    spec = importlib.util.spec_from_file_location("train_tinyshakespeare", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        # As it is when the example is run: what examples share lies beside it.
+        patch.syspath_prepend(path.parent)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def halves(example: ModuleType, shared_data: Path) -> Halves:
+    """Training and validation tokens of tiny Shakespeare."""
+    found: Halves = example.tokenize_halves(shared_data)
+    return found
+
+
+def test_tiny_shakespeare_has_the_counts_that_nanogpt_publishes(halves: Halves) -> None:
+    """The same text and the same tokenizer as everybody's."""
+    train, validation = halves
+
+    assert (len(train), len(validation)) == (301_966, 36_059)
+
+
+@pytest.mark.parametrize("order", ["random", "shuffled", "sequential"])
+def test_served_rows_decode_to_passages_of_the_text(
+    halves: Halves, shared_data: Path, serve: Serve, write_tokens: WriteTokens, order: str
+) -> None:
+    """The only proof that a person believes."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(shared_data / "gpt2-tokenizer.json"))
+    text = (shared_data / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    server = serve("--data", write_tokens(halves[0]), "--vocab-size", "50257")
+
+    with RemoteBatches(server.address, 8, 128, order=order, num_batches=5) as feed:
+        rows = received_rows(feed)
+
+    passages = [tokenizer.decode(row.tolist()) for row in rows]
+    assert all(len(passage) > 100 for passage in passages)
+    assert [passage for passage in passages if passage not in text] == []
+
+
+def test_describe_and_show_work_without_torch(
+    halves: Halves, shared_data: Path, serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """On the machine that holds the data there is none."""
+    server = serve("--data", write_tokens(halves[0]))
+    tokenizer = shared_data / "gpt2-tokenizer.json"
+
+    described = run("-c", WITHOUT_TORCH, "client", "describe", server.address)
+    shown = run(
+        "-c", WITHOUT_TORCH, "client", "show", server.address,
+        "--order", "sequential", "--batch-size", "1", "--tokenizer", tokenizer,
+    )  # fmt: skip
+
+    assert "301,966 uint16" in described
+    assert shown.startswith("sample 0: 'First Citizen:\\nBefore we proceed any further, hear me")
+
+
+@pytest.mark.timeout(60)
+def test_the_quickstart_shows_rows_and_tokens_per_second(tmp_path: Path) -> None:
+    """The first thing that a newcomer runs."""
+    printed = run(ROOT / "examples" / "quickstart.py", "--seconds", "0.5", cwd=tmp_path)
+
+    assert re.search(r"made quickstart-data/train.bin: [\d,]+ tokens from \d+ pages", printed)
+    assert re.search(r"tokenfeed \S+ listening on 127.0.0.1:\d+", printed)
+    assert re.search(r"\d+ million tokens/s", printed)
+    x, y = re.search(r"x\[0\]: \[(.*)\] ...\ny\[0\]: \[(.*)\] ...", printed).groups()
+    assert x.split(", ")[1:] == y.split(", ")[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_small_gpt_learns_from_the_feed(shared_data: Path) -> None:
+    """The tokens arrive in an order and a shape from which a model learns more than frequencies."""
+    printed = run(
+        ROOT / "examples" / "train_tinyshakespeare.py", "--data-folder", shared_data,
+        "--stop-below", "5.0", "--max-seconds", "300", seconds=390,
+    )  # fmt: skip
+
+    loss, entropy = map(float, re.findall(r"loss (\S+), unigram entropy (\S+)", printed)[-1])
+    assert loss < 5.0 < entropy

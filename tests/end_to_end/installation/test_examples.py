@@ -1,0 +1,45 @@
+"""The examples, run as their first lines say.
+
+Those for Lightning and transformers are run by hand: neither package is installed here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.commands import run, torchrun
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_ddp_example_goes_on_with_fewer_ranks_in_either_format(tmp_path: Path) -> None:
+    """The second run begins at the sample at which the first one ended, and has learnt already."""
+    printed = [
+        torchrun(ranks, EXAMPLES / "ddp.py", "--save-as", save_as, cwd=tmp_path)
+        for ranks, save_as in [(3, "torch"), (2, "distributed"), (1, "torch")]
+    ]
+
+    samples = [re.search(r"samples (\d+) to (\d+) in 20 steps", text).groups() for text in printed]
+    assert samples == [("0", "480"), ("480", "800"), ("800", "960")]
+    losses = [
+        tuple(map(float, re.search(r"loss of rank 0: (\S+) -> (\S+)", text).groups()))
+        for text in printed
+    ]
+    assert losses[0][0] > 5 > losses[1][0] > losses[2][0]
+    assert all("FeedStats(batches=20, tokens=10240," in text for text in printed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_the_dataloader_example_trains_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """For whoever has a trainer that insists on a DataLoader."""
+    printed = run(EXAMPLES / "dataloader.py", cwd=tmp_path)
+
+    assert re.search(r"step 30: loss \d\.\d+", printed)
+    assert "a loader made anew goes on with batch 31: yes" in printed

@@ -1,0 +1,262 @@
+"""What is installed, in folders where others have a client.py and a server/ of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.server.ingest.corpus import make_tokenizer
+from tests.support.installing import build, environment, install, run, serving
+
+NO_TORCH = "import sys; sys.modules['torch'] = None\n"
+NAMES = ("client", "server")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the sdist makes."""
+    from hatchling.builders.sdist import SdistBuilder
+
+    folder = tmp_path_factory.mktemp("dist")
+    sdist = next(iter(SdistBuilder(str(ROOT)).build(directory=str(folder))))
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return build(Path(sdist.removesuffix(".tar.gz")), folder)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages with nothing but it."""
+    return install(wheel, tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A trainer's folder, with modules of its own that are called as ours are."""
+    (tmp_path / "server").mkdir()
+    for path in ("client.py", "server/__init__.py", "server/ingest.py"):
+        (tmp_path / path).write_text("raise RuntimeError('a foreign module was imported')\n")
+    return tmp_path
+
+
+def test_a_wheel_by_way_of_the_sdist_is_that_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """`client` and `server` are generic names: what is installed as them must never grow."""
+    direct = build(ROOT, tmp_path)
+
+    with zipfile.ZipFile(direct) as archive, zipfile.ZipFile(wheel) as other:
+        names = sorted(archive.namelist())
+        assert names == sorted(other.namelist())
+        for name in names:
+            assert archive.read(name) == other.read(name), name
+    ours = [name for name in names if ".dist-info/" not in name]
+    assert {name.partition("/")[0] for name in ours} == {*NAMES, "tokenfeed"}
+    for package in NAMES:
+        door = [f"{package}/{name}" for name in ("__init__.py", "__init__.pyi", "py.typed")]
+        assert [name for name in ours if name.startswith(f"{package}/")] == door
+        modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
+        assert {f"tokenfeed/{name}" for name in modules} <= set(ours)
+    assert {"tokenfeed/py.typed", "tokenfeed/v1/tokenfeed_pb2_grpc.py"} <= set(ours)
+
+
+def test_an_index_would_take_what_is_built(wheel: Path) -> None:
+    """Its description is the README, which has to render there."""
+    sdist = next(wheel.parent.glob("*.tar.gz"))
+    command = [sys.executable, "-m", "twine", "check", "--strict", wheel, sdist]
+
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_whole_run_where_client_and_server_are_other_people_s_modules(
+    installed: Path, hostile: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Text becomes tokens, is served, trained on, and gone on with from a state."""
+    command = installed / "bin" / "tokenfeed"
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+    text = " ".join(f"word{number % 97}" for number in range(20_000))
+    (hostile / "pages.txt").write_text(text)
+    (hostile / "train.py").write_text(
+        "import json, sys\n"
+        "from tokenfeed import RemoteBatches\n"
+        "address, path = sys.argv[1:]\n"
+        "with RemoteBatches(address, 2, 64, order='shuffled', num_batches=6) as feed:\n"
+        "    if path != '-':\n"
+        "        feed.load_state_dict(json.load(open(path)))\n"
+        "    for index, (x, y) in enumerate(feed):\n"
+        "        print(x.tolist(), y.tolist())\n"
+        "        if path == '-' and index == 2:\n"
+        "            json.dump(feed.state_dict(), open('state.json', 'w'))\n"
+    )
+
+    run(
+        installed,
+        hostile,
+        *(sys.executable, command, "ingest", "pages.txt", "--out", "corpus"),
+        *("--tokenizer", tokenizer, "--workers", "2"),
+    )
+    with serving(installed, hostile, sys.executable, command, "serve", "--data", "corpus") as where:
+        described = run(installed, hostile, sys.executable, "-m", "tokenfeed", "describe", where)
+        whole = run(installed, hostile, sys.executable, "train.py", where, "-").splitlines()
+        rest = run(installed, hostile, sys.executable, "train.py", where, "state.json").splitlines()
+
+    assert "contract: 2" in described
+    assert len(whole) == 6
+    assert rest[:3] == whole[3:]
+
+
+def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: Path) -> None:
+    """As bash asks for it: by the words of the line, of which the last one is not complete."""
+    command = (sys.executable, installed / "bin" / "tokenfeed")
+    (hostile / "completion.bash").write_text(
+        run(installed, hostile, *command, "completion", "bash")
+    )
+
+    for words, completed in (
+        ("tokenfeed in", ["ingest", "inspect"]),
+        ("tokenfeed serve --warm", ["--warm-up-bytes"]),
+        ("tokenfeed show --tok", ["--tokenizer"]),
+    ):
+        asked = (
+            "source completion.bash; read -r _ _ _ _ complete _ < <(complete -p tokenfeed); "
+            f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+            '"$complete"; echo "${COMPREPLY[@]}"'
+        )
+        assert run(installed, hostile, "bash", "-c", asked).split() == completed
+
+
+def test_a_command_says_what_to_install_for_it(installed: Path, hostile: Path) -> None:
+    """A machine that trains has no need of what a server does."""
+    (hostile / "serve.py").write_text(
+        "import runpy, sys\n"
+        "sys.modules['grpc_health'] = None\n"
+        "sys.argv = ['tokenfeed', 'serve', '--data', 'train.bin']\n"
+        "runpy.run_module('tokenfeed', run_name='__main__')\n"
+    )
+
+    found = subprocess.run(
+        [sys.executable, "serve.py"],
+        cwd=hostile,
+        env=environment(installed),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert found.returncode == 1
+    assert re.fullmatch(
+        r"error: serve: grpc_health\S* is missing: pip install 'tokenfeed\[server\]'\n",
+        found.stderr,
+    )
+
+
+@pytest.mark.parametrize("packages", ["wheel", "editable", "checkout"])
+def test_the_two_lines_of_the_readme_in_an_empty_folder(
+    packages: str, installed: Path, tmp_path: Path
+) -> None:
+    """By their short names, however it was installed."""
+    where = {"wheel": installed, "editable": None, "checkout": ROOT}[packages]
+    np.arange(5000, dtype="<u2").tofile(tmp_path / "train.bin")
+    lines = (
+        "import sys\n"
+        "from client import RemoteBatches\n"
+        "for x, y in RemoteBatches(sys.argv[1], 2, 64, num_batches=1):\n"
+        "    print(tuple(x.shape), bool((x[:, 1:] == y[:, :-1]).all()))\n"
+    )
+
+    command = (sys.executable, "-m", "server", "--data", "train.bin")
+    with serving(where, tmp_path, *command) as address:
+        printed = run(where, tmp_path, sys.executable, "-c", lines, address)
+
+    assert printed == "(2, 64) True\n"
+
+
+@pytest.mark.parametrize("short_first", [True, False])
+def test_every_module_is_there_once_whatever_it_was_called_first(
+    short_first: bool, installed: Path, tmp_path: Path
+) -> None:
+    """Of two classes of one name, `except` catches only one."""
+    code = "import importlib, sys\n"
+    for module in ("client.stream.row_stream", "server.datasets.dataset"):
+        names = [module, f"tokenfeed.{module}"]
+        for name in names if short_first else reversed(names):
+            code += f"importlib.import_module({name!r})\n"
+        code += f"assert sys.modules[{names[0]!r}] is sys.modules[{names[1]!r}]\n"
+    code += (
+        "import client, tokenfeed, tokenfeed.client\n"
+        "assert client is tokenfeed.client\n"
+        "assert client.RemoteBatches is tokenfeed.RemoteBatches\n"
+        "assert client.RemoteBatches.__module__ == 'tokenfeed.client.batches'\n"
+        "wrong = [name for name, module in sys.modules.items()\n"
+        "         if name.partition('.')[0] in ('client', 'server') and\n"
+        "         module.__spec__.name != f'tokenfeed.{name}']\n"
+        "assert wrong == [], wrong\n"
+    )
+
+    for packages in (installed, ROOT):
+        run(packages, tmp_path, sys.executable, "-W", "error", "-c", code)
+
+
+def test_a_foreign_module_of_a_short_name_stays_what_it_is(installed: Path, hostile: Path) -> None:
+    """It is the trainer's own, and ours is still there by the long name."""
+    (hostile / "client.py").write_text("MINE = 1\n")
+    code = "import client, tokenfeed.client; print(client.MINE, tokenfeed.client.Timeouts.__name__)"
+
+    assert run(installed, hostile, sys.executable, "-c", code) == "1 Timeouts\n"
+
+
+def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path) -> None:
+    """A launcher asks for the version; a machine without torch describes a server."""
+    for name, needless in (
+        ("__version__", {"numpy", "grpc", "torch"}),
+        ("Timeouts", {"grpc", "torch"}),
+    ):
+        code = f"import sys, tokenfeed; tokenfeed.{name}; print({needless} & set(sys.modules))"
+        assert run(installed, hostile, sys.executable, "-c", code) == "set()\n"
+    (hostile / "describe.py").write_text(
+        f"{NO_TORCH}import runpy\n"
+        "sys.argv = ['tokenfeed', 'describe', '--help']\n"
+        "runpy.run_module('tokenfeed', run_name='__main__')\n"
+    )
+
+    assert "HOST:PORT" in run(installed, hostile, sys.executable, "describe.py")
+
+
+def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:
+    """And its help names each."""
+    from tokenfeed.commands import COMMANDS
+
+    command = (sys.executable, installed / "bin" / "tokenfeed")
+    overview = run(installed, hostile, *command, "--help")
+
+    for name in COMMANDS:
+        assert re.search(rf"^ +{name}\s+\S", overview, re.MULTILINE)
+        usage = run(installed, hostile, *command, name, "--help").split("\n", 1)[0]
+        assert usage.startswith(f"usage: tokenfeed {name} ")
+
+
+def test_a_user_s_type_checker_finds_the_short_names_too(installed: Path, tmp_path: Path) -> None:
+    """An alias is made when it runs, which no checker sees."""
+    (tmp_path / "train.py").write_text(
+        "from client import RemoteBatches\n"
+        "from tokenfeed import RemoteBatches as Same\n\n"
+        'feed: Same = RemoteBatches("host:50051", 32, 2048)\n'
+        "reveal_type(feed)\n"
+    )
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nstrict = True\nfollow_imports_for_stubs = True\n")
+    command = ("-m", "mypy", "--config-file", config, "train.py")
+
+    printed = run(installed, tmp_path, sys.executable, *command, seconds=100)
+
+    assert 'Revealed type is "tokenfeed.client.batches.RemoteBatches"' in printed

@@ -1,0 +1,424 @@
+"""TLS and tokens: nobody without the right credentials gets a byte, and none of them shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from client import Credentials, RemoteBatches, Timeouts
+from client.transport.channel import describe
+from tests.conftest import Serve, Server, WriteTokens
+from tests.faults.credentials import (
+    OTHER_TOKEN,
+    SECOND_TOKEN,
+    TOKEN,
+    Papers,
+    write_papers,
+    write_token_file,
+)
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidRequest, NotAllowed, Unreachable
+
+GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return write_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture
+def corpus(write_tokens: WriteTokens) -> Path:
+    return write_tokens(np.arange(1, 20_000))
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    return write_token_file(tmp_path / "tokens.txt")
+
+
+def tls(cert: str, key: str) -> list[str]:
+    return ["--tls-cert", cert, "--tls-key", key]
+
+
+def read(
+    server: Server, credentials: Credentials | None = None, *, reconnect_seconds: float = 1.0
+) -> int:
+    """How many batches a client with these credentials gets."""
+    timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
+    with RemoteBatches(
+        server.address, 4, 64, rank=0, world_size=1, num_batches=3,
+        timeouts=timeouts, credentials=credentials,
+    ) as feed:  # fmt: skip
+        return sum(1 for _ in feed)
+
+
+def test_any_token_of_the_file_may_be_said_or_made_for_each_call(
+    serve: Serve, corpus: Path, papers: Papers, token_file: Path
+) -> None:
+    """Who may not is one of tests/faults."""
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
+
+    assert read(server, Credentials(tls_ca=papers.ca, token=TOKEN)) == 3
+    assert read(server, Credentials(tls_ca=papers.ca, token=lambda: SECOND_TOKEN)) == 3
+
+
+def test_a_container_asks_for_its_health_without_certificate_and_token(
+    serve: Serve, corpus: Path, papers: Papers, token_file: Path, tmp_path: Path
+) -> None:
+    """Over a Unix socket of its own, whatever the network needs."""
+    from server.probe import main
+
+    socket = tmp_path / "feed.sock"
+    secrets = [*tls(papers.cert, papers.key), "--token-file", token_file]
+    server = serve("--data", corpus, "--unix", socket, *secrets)
+
+    assert main([f"unix:{socket}"]) == 0
+    assert main([server.address, "--timeout-seconds", "1"]) == 1
+
+
+def test_nothing_but_health_is_answered_without_a_token(
+    serve: Serve, corpus: Path, papers: Papers, token_file: Path
+) -> None:
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
+    credentials = grpc.ssl_channel_credentials(Path(papers.ca).read_bytes())
+    with grpc.secure_channel(server.address, credentials) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert check(health_pb2.HealthCheckRequest(), timeout=5).status == 1
+        for method in ("tokenfeed.v1.TokenFeed/Describe", "tokenfeed.v1.TokenFeed/No", "a/b"):
+            for metadata in ((), (("authorization", TOKEN),), (("authorization", "Bearer "),)):
+                with pytest.raises(grpc.RpcError) as caught:
+                    channel.unary_unary(f"/{method}")(b"", timeout=5, metadata=metadata)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_tokens_are_read_anew(
+    serve: Serve, corpus: Path, token_file: Path, by_signal: bool
+) -> None:
+    """A leaked one is taken back without a restart; streams under way go on."""
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    assert read(server, Credentials(token=TOKEN)) == 3
+    token_file.write_text(f"{OTHER_TOKEN}\n")
+    if by_signal:
+        server.process.send_signal(signal.SIGHUP)
+
+    assert eventually(lambda: "read tokens count=1" in server.stderr)
+    assert read(server, Credentials(token=OTHER_TOKEN)) == 3
+    with pytest.raises(NotAllowed):
+        read(server, Credentials(token=TOKEN))
+    token_file.write_text("\n")
+    assert eventually(lambda: "kept the old tokens" in server.stderr)
+    assert read(server, Credentials(token=OTHER_TOKEN)) == 3
+
+
+def test_a_hangup_reads_tokens_that_seem_to_be_as_they_were(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    """A clock of seconds, or a copy that puts the times back, must not keep a leaked one valid."""
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGHUP)
+
+    assert eventually(lambda: "read tokens count=2" in server.stderr)
+
+
+def test_tokens_overwritten_with_their_time_put_back_are_read_anew(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    token_file.write_text("abcd\n")
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    status = token_file.stat()
+    with token_file.open("r+") as file:
+        file.write("efgh\n")
+    os.utime(token_file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert eventually(lambda: "read tokens count=1" in server.stderr)
+    assert read(server, Credentials(token="efgh")) == 3
+
+
+def test_a_byte_order_mark_is_no_part_of_a_token(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    """Windows' Notepad writes one."""
+    token_file.write_bytes(b"\xef\xbb\xbf" + TOKEN.encode() + b"\r\n")
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+
+    assert read(server, Credentials(token=TOKEN)) == 3
+
+
+def test_tokens_that_are_gone_are_said_once_and_a_pipe_in_their_place_waits_for_nobody(
+    serve: Serve, corpus: Path, token_file: Path
+) -> None:
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    token_file.unlink()
+    assert eventually(lambda: "kept the old tokens" in server.stderr)
+    time.sleep(2.5)
+    assert server.stderr.count("kept the old tokens") == 1
+    os.mkfifo(token_file)
+    assert eventually(lambda: "no regular file" in server.stderr)
+    token_file.unlink()
+    token_file.write_text(f"{OTHER_TOKEN}\n")
+    assert eventually(lambda: "read tokens count=1" in server.stderr)
+
+    assert read(server, Credentials(token=OTHER_TOKEN)) == 3
+    assert str(token_file) not in server.stderr
+
+
+def test_tokens_may_come_through_a_pipe(serve: Serve, corpus: Path, token_file: Path) -> None:
+    """`--token-file <(vault read ...)`: they never lie on a disk, and are read once."""
+    shell = f'exec "$0" "$@" --token-file <(sleep 0.2; cat {token_file})'
+    server = serve("--data", corpus, "--host", "127.0.0.1", wrapper=("bash", "-c", shell))
+    time.sleep(2.5)
+
+    assert read(server, Credentials(token=TOKEN)) == 3
+    assert "kept the old tokens" not in server.stderr
+
+
+def copied(folder: Path, cert: str, key: str) -> tuple[Path, Path]:
+    """Copies of a certificate and its key, to be renewed in place."""
+    copies = folder / "live.pem", folder / "live.key"
+    for copy, original in zip(copies, (cert, key), strict=True):
+        copy.write_bytes(Path(original).read_bytes())
+    return copies
+
+
+def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
+    serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
+) -> None:
+    """A renewal that is half done, or went wrong."""
+    cert, key = copied(tmp_path, papers.cert, papers.key)
+    server = serve("--data", corpus, *tls(str(cert), str(key)))
+    wrong = {
+        "--tls-key: is not the key of --tls-cert": Path(papers.other_host_cert).read_bytes(),
+        "--tls-cert: or --tls-key cannot be parsed": GARBAGE,
+        "--tls-cert: cannot be read: No such file": None,
+    }
+    for problem, content in wrong.items():
+        cert.unlink() if content is None else cert.write_bytes(content)
+        assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
+        assert f"kept the old certificate: {problem}" in server.stderr
+    assert "renewed" not in server.stderr
+    assert str(tmp_path) not in server.stderr
+    cert.write_bytes(Path(papers.cert).read_bytes())
+
+    assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
+    assert server.stderr.count("renewed certificate") == 1
+
+
+def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_the_cure(
+    serve: Serve, corpus: Path, papers: Papers
+) -> None:
+    """Nobody waits eight minutes for a typing error in a path."""
+    plain = serve("--data", corpus)
+    protected = serve("--data", corpus, *tls(papers.cert, papers.key))
+    elsewhere = serve("--data", corpus, *tls(papers.other_host_cert, papers.other_host_key))
+    seconds = []
+    for server, ca, problem in (
+        (protected, papers.wrong_ca, "tls_ca: does not make .* pass the authority that has signed"),
+        (protected, None, "tls_ca: is missing, and .* speaks TLS"),
+        (plain, papers.ca, "tls_ca: is given, and .* does not speak TLS"),
+        (elsewhere, papers.ca, "tls_ca: .*ostname mismatch.* ask for a name that it was made out"),
+    ):
+        began, given = time.monotonic(), Credentials(tls_ca=ca)
+        with pytest.raises(InvalidRequest, match=problem):
+            read(server, given, reconnect_seconds=60.0)
+        with pytest.raises(InvalidRequest, match=problem):
+            with RemoteBatches(
+                server.address, 4, 64, rank=0, world_size=1, credentials=given
+            ) as feed:
+                feed.state_dict()
+        with pytest.raises(InvalidRequest, match=problem):
+            describe(server.address, credentials=given)
+        seconds.append(time.monotonic() - began)
+    assert max(seconds) < 10
+
+
+def test_files_of_one_s_own_that_are_of_no_use_are_an_error_at_once(
+    serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
+) -> None:
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_bytes(GARBAGE)
+    mine = {"tls_ca": papers.ca, "tls_cert": papers.client_cert}
+    for files, problem in (
+        ({"tls_ca": str(garbage)}, "tls_ca: holds no certificate that can be read"),
+        (mine | {"tls_key": papers.expired_key}, "tls_key: is not the key of tls_cert"),
+    ):
+        with pytest.raises(InvalidRequest, match=problem):
+            read(server, Credentials(**files), reconnect_seconds=60.0)
+
+
+def test_a_server_that_hangs_up_after_the_handshake_is_waited_for_and_the_log_says_why_it_may(
+    serve: Serve, corpus: Path, papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It wants a certificate; or it is a proxy, and the server behind it is still starting."""
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
+
+    with pytest.raises(Unreachable, match="hangs up after the TLS handshake; does it ask for a"):
+        read(server, Credentials(tls_ca=papers.ca))
+    assert "does it ask for a tls_cert" in caplog.text
+
+
+def test_a_server_that_is_away_hides_no_wrong_credentials_of_another(
+    serve: Serve, corpus: Path, papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one may come back, so it is waited for; but what is wrong is said."""
+    protected = serve("--data", corpus, *tls(papers.cert, papers.key))
+    both = [f"localhost:{free_port()}", protected.address]
+    timeouts = Timeouts(reconnect_seconds=0.5)
+    with RemoteBatches(both, 4, 64, rank=0, world_size=1, timeouts=timeouts) as feed:
+        with pytest.raises(Unreachable, match="speaks TLS; pass the PEM file"):
+            next(feed)
+
+
+def test_credentials_that_were_good_before_are_waited_for(
+    serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
+) -> None:
+    """Somebody is renewing them."""
+    cert, key = copied(tmp_path, papers.cert, papers.key)
+    port = free_port()
+    first = serve("--data", corpus, *tls(str(cert), str(key)), port=port)
+    with RemoteBatches(
+        first.address, 4, 64, rank=0, world_size=1, credentials=Credentials(tls_ca=papers.ca),
+        prefetch_bytes=0,
+    ) as feed:  # fmt: skip
+        next(feed)
+        first.stop()
+        second = serve("--data", corpus, *tls(papers.expired_cert, papers.expired_key), port=port)
+        going_on = threading.Thread(target=lambda: [next(feed) for _ in range(20)])
+        going_on.start()
+        assert not eventually(lambda: not going_on.is_alive(), 1.0)
+        second.stop()
+        serve("--data", corpus, *tls(papers.cert, papers.key), port=port)
+        going_on.join(20)
+        assert not going_on.is_alive()
+
+
+def test_a_renewed_certificate_serves_the_next_handshake(
+    serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
+) -> None:
+    cert, key = copied(tmp_path, papers.expired_cert, papers.expired_key)
+    server = serve("--data", corpus, *tls(str(cert), str(key)))
+    with pytest.raises(InvalidRequest, match="certificate has expired; its operator has to renew"):
+        read(server, Credentials(tls_ca=papers.ca))
+
+    key.write_bytes(Path(papers.key).read_bytes())
+    cert.write_bytes(Path(papers.cert).read_bytes())
+
+    assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
+
+
+def test_a_token_never_travels_in_plaintext_to_another_machine() -> None:
+    with RemoteBatches(
+        "192.0.2.1:50051", 4, 64, rank=0, world_size=1, credentials=Credentials(token=TOKEN)
+    ) as feed:
+        with pytest.raises(InvalidRequest, match=r"token: would travel to 192\.0\.2\.1"):
+            next(feed)
+
+
+def test_a_server_with_tokens_and_without_tls_does_not_listen_to_the_network(
+    corpus: Path, token_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from server.cli.serve import main
+
+    arguments = ["--data", str(corpus), "--port", "0", "--token-file", str(token_file)]
+    assert main(arguments) == 1
+    assert "error: --token-file: needs --tls-cert" in capsys.readouterr().err
+
+
+def test_it_does_where_that_is_allowed(serve: Serve, corpus: Path, token_file: Path) -> None:
+    server = serve("--data", corpus, "--token-file", token_file, "--allow-plaintext-token")
+
+    assert read(server, Credentials(token=TOKEN)) == 3
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, papers: Papers) -> None:
+    monkeypatch.setenv("TOKENFEED_TLS_CA", papers.ca)
+    monkeypatch.setenv("TOKENFEED_TOKEN", TOKEN)
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_environment_may_hold_the_credentials(
+    serve: Serve, corpus: Path, papers: Papers, token_file: Path
+) -> None:
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
+
+    assert read(server) == 3
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
+    serve: Serve,
+    corpus: Path,
+    papers: Papers,
+    token_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As containers are given their secrets, which are renewed under them."""
+    server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
+    secret = tmp_path / "secret"
+    monkeypatch.delenv("TOKENFEED_TOKEN")
+    monkeypatch.setenv("TOKENFEED_TOKEN_FILE", str(secret))
+
+    with pytest.raises(InvalidRequest, match="token: cannot be read: No such file"):
+        read(server)
+    for words in ("", f"{TOKEN}\n{SECOND_TOKEN}\n"):
+        secret.write_text(words)
+        with pytest.raises(InvalidRequest, match=r"token: its file holds [02] words, not one"):
+            read(server)
+    secret.write_text(OTHER_TOKEN + "\n")
+    with pytest.raises(NotAllowed):
+        read(server)
+    secret.write_text(TOKEN + "\n")
+    assert read(server) == 3
+    assert read(server, Credentials(token=secret)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--tls-cert", "CERT"], "--tls-key: is missing"),
+        (["--tls-cert", "/nowhere.pem", "--tls-key", "KEY"], "--tls-cert: cannot be read"),
+        (["--tls-cert", "KEY", "--tls-key", "KEY"], "--tls-cert: holds no CERTIFICATE"),
+        (["--tls-cert", "CERT", "--tls-key", "CERT"], "--tls-key: holds no PRIVATE KEY"),
+        (["--tls-cert", "CERT", "--tls-key", "/nowhere.key"], "--tls-key: cannot be read"),
+        (["--tls-cert", "CERT", "--tls-key", "OTHER"], "--tls-key: is not the key of --tls-cert"),
+        (["--tls-cert", "GARBAGE", "--tls-key", "KEY"], "--tls-cert: or --tls-key cannot be pars"),
+        (
+            ["--tls-cert", "CERT", "--tls-key", "KEY", "--tls-client-ca", "GARBAGE"],
+            "--tls-client-ca: cannot be parsed",
+        ),
+        (["--token-file", "/nowhere.txt"], "--token-file: cannot be read"),
+        (["--token-file", "/dev/null"], "--token-file: holds no token"),
+    ],
+)
+def test_credentials_that_are_none_are_an_error_at_the_start(
+    corpus: Path,
+    papers: Papers,
+    options: list[str],
+    problem: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from server.cli.serve import main
+
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_bytes(GARBAGE)
+    named = {"CERT": papers.cert, "KEY": papers.key, "OTHER": papers.other_host_key}
+    named["GARBAGE"] = str(garbage)
+    given = [named.get(option, option) for option in options]
+
+    assert main(["--data", str(corpus), "--port", "0", *given]) == 1
+    assert f"error: {problem}" in capsys.readouterr().err

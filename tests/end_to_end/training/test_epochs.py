@@ -1,0 +1,311 @@
+"""Epochs, states and positions of a feed, against a second implementation's windows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from client import InvalidRequest, RemoteBatches, SamplesExhausted, StreamMismatch
+from client.feed.epochs import Tail
+from client.stats import FeedStats
+from tests.conftest import Serve, WriteTokens
+from tests.support.offline import offline_rows, received_rows
+
+T = 8
+WINDOWS = 101
+Batch = tuple[torch.Tensor, torch.Tensor]
+OpenFeed = Callable[..., RemoteBatches]
+
+
+@pytest.fixture
+def path(write_tokens: WriteTokens) -> Path:
+    return write_tokens(np.arange(WINDOWS * T + 1) % 50_000)
+
+
+@pytest.fixture
+def open_feed(serve: Serve, path: Path) -> Iterable[OpenFeed]:
+    """Open feeds of one server: open_feed(batch_size=4, order="shuffled", ...)."""
+    server = serve("--data", path)
+    opened: list[RemoteBatches] = []
+
+    def start(batch_size: int = 4, order: str = "shuffled", **arguments: object) -> RemoteBatches:
+        opened.append(
+            RemoteBatches(server.address, batch_size, T, order=order, seed=5, **arguments)
+        )
+        return opened[-1]
+
+    yield start
+    for feed in opened:
+        feed.close()
+
+
+def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
+    found = list(batches)
+    return received_rows(found).tolist() if found else []
+
+
+def expected(path: Path, first: int, end: int, order: str = "shuffled-1") -> list[list[int]]:
+    return offline_rows([path], order, 5, T, range(first, end)).tolist()
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential"])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_an_epoch_is_its_windows_and_a_loop_starts_it_anew(
+    open_feed: OpenFeed, path: Path, order: str, epoch: int
+) -> None:
+    """As a DataLoader over a shuffled dataset, with a length."""
+    feed = open_feed(order=order).epoch(epoch)
+    first = epoch * WINDOWS
+
+    assert len(feed) == 25
+    for _ in range(2):
+        assert rows_of(feed) == expected(path, first, first + 100, f"{order}-1")
+
+
+@pytest.mark.parametrize("tail", ["drop", "wrap", "pad"])
+def test_three_ranks_get_an_epoch_in_the_same_number_of_batches(
+    open_feed: OpenFeed, path: Path, tail: Tail
+) -> None:
+    """101 windows over 3 x 4 rows: the last batch is short of 7."""
+    ranks = [open_feed(rank=rank, world_size=3).epoch(1, tail) for rank in range(3)]
+    batches = [list(rank) for rank in ranks]
+
+    assert [len(own) for own in batches] == [len(rank) for rank in ranks]
+    assert {len(own) for own in batches} == {8 if tail == "drop" else 9}
+    counted = [
+        [x[row].tolist() for x, y in own for row in range(4) if (y[row] != -100).all()]
+        for own in batches
+    ]
+    windows = [row[:-1] for row in expected(path, WINDOWS, 2 * WINDOWS + 7)]
+    every = sorted(row for own in counted for row in own)
+    if tail == "drop":
+        assert every == sorted(windows[:96])
+    elif tail == "wrap":
+        assert every == sorted(windows)
+    else:
+        assert every == sorted(windows[:WINDOWS])
+        y = torch.cat([y for own in batches for _, y in own])
+        assert int((y == -100).all(dim=1).sum()) == 7
+
+
+def test_dropped_samples_are_counted_in_the_log(
+    open_feed: OpenFeed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five percent of a small validation set are worth a line."""
+    with caplog.at_level(logging.INFO, "tokenfeed.client"):
+        rows_of(open_feed(batch_size=30).epoch(2))
+
+    assert "epoch=2 drops samples=11" in caplog.text
+
+
+def test_an_epoch_smaller_than_a_batch_is_empty_or_padded(open_feed: OpenFeed) -> None:
+    """A tiny validation set and many ranks."""
+    feed = open_feed(batch_size=256)
+
+    assert rows_of(feed.epoch(0)) == []
+    ((_, y),) = feed.epoch(0, "pad")
+    assert int((y != -100).all(dim=1).sum()) == WINDOWS
+
+
+def test_a_random_order_has_no_epochs_and_says_so(open_feed: OpenFeed) -> None:
+    """It draws with replacement: there is no such thing."""
+    feed = open_feed(order="random")
+
+    for ask in (lambda: feed.epoch(0), lambda: feed.batches_per_epoch):
+        with pytest.raises(InvalidRequest, match="has no epochs"):
+            ask()
+    assert feed.position.epoch is None
+
+
+@pytest.mark.parametrize(("epoch", "tail"), [(-1, "drop"), (0, "keep"), (0.5, "drop")])
+def test_an_epoch_that_cannot_be_is_refused(open_feed: OpenFeed, epoch: int, tail: Tail) -> None:
+    """With the argument's name."""
+    with pytest.raises(InvalidRequest, match=r"^(epoch|tail): "):
+        open_feed().epoch(epoch, tail)
+
+
+@pytest.mark.parametrize("epoch", [2**63, (2**63 - 4) // WINDOWS])
+def test_an_epoch_whose_samples_reach_2_63_is_refused_by_name(
+    open_feed: OpenFeed, epoch: int
+) -> None:
+    """Samples have to fit an int64, and nobody has typed first_sample."""
+    feed = open_feed()
+    last = (2**63 - 4) // WINDOWS - 1
+
+    for ask in (len, list):
+        with pytest.raises(SamplesExhausted, match=rf"^epoch: {epoch} is not in \[0, {last}\]"):
+            ask(feed.epoch(epoch))
+    assert len(list(feed.epoch(last, "wrap"))) == 26
+
+
+@pytest.mark.parametrize("taken", [0, 1, 24, 25])
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_a_run_resumed_twice_within_an_epoch_goes_on_there_and_then_as_usual(
+    open_feed: OpenFeed, taken: int, tail: Tail
+) -> None:
+    """At its first batch, in the middle, at its last whole batch or its exact end."""
+    unbroken = open_feed()
+    whole = [rows_of(unbroken.epoch(epoch, tail)) for epoch in (1, 2)]
+    found: list[list[int]] = []
+    feed = open_feed(start_sample=WINDOWS)
+    for batches in (taken, 1):
+        epoch = iter(feed.epoch(feed.position.epoch, tail))
+        for _, batch in zip(range(batches), epoch, strict=False):
+            found += rows_of([batch])
+        state = feed.state_dict()
+        feed = open_feed()
+        feed.load_state_dict(state)
+
+    for epoch in range(feed.position.epoch, 3):
+        found += rows_of(feed.epoch(epoch, tail))
+
+    assert found == whole[0] + whole[1]
+    assert feed.position == (3 * WINDOWS, 3)
+    assert rows_of(feed.epoch(1, tail)) == whole[0], "only the first loop goes on"
+
+
+def test_the_position_after_an_epoch_is_the_beginning_of_the_next(
+    open_feed: OpenFeed, path: Path
+) -> None:
+    """Else what was dropped would come first in the next one."""
+    feed = open_feed()
+    for tail in ("drop", "wrap", "pad"):
+        for _ in feed.epoch(4, tail):
+            at_the_last_batch = feed.state_dict()["sample"]
+        assert feed.position == (5 * WINDOWS, 5)
+        assert at_the_last_batch == 5 * WINDOWS
+
+    assert rows_of([next(feed)]) == expected(path, 5 * WINDOWS, 5 * WINDOWS + 4)
+
+
+def test_a_state_counts_what_was_handed_out_and_not_what_was_fetched(
+    open_feed: OpenFeed, path: Path
+) -> None:
+    """The thread is megabytes ahead of the trainer."""
+    feed = open_feed(order="random")
+    for _ in range(7):
+        next(feed)
+
+    assert feed.state_dict()["sample"] == 28
+    resumed = open_feed(batch_size=3, order="random")
+    resumed.load_state_dict(feed.state_dict())
+    assert rows_of([next(resumed)]) == expected(path, 28, 31, "random-1")
+
+
+def test_a_state_may_be_loaded_after_iterating_and_taken_by_another_thread(
+    open_feed: OpenFeed, path: Path
+) -> None:
+    """A checkpoint is written in the background; a run is rolled back in the middle."""
+    feed = open_feed(order="random")
+    next(feed)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(feed.state_dict()))
+    thread.start()
+    thread.join()
+    for _ in range(5):
+        next(feed)
+
+    feed.load_state_dict(taken[0])
+
+    assert rows_of([next(feed)]) == expected(path, 4, 8, "random-1")
+
+
+def test_a_state_of_another_corpus_is_refused_by_name_or_allowed(
+    open_feed: OpenFeed, serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """The corpus was tokenized anew under the same name."""
+    other = serve("--data", write_tokens(np.arange(1000), "other.bin"))
+    state = open_feed(order="random").state_dict()
+
+    with RemoteBatches(other.address, 4, T, seed=5) as feed:
+        with pytest.raises(StreamMismatch, match=r"^fingerprint: ") as caught:
+            feed.load_state_dict(state | {"sample": 40})
+        assert "allow=" in str(caught.value)
+        assert feed.position.samples == 0
+
+        feed.load_state_dict(state | {"sample": 40}, allow=("fingerprint",))
+        assert feed.position.samples == 40
+        next(feed)
+
+
+def test_a_seed_that_the_order_ignores_is_no_difference(open_feed: OpenFeed) -> None:
+    """sequential-1 is the same stream with any seed."""
+    state = open_feed(order="sequential").state_dict()
+
+    assert state["seed"] == 0
+
+
+def test_the_end_of_a_feed_stays_where_it_was_when_a_state_is_loaded(
+    open_feed: OpenFeed,
+) -> None:
+    """A run of 1,000 steps resumed at 400 has 600 left, at any batch size."""
+    feed = open_feed(batch_size=4, order="random", num_batches=10)
+    for _ in range(4):
+        next(feed)
+    resumed = open_feed(batch_size=2, order="random", num_batches=20)
+    resumed.load_state_dict(feed.state_dict())
+
+    assert len(list(resumed)) == 12
+    assert list(resumed) == []
+
+
+def test_skipped_samples_are_left_out(open_feed: OpenFeed, path: Path) -> None:
+    """To jump a loss spike, all ranks by the same number."""
+    feed = open_feed(order="random")
+    next(feed)
+
+    feed.skip(10)
+
+    assert rows_of([next(feed)]) == expected(path, 14, 18, "random-1")
+    with pytest.raises(InvalidRequest, match="negative"):
+        feed.skip(-1)
+    with pytest.raises(SamplesExhausted, match=rf"^samples: {2**63} is not in \[0, {2**63 - 18}\]"):
+        feed.skip(2**63)
+    assert rows_of([next(feed)]) == expected(path, 18, 22, "random-1")
+
+
+def test_a_feed_says_what_it_has_done(open_feed: OpenFeed) -> None:
+    """For a progress line, and to see whether data is the bottleneck."""
+    # So little room that each batch is asked for anew: the thread is never ahead for long.
+    feed = open_feed(prefetch_bytes=0)
+    assert feed.stats() == FeedStats(0, 0, 0.0, 0, 0, None)
+    for _ in range(30):
+        next(feed)
+
+    stats = feed.stats()
+
+    assert (stats.batches, stats.tokens) == (30, 30 * 4 * T)
+    assert (stats.samples, stats.epoch) == (120, 1)
+    assert stats.wait_seconds > 0
+    assert stats.reconnects == 0
+    assert feed.token_count == WINDOWS * T + 1
+    assert feed.batches_per_epoch == 25
+
+
+def test_training_and_validation_share_a_connection_and_never_stall_each_other(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """The validation iterator stays where it is for an hour, in the middle of a call."""
+    server = serve(
+        "--data",
+        f"train={write_tokens(np.arange(400_000) % 60_000, 'train.bin')}",
+        "--data",
+        f"val={write_tokens(np.arange(400_000) % 60_000, 'val.bin')}",
+    )
+    with (
+        RemoteBatches(server.address, 32, 512, dataset="train") as train,
+        RemoteBatches(server.address, 32, 512, dataset="val") as val,
+    ):
+        for x, _ in (next(train), next(val)):
+            assert x.shape == (32, 512)
+        for _ in range(3000):
+            next(train)
+        next(val)
+
+        assert server.connection_count() == 1

@@ -1,0 +1,82 @@
+"""What a manifest says of its shards: the fingerprint is compared, the digest believed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.sources import parse_datasets
+from server.storage.formats import Asked
+from tokenfeed.errors import BadCorpus
+from tokenfeed.stream.identity import COMPLETE_BYTES_MAX
+
+DIGEST = bytes(range(32))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What an ingest of more tokens than are read at every start leaves, nearly all of it holes."""
+    tokens = COMPLETE_BYTES_MAX // 2 + 1000
+    shard = tmp_path / "train" / "000000.ds"
+    shard.parent.mkdir()
+    with shard.open("wb") as file:
+        file.truncate(2 * tokens)
+        file.seek(2 * tokens - 2)
+        file.write(b"\1\1")
+    shard.with_suffix(".ds.metadata").write_text(f"bytes|2\n{tokens}\n")
+    alone = opened(shard)
+    split = {
+        "fingerprint": alone.fingerprint.hex(),
+        "digest": DIGEST.hex(),
+        "shards": [{"name": shard.name, "tokens": tokens}],
+    }
+    alone.close()
+    manifest = {"version": 1, "job": {}, "splits": {"train": split}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    return tmp_path
+
+
+def opened(path: Path) -> Dataset:
+    (source,) = parse_datasets([str(path)])
+    return open_dataset(source, Asked(), TokenChecks())
+
+
+def test_its_digest_is_that_of_a_corpus_too_large_to_be_read_at_every_start(folder: Path) -> None:
+    """So servers of ingested text are compared by all of it, without anybody verifying it."""
+    dataset = opened(folder)
+    alone = opened(folder / "train")
+
+    assert dataset.digest == DIGEST
+    assert alone.digest == b""
+    assert dataset.fingerprint == alone.fingerprint
+    for one in (dataset, alone):
+        one.close()
+
+
+@pytest.mark.parametrize("name", ["fingerprint", "digest"])
+def test_a_hash_of_another_length_is_refused(folder: Path, name: str) -> None:
+    manifest = folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["splits"]["train"][name] = "ab"
+    manifest.write_text(json.dumps(content))
+
+    with pytest.raises(BadCorpus) as caught:
+        parse_datasets([str(folder)])
+
+    assert caught.value.problem == "is no manifest of tokenfeed, or is damaged"
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 20, COMPLETE_BYTES_MAX + 4000])
+def test_shards_of_another_length_are_refused(folder: Path, size_bytes: int) -> None:
+    shard = folder / "train" / "000000.ds"
+    os.truncate(shard, size_bytes)
+    shard.with_suffix(".ds.metadata").unlink()
+
+    with pytest.raises(BadCorpus) as caught:
+        opened(folder)
+
+    assert caught.value.problem.startswith("has other shards than its manifest says")

@@ -1,0 +1,281 @@
+"""Files -> units: all of the text, once, from wherever reading begins again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from server.ingest.inputs import READERS, jsonl, parquet
+from server.ingest.inputs.base import How
+from server.ingest.inputs.discovery import find_sources
+from server.ingest.tokenize import splitting
+from server.ingest.tokenize.encoding import Recipe, encode_unit
+from server.ingest.tokenize.tokenizer import Vocabulary
+from server.ingest.units import Unit
+from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
+
+RECIPE = Recipe(Vocabulary.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
+
+
+def units(path: Path, offset: int = 0) -> list[Unit]:
+    """In order, each beginning where the one before ended."""
+    (source,) = find_sources([str(path)])
+
+    def pieces(blocks: Iterator[str]) -> Iterator[str]:
+        return splitting.pieces(blocks, lambda texts: [text.encode() for text in texts])
+
+    how = How(("text",), pieces, lambda _: False, lambda *_: None)
+    found = list(READERS[source.kind].units(source, 0, offset, how))
+    assert all(one.end == other.place for one, other in pairwise(found))
+    return found
+
+
+def texts(found: list[Unit]) -> str:
+    """What would be written, documents ended by byte 0."""
+    tokens = [token for unit in found for token in encode_unit(unit, RECIPE).tokens.tolist()]
+    return bytes(0 if token == 256 else token for token in tokens).decode()
+
+
+def problems(found: list[Unit]) -> list[tuple[str, str]]:
+    return [
+        (problem.what, problem.where)
+        for unit in found
+        for problem in encode_unit(unit, RECIPE).problems
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "_UNIT_BYTES", 2000)
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 700)
+    monkeypatch.setattr(parquet, "_UNIT_BYTES", 2000)
+    monkeypatch.setattr(splitting, "PIECE_CHARS", 2000)
+    monkeypatch.setattr(splitting, "_SEARCH_CHARS", 500)
+
+
+def write(folder: Path, kind: str, content: list[str]) -> Path:
+    path = folder / f"pages.{kind}"
+    if kind == "parquet":
+        return write_parquet(path, {"id": range(len(content)), "text": content})
+    if kind == "txt":
+        path.write_text("\0".join(content))
+        return path
+    return write_jsonl(path, ({"id": n, "text": text} for n, text in enumerate(content)))
+
+
+KINDS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "txt")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_text_comes_once_and_in_order(tmp_path: Path, kind: str) -> None:
+    content = documents(350)
+    path = write(tmp_path, kind, content)
+
+    found = units(path)
+
+    assert len(found) > 10
+    assert texts(found) == "".join(text + "\0" for text in content)
+    assert problems(found) == []
+    done = [unit.done_bytes for unit in found]
+    assert done == sorted(done)
+    assert done[-1] == path.stat().st_size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_begins_again_wherever_a_unit_ended(tmp_path: Path, kind: str) -> None:
+    """With the same units, or a damaged file would give more one time and less another."""
+    path = write(tmp_path, kind, documents(350))
+    found = units(path)
+
+    for number in (0, 1, len(found) // 2, len(found) - 1):
+        rest = units(path, found[number].end.offset)
+        assert rest == found[number + 1 :]
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst"])
+def test_a_compressed_file_cut_short_gives_what_it_has_and_says_so(
+    tmp_path: Path, kind: str
+) -> None:
+    """Silently half a file is the worst that can happen."""
+    path = write(tmp_path, kind, documents(3000))
+    path.write_bytes(path.read_bytes()[:-200])
+
+    found = units(path)
+
+    kept = texts(found)
+    assert "".join(text + "\0" for text in documents(3000)).startswith(kept)
+    assert len(kept) > 100_000
+    ((what, where),) = problems(found)
+    assert what.startswith("unreadable: ")
+    assert where.startswith("all from byte ")
+    assert units(path, found[-2].end.offset) == found[-1:]
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst"])
+def test_a_compressed_file_may_have_several_members(tmp_path: Path, kind: str) -> None:
+    """As `cat a.gz b.gz` makes them."""
+    one, two = documents(50), documents(50, seed=1)
+    (tmp_path / "b").mkdir()
+    paths = [write(tmp_path, kind, one), write(tmp_path / "b", kind, two)]
+    both = tmp_path / f"both.{kind}"
+    both.write_bytes(b"".join(path.read_bytes() for path in paths))
+
+    assert texts(units(both)) == "".join(text + "\0" for text in one + two)
+
+
+def test_padding_behind_gzip_is_none_of_it(tmp_path: Path) -> None:
+    """As tapes and block devices leave it; gunzip says nothing either."""
+    path = write(tmp_path, "jsonl.gz", documents(3000))
+    path.write_bytes(path.read_bytes() + bytes(700))
+
+    assert problems(units(path)) == []
+    assert texts(units(path)) == "".join(text + "\0" for text in documents(3000))
+
+
+def test_what_stands_before_garbage_behind_gzip_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl.gz", documents(300))
+    path.write_bytes(path.read_bytes() + b"no gzip")
+
+    assert texts(units(path)) == "".join(text + "\0" for text in documents(300))
+    assert len(problems(units(path))) == 1
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst"])
+def test_nothing_but_a_wrapping_is_an_empty_file(tmp_path: Path, name: str) -> None:
+    """A download that failed, say."""
+    path = write_jsonl(tmp_path / name, [])
+
+    assert problems(units(path)) == [("empty file", "0 bytes")]
+
+
+def test_a_unit_is_as_large_as_its_text_not_as_the_file_says(tmp_path: Path) -> None:
+    """A dictionary makes gigabytes of few bytes."""
+    path = write_parquet(tmp_path / "x.parquet", {"text": ["a" * 1900] * 500}, row_group_size=500)
+    assert path.stat().st_size < 10_000
+
+    found = units(path)
+
+    assert len(found) == 250
+    assert texts(found) == ("a" * 1900 + "\0") * 500
+    for number in (0, 101, 248):
+        assert units(path, found[number].end.offset) == found[number + 1 :]
+
+
+def test_two_columns_of_one_name_are_a_problem(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+
+    assert problems(units(tmp_path / "x.parquet")) == [("several columns 'text'", "its schema")]
+
+
+def test_a_line_beyond_all_bounds_is_left_out_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without line breaks is no jsonl; it must not fill the memory."""
+    monkeypatch.setattr(jsonl, "_LINE_BYTES_MAX", 5000)
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": t} for t in ("a", "b" * 20_000, "c", "d")])
+
+    found = units(path)
+
+    assert texts(found) == "a\0c\0d\0"
+    assert [where for _, where in problems(found)] == ["byte 14"]
+    path = write_jsonl(tmp_path / "y.jsonl", [{"text": "a"}, {"text": "b" * 20_000}])
+    assert texts(units(path)) == "a\0"
+    assert len(problems(units(path))) == 1
+
+
+def test_text_that_is_no_utf8_is_left_out_as_a_whole(tmp_path: Path) -> None:
+    """It is one document; the byte is named."""
+    path = tmp_path / "x.txt"
+    for content, place in ((b"a" * 3_000_000 + b"\xff" + b"b" * 9, 3_000_000), (b"abc\xc3", 3)):
+        path.write_bytes(content)
+        assert problems(units(path)) == [("invalid UTF-8", f"byte {place}")]
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.parquet"])
+def test_an_empty_file_is_a_problem(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+
+    ((what, _),) = problems(units(tmp_path / name))
+    assert what == "empty file" or what.startswith("unreadable: ")
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"body": ["a"]}, "no column 'text'"),
+        ({"text": [5]}, "column 'text' is no text"),
+        ({"text": [["a"]]}, "column 'text' is no text"),
+    ],
+)
+def test_a_table_without_text_is_a_problem(
+    tmp_path: Path, columns: dict[str, list], what: str
+) -> None:
+    path = write_parquet(tmp_path / "x.parquet", columns)
+
+    ((found, _),) = problems(units(path))
+    assert found == what
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "binary", "large_binary", "dictionary"])
+def test_text_may_be_of_any_kind_that_holds_it(tmp_path: Path, kind: str) -> None:
+    import pyarrow
+
+    content = ["a", "é", None, "a"]
+    array = pyarrow.array(content, pyarrow.string())
+    made: Callable[[], object] = {
+        "dictionary": array.dictionary_encode,
+    }.get(kind, lambda: array.cast(getattr(pyarrow, kind)()))
+    path = write_parquet(tmp_path / "x.parquet", {"text": made()})
+
+    found = units(path)
+
+    assert texts(found) == "a\0é\0a\0"
+    assert problems(found) == [("null", "row 2")]
+
+
+def damaged(path: Path, first: int, end: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[first:end] = bytes(end - first)
+    path.write_bytes(content)
+
+
+def test_a_damaged_footer_is_a_problem(tmp_path: Path) -> None:
+    path = write(tmp_path, "parquet", documents(350))
+    path.write_bytes(path.read_bytes()[:-5])
+
+    ((what, where),) = problems(units(path))
+    assert what.startswith("unreadable: ")
+    assert where == "its footer"
+
+
+def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:
+    """The others are as they were."""
+    import pyarrow.parquet
+
+    content = documents(350)
+    path = write(tmp_path, "parquet", content)
+    facts = pyarrow.parquet.read_metadata(path).row_group(1).column(1)
+    first = facts.dictionary_page_offset or facts.data_page_offset
+    damaged(path, first, first + facts.total_compressed_size)
+
+    found = units(path)
+
+    assert texts(found) == "".join(text + "\0" for text in content[:100] + content[200:])
+    ((what, where),) = problems(found)
+    assert what.startswith("unreadable: ")
+    assert where == "row group 1: 100 rows from row 100 on"
+
+
+def test_lines_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    """Where the name does not say."""
+    path = tmp_path / "pages"
+    path.write_text(json.dumps({"text": "a"}) + "\n")
+
+    assert texts(units(path)) == "a\0"

@@ -1,0 +1,188 @@
+"""Who encodes: processes here, or machines of a Ray cluster, of which one may die."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.server.ingest.corpus import END, documents, tree, write_jsonl
+from tests.server.ingest.running import ingested
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def has_begun(worker: int, shard: Path) -> bool:
+    return True
+
+
+def imports(worker: int, shard: Path) -> bool:
+    return "numpy" in Path(f"/proc/{worker}/maps").read_text()
+
+
+def has_encoded_something(worker: int, shard: Path) -> bool:
+    return shard.exists()
+
+
+def has_encoded_a_quarter(worker: int, shard: Path) -> bool:
+    """Of 200 MB: a token for each byte, and two bytes for each token."""
+    return shard.exists() and shard.stat().st_size > 50_000_000
+
+
+@pytest.mark.parametrize(
+    "moment", [has_begun, imports, has_encoded_something, has_encoded_a_quarter]
+)
+def test_a_worker_that_is_killed_is_said_and_what_is_done_is_kept(
+    tmp_path: Path, moment: Callable[[int, Path], bool]
+) -> None:
+    """As the kernel does where memory is short: also while it starts, which must not hang."""
+    path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(100)))
+    words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--workers", "2"]
+    command = [sys.executable, "-m", "server.ingest", *words]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        assert eventually(lambda: workers_of(running) != [])
+        worker, shard = workers_of(running)[0], tmp_path / "out" / ".ingest/train/000000.ds"
+        assert eventually(lambda: moment(worker, shard), 60)
+        os.kill(worker, signal.SIGKILL)
+        _, said = running.communicate(timeout=20)
+
+    assert running.returncode == 1
+    assert "error: --workers: a process that encodes was killed; for want of memory?" in said
+    ingested(*words)
+
+
+def workers_of(running: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    return [
+        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+class Cluster:
+    """Nodes of Ray on this machine, each a group of processes with one processor."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._nodes: list[subprocess.Popen[str]] = []
+        self.address = f"127.0.0.1:{free_port()}"
+
+    def add(self) -> subprocess.Popen[str]:
+        """Start a node, and wait until it runs."""
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block"]
+        command += ["--num-cpus", "1", "--object-store-memory", "100000000"]
+        command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
+        if self._nodes:
+            command += ["--address", self.address]
+        else:
+            command += ["--head", "--port", self.address.partition(":")[2]]
+            command += ["--temp-dir", str(self._folder), "--include-dashboard", "false"]
+        log = self._folder / f"node-{len(self._nodes)}.log"
+        with log.open("w") as file:
+            node = subprocess.Popen(command, stdout=file, stderr=file, text=True, process_group=0)
+        self._nodes.append(node)
+        deadline = time.monotonic() + 90
+        while "Ray runtime started" not in log.read_text():
+            assert node.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        return node
+
+    def stop_at_work(self, node: subprocess.Popen[str]) -> bool:
+        """Stop a process of a node in the middle of a unit; say whether there was one at work."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if encodes(process) and os.getpgid(int(status(process)[1])) == node.pid:
+                    os.kill(int(process.name), signal.SIGSTOP)
+                    assert eventually(lambda: status(process)[0] == "T")  # noqa: B023
+                    if encodes(process):
+                        return True
+                    # It was done just before.
+                    os.kill(int(process.name), signal.SIGCONT)
+        return False
+
+    def kill(self, node: subprocess.Popen[str]) -> None:
+        """All of a node at once, as when its machine loses power."""
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+
+    def close(self) -> None:
+        for node in self._nodes:
+            if node.poll() is None:
+                self.kill(node)
+
+
+def encodes(process: Path) -> bool:
+    """Ray names processes after what they do."""
+    return (process / "cmdline").read_bytes().startswith(b"ray::encode_unit")
+
+
+def status(process: Path) -> list[str]:
+    """Its state, its parent, and more."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    pytest.importorskip("ray", exc_type=ImportError)
+    # Its sockets lie there, and the path of one may have 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="tokenfeed-ray-"))
+    made = Cluster(folder)
+    yield made
+    made.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.timeout(700)
+def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
+    cluster: Cluster, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Killed with work in flight, which the other node does again: on a machine that is busy with
+    other things Ray takes minutes to notice.
+    """
+    texts = documents(5000, words_max=1500)
+    path = write_jsonl(tmp_path / "x.jsonl", ({"text": text} for text in texts))
+    words = [str(path), "--tokenizer", str(tokenizer), "--append-token", END]
+    words += ["--shuffle-buffer", "100"]
+    ingested(*words, "--out", tmp_path / "local")
+    cluster.add()
+    other = cluster.add()
+
+    command = [sys.executable, "-m", "server.ingest", *words, "--engine", "ray"]
+    running = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "ray")],
+        cwd=ROOT,
+        env=os.environ | {"RAY_ADDRESS": cluster.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with running:
+        try:
+            deadline = time.monotonic() + 120
+            first = tmp_path / "ray" / ".ingest" / "train" / "000000.ds"
+            while not (first.exists() and cluster.stop_at_work(other)):
+                assert time.monotonic() < deadline
+                assert running.poll() is None, running.communicate()[0]
+                time.sleep(0.01)
+            cluster.kill(other)
+            said, _ = running.communicate(timeout=500)
+        finally:
+            running.kill()
+
+    assert running.returncode == 0, said
+    lost = r"Task encode_unit failed.*node it was running on is dead|recover \d+ lost objects"
+    assert re.search(lost, said), f"nothing was in flight: {said}"
+    assert tree(tmp_path / "ray") == tree(tmp_path / "local")

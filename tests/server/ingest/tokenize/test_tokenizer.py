@@ -1,0 +1,88 @@
+"""The tokenizer: text is text, whatever a tokenizer.json says besides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.ingest.tokenize.tokenizer import Vocabulary, load, token_dtype
+from tests.server.ingest.corpus import END
+from tokenfeed.errors import InvalidRequest
+
+
+def test_a_special_token_written_in_text_is_text_unless_asked_for(tokenizer: Path) -> None:
+    """A page about tokenizers must not end a document, nor a user's words become control."""
+    text = f"see {END} there"
+    plain = load(Vocabulary.read(str(tokenizer), parses_special=False))
+    parsing = load(Vocabulary.read(str(tokenizer), parses_special=True))
+
+    end = plain.token_id(END)
+    assert end is not None
+    assert end not in plain.encode([text])[0]
+    assert end in parsing.encode([text])[0]
+
+
+def test_what_a_tokenizer_says_of_length_is_ignored(tokenizer: Path, tmp_path: Path) -> None:
+    """Cut at 512 tokens, or filled up to them, as for a classifier."""
+    content = json.loads(tokenizer.read_text())
+    content["truncation"] = {
+        "direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    content["padding"] = {
+        "strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": END,
+    }  # fmt: skip
+    special = {"SpecialToken": {"id": END, "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [special, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [special, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {END: {"id": END, "ids": [0], "tokens": [END]}},
+    }  # fmt: skip
+    path = tmp_path / "cutting.json"
+    path.write_text(json.dumps(content))
+    text = "the of and to in was his " * 4
+
+    plain, cutting = (
+        load(Vocabulary.read(str(one), parses_special=False)) for one in (tokenizer, path)
+    )
+
+    assert list(cutting.encode([text])[0]) == list(plain.encode([text])[0])
+    assert len(plain.encode([text])[0]) > 5
+
+
+def test_bytes_are_tokens_of_themselves() -> None:
+    """For trying things out, without a tokenizer.json."""
+    made = load(Vocabulary.read("bytes", parses_special=False))
+
+    assert [list(ids) for ids in made.encode(["aé", ""])] == [[97, 195, 169], []]
+    assert made.token_id(END) == 256
+    assert made.token_id("a") is None
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, "<u2"), (65_537, "<u4"), (1, "<u2")])
+def test_the_width_follows_from_the_greatest_id(size: int, dtype: str) -> None:
+    class Known:
+        vocab_size = size
+
+        def encode(self, texts):
+            return []
+
+        def token_id(self, text):
+            return None
+
+    assert token_dtype(Known()) == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"model": 1}'])
+def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidRequest, match=r"--tokenizer: tokenizer\.json cannot be read"):
+        load(Vocabulary.read(str(path), parses_special=False))
+    with pytest.raises(InvalidRequest, match=r"none\.json is no file"):
+        Vocabulary.read(str(tmp_path / "none.json"), parses_special=False)

@@ -1,0 +1,306 @@
+"""How many streams there may be, whose, and what becomes of those that nobody reads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from server.rpc.admission import Calls, StreamLimits
+from tests.conftest import Serve, Server, WriteTokens
+from tests.support.waiting import eventually
+from tokenfeed.errors import Busy, ServerAway
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
+ENDLESS = pb.GetBatchRequest(
+    batch_size=32,
+    context_length=2048,
+    order="random-1",
+    num_batches=1 << 30,
+    client_name="run-17 rank 3",
+).SerializeToString()
+
+
+class Context:
+    """As much of a call's context as is looked at."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self.cancelled = threading.Event()
+
+    def peer(self) -> str:
+        return self._peer
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+@pytest.fixture
+def corpus(write_tokens: WriteTokens) -> Path:
+    return write_tokens(np.random.default_rng(1).integers(1, 1 << 16, 1 << 22))
+
+
+def unread(address: str) -> Iterator[grpc.Call]:
+    """A call whose client takes one frame and then reads no more."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_stream(METHOD)(ENDLESS)
+        next(call)
+        yield call
+
+
+def ending(call: grpc.Call) -> grpc.StatusCode:
+    """Read what is still on the way, and return how the call ended."""
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in call:
+            pass
+    return caught.value.code()
+
+
+def test_a_peer_has_its_share_and_no_more() -> None:
+    calls = Calls(StreamLimits(streams=3, peer_streams=1))
+    greedy, other = Context("ipv4:10.0.0.1:1"), Context("ipv4:10.0.0.2:1")
+    try:
+        with calls.admit(greedy), calls.admit(Context("ipv4:10.0.0.1:2")):
+            with pytest.raises(Busy, match=r"1 are under way from one address.*per-peer"):
+                with calls.admit(Context("ipv4:10.0.0.1:3")):
+                    pass
+            with calls.admit(other):
+                pass
+        with calls.admit(greedy):
+            pass
+    finally:
+        calls.drain()
+
+
+@pytest.mark.parametrize(
+    ("one", "another", "same"),
+    [
+        ("ipv4:10.0.0.1:50", "ipv4:10.0.0.1:51", True),
+        ("ipv6:[fe80::1]:50", "ipv6:[fe80::1]:51", True),
+        ("ipv6:%5Bfe80::1%5D:50", "ipv6:%5Bfe80::2%5D:50", False),
+        ("ipv4:10.0.0.1:50", "ipv4:10.0.0.2:50", False),
+        ("unix:", "unix:/run/x", True),
+    ],
+)
+def test_a_peer_is_an_address_without_its_port(one: str, another: str, same: bool) -> None:
+    calls = Calls(StreamLimits(streams=9, peer_streams=1))
+    try:
+        with calls.admit(Context(one)) as first, calls.admit(Context(another)) as second:
+            assert (first.peer == second.peer) == same
+    finally:
+        calls.drain()
+
+
+def test_a_call_that_nobody_reads_is_evicted_and_one_that_waits_for_nothing_is_not() -> None:
+    """A client may pause as long as it likes while nothing is on its way to it."""
+    calls = Calls(StreamLimits(stall_seconds=0.2))
+    stalled, paused = Context("ipv4:10.0.0.1:1"), Context("ipv4:10.0.0.1:2")
+    try:
+        with calls.admit(stalled) as call, calls.admit(paused) as idle:
+            next(calls.hand_over(call, b"frame"))
+            for _ in calls.hand_over(idle, b"frame"):
+                pass
+
+            assert stalled.cancelled.wait(5)
+            assert not paused.cancelled.is_set()
+    finally:
+        calls.drain()
+
+
+def test_a_long_frame_may_take_its_time() -> None:
+    """A row of 64 MiB over a slow line is no stall."""
+    calls = Calls(StreamLimits(stall_seconds=0.1))
+    slow, stalled = Context("ipv4:10.0.0.1:1"), Context("ipv4:10.0.0.1:2")
+    try:
+        with calls.admit(slow) as call, calls.admit(stalled) as other:
+            next(calls.hand_over(call, bytes(64 << 20)))
+            next(calls.hand_over(other, b"frame"))
+
+            assert stalled.cancelled.wait(5)
+            assert not slow.cancelled.is_set()
+    finally:
+        calls.drain()
+
+
+def test_a_server_that_is_being_stopped_ends_calls_with_their_next_frame() -> None:
+    calls = Calls(StreamLimits())
+    with calls.admit(Context("ipv4:10.0.0.1:1")) as call:
+        calls.drain()
+        handing = calls.hand_over(call, b"frame")
+        assert next(handing) == b"frame"
+        with pytest.raises(ServerAway, match="is being stopped"):
+            next(handing)
+    with pytest.raises(ServerAway), calls.admit(Context("ipv4:10.0.0.1:1")):
+        pass
+
+
+def test_a_client_that_stops_reading_is_evicted_and_its_neighbour_is_not(
+    serve: Serve, corpus: Path
+) -> None:
+    server = serve("--data", corpus, "--stall-seconds", "1")
+    with grpc.insecure_channel(server.address) as channel:
+        stalled, neighbour = (channel.unary_stream(METHOD)(ENDLESS) for _ in range(2))
+        next(stalled)
+        end = time.monotonic() + 10
+        while "evicted" not in server.stderr and time.monotonic() < end:
+            next(neighbour)
+
+        assert ending(stalled) is grpc.StatusCode.CANCELLED
+        assert server.stderr.count("evicted peer=") == 1
+        assert "client='run-17 rank 3': was waited for too long" in server.stderr
+        next(neighbour)
+
+
+@pytest.mark.timeout(60)
+def test_calls_that_never_ask_are_evicted_and_hold_up_nobody(serve: Serve, corpus: Path) -> None:
+    """Headers, and then no message: a thread each, of which there are not endlessly many."""
+    server = serve("--data", corpus, "--max-streams", "8", "--max-streams-per-peer", "8")
+
+    def nothing() -> Iterator[bytes]:
+        assert never.wait(30)
+        yield from ()
+
+    never = threading.Event()
+    with grpc.insecure_channel(server.address) as channel:
+        asking = [channel.stream_stream(METHOD)(nothing()) for _ in range(60)]
+        assert eventually(lambda: refused(asking) == 60 - 16)
+        assert eventually(lambda: server.stderr.count("evicted peer=") == 16)
+        never.set()
+        next(channel.unary_stream(METHOD)(ENDLESS))
+
+
+def refused(calls: list[grpc.Call]) -> int:
+    """How many have ended with a limit's status."""
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED
+    return sum(not call.is_active() and call.code() is full for call in calls)
+
+
+def test_streams_beyond_a_peers_share_are_asked_to_come_back(serve: Serve, corpus: Path) -> None:
+    server = serve("--data", corpus, "--max-streams", "4", "--max-streams-per-peer", "1")
+    with grpc.insecure_channel(server.address) as channel:
+        calls = [channel.unary_stream(METHOD)(ENDLESS) for _ in range(2)]
+        next(calls[0]), next(calls[1])
+        with pytest.raises(grpc.RpcError) as caught:
+            next(channel.unary_stream(METHOD)(ENDLESS))
+
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "--max-streams-per-peer" in caught.value.details()
+    hints = {entry.key: entry.value for entry in caught.value.trailing_metadata()}
+    assert 500 <= int(hints["grpc-retry-pushback-ms"]) <= 1500
+
+
+def test_a_batch_above_the_limit_is_no_busy_server_and_comes_without_a_hint(
+    serve: Serve, corpus: Path
+) -> None:
+    server = serve("--data", corpus, "--max-batch-bytes", "1000")
+    with grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            next(channel.unary_stream(METHOD)(ENDLESS))
+
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.trailing_metadata() == ()
+
+
+@pytest.mark.timeout(60)
+def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corpus: Path) -> None:
+    """One client reads, another has stopped to, a third has sent half of a preface."""
+    seconds = []
+    for _ in range(3):
+        server = serve("--data", corpus)
+        with (
+            grpc.insecure_channel(server.address) as channel,
+            socket.create_connection(("localhost", port(server))) as half,
+        ):
+            half.sendall(b"PRI * HTTP")
+            unread_call = channel.unary_stream(METHOD)(ENDLESS)
+            read = channel.unary_stream(METHOD)(ENDLESS)
+            next(unread_call), next(read)
+            began = time.monotonic()
+            server.process.terminate()
+            status = ending(read)
+            assert server.process.wait(timeout=10) == 0
+            seconds.append(time.monotonic() - began)
+        assert status is grpc.StatusCode.UNAVAILABLE
+
+    # The best of three: the machine has other things to do.
+    assert min(seconds) < 2.0
+    assert max(seconds) < 4.0
+
+
+@pytest.mark.timeout(60)
+def test_a_stopping_server_exits_in_time_whatever_it_reads(serve: Serve, tmp_path: Path) -> None:
+    """A chmod has it read each of them anew."""
+    paths = [tmp_path / f"{index}.bin" for index in range(3)]
+    for path in paths:
+        with path.open("wb") as file:
+            file.truncate((1 << 30) - 2)
+            file.seek(0, 2)
+            file.write(b"\1\0")
+    data = [word for path in paths for word in ("--data", path)]
+    server = serve(*data, "--dtype", "uint16", "--warm-up-bytes", "0", "--drain-seconds", "1")
+    readers = len(os.listdir(f"/proc/{server.process.pid}/task")) + 8
+    for path in paths:
+        path.chmod(0o640)
+    assert eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/task")) > readers)
+
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_stopping_server_exits_in_time_though_nobody_reads_its_log(
+    serve: Serve, corpus: Path
+) -> None:
+    """Each thread that has something to say is held up then, the main one too."""
+    reader, writer = os.pipe()
+    server = serve("--data", corpus, "--drain-seconds", "1", stderr=writer)
+    said = b""
+    while b"warm-up ended" not in said:
+        said += os.read(reader, 4096)
+    # Another description of the same pipe: the server's own still waits.
+    filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(filler, bytes(size))
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 2.0
+    finally:
+        for descriptor in (reader, writer, filler):
+            os.close(descriptor)
+
+
+def port(server: Server) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--max-streams", "0"),
+        ("--max-streams-per-peer", "0"),
+        ("--stall-seconds", "0"),
+        ("--drain-seconds", "-1"),
+        ("--max-request-bytes", "10"),
+    ],
+)
+def test_a_limit_that_is_none_is_named(
+    option: str, value: str, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from server.cli.serve import main
+
+    assert main(["--data", str(corpus), option, value]) == 1
+    assert f"error: {option}" in capsys.readouterr().err
+    logging.getLogger().handlers.clear()

@@ -1,0 +1,117 @@
+"""The frames of a call, made in turn with those of others; what an unreadable file costs them."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.sources import Source
+from server.rpc.fair_scheduler import Turns
+from server.rpc.frame_producer import FrameProducer
+from server.storage.choice import Storing
+from server.storage.formats import Asked
+from server.storage.local import opened_shards
+from server.storage.local.local_store import LocalStore
+from server.storage.local.opened_shards import Unread
+from tests.conftest import WriteTokens
+from tests.support.waiting import eventually
+from tokenfeed.errors import Unreadable
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire import frame
+from tokenfeed.wire.request import from_message
+
+T = 99
+ROWS = 100
+
+
+def frames(dataset: Dataset, first_sample: int, turns: Turns | None = None) -> int:
+    """Make the frames of one batch of the order of the files; return how many there are."""
+    message = pb.GetBatchRequest(
+        batch_size=4,
+        context_length=T,
+        num_batches=1,
+        order="sequential-1",
+        first_sample=first_sample,
+    )
+    request, _ = from_message(message)
+    stream = frame.Stream(request.spec, request.position, bytes(32), {})
+    return len(list(FrameProducer(dataset, request, stream, turns or Turns()).frames("peer")))
+
+
+def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
+    write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One page that cannot be read would cost each of them a second, one after the other."""
+    paths: list[Path] = [
+        write_tokens(np.arange(1, ROWS * T + 2), name) for name in ("well.bin", "sick.bin")
+    ]
+    source = Source("train", tuple(map(str, paths)))
+    dataset = open_dataset(source, Asked(), TokenChecks(), storing)
+    turns = Turns(1)
+    store = dataset.store
+    assert isinstance(store, LocalStore)
+    right = store._read_tokens
+    tries = []
+
+    def read(spans: Spans, room: Any) -> None:
+        if spans.shard.any():
+            tries.append(store.cold)
+            raise Unread(1, OSError(errno.EIO, "Input/output error"))
+        right(spans, room)
+
+    monkeypatch.setattr(store, "_read_tokens", read)
+    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
+    assert frames(dataset, 0, turns) == 1
+    assert not store.cold
+
+    def wait() -> None:
+        with pytest.raises(Unreadable):
+            frames(dataset, 120, turns)
+
+    pausing = threading.Thread(target=wait)
+    other = threading.Thread(target=frames, args=(dataset, 4, turns), daemon=True)
+    pausing.start()
+    try:
+        assert eventually(lambda: len(tries) == 2, 5.0)
+        assert eventually(lambda: turns._left == 1, 2.0), "the turn is held"
+        assert store.cold, "others wait for turns"
+        other.start()
+        other.join(5.0)
+        assert not other.is_alive()
+    finally:
+        store.close()
+        pausing.join()
+    assert tries[:2] == [False, True]
+
+
+def test_what_cannot_be_read_at_once_is_still_tried_again(
+    write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not it was asked for in turn."""
+    path = write_tokens(np.arange(1, ROWS * T + 2))
+    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks(), storing)
+    store = dataset.store
+    assert isinstance(store, LocalStore)
+    right = store._read_tokens
+    failures = 3
+
+    def read(spans: Spans, room: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise Unread(0, OSError(errno.EIO, "Input/output error"))
+        right(spans, room)
+
+    monkeypatch.setattr(store, "_read_tokens", read)
+    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
+    for _ in range(2):
+        failures = 3
+        assert frames(dataset, 0) == 1
+    store.close()

@@ -1,0 +1,48 @@
+"""Turns to look at files: evenly spread, and fair."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from server.runtime.poll_rate import LOOK_SECONDS, STATS_PER_SECOND, Looks, pause_seconds
+
+
+def test_many_threads_together_get_no_more_turns_than_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each dataset has a thread, and each gather that met an error looks too."""
+    looks, taken = Looks(), []
+    end = time.monotonic() + 0.5
+
+    def look() -> None:
+        while time.monotonic() < end:
+            looks.take()
+            taken.append(time.monotonic())
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert 20 < len(taken) <= STATS_PER_SECOND * 0.5 + len(threads)
+
+
+def test_no_file_is_looked_at_more_than_once_a_second() -> None:
+    assert pause_seconds(1) == LOOK_SECONDS == 1.0
+    assert 7 * pause_seconds(7) == pytest.approx(1.0)
+
+
+def test_a_turn_that_nobody_took_is_not_kept_for_later() -> None:
+    """Or a quiet minute would end in a burst."""
+    looks = Looks()
+    looks.take()
+    time.sleep(0.05)
+    began = time.monotonic()
+    for _ in range(5):
+        looks.take()
+
+    assert time.monotonic() - began >= 4 / STATS_PER_SECOND

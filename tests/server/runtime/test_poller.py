@@ -1,0 +1,139 @@
+"""What looks at files and tokens while they are served, and never stands still."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from server.runtime.poller import Rereads, Watch
+from server.storage.local.mapped_store import MapStore
+from tests.conftest import WriteTokens
+from tests.server.conftest import asked, look
+from tests.support.waiting import let_time_pass
+
+
+def test_a_look_that_fails_ends_neither_the_others_nor_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Or nobody would take back a token any more, and nobody would know."""
+    looked = threading.Semaphore(0)
+    failed = threading.Semaphore(0)
+
+    def fail() -> None:
+        failed.release()
+        raise OSError(5, "Input/output error", "/secret/path")
+
+    watch = Watch({"broken": fail, "tokens": looked.release})
+    try:
+        assert all(look.acquire(timeout=5) for look in (looked, failed) * 3)
+    finally:
+        watch.close()
+
+    (line,) = caplog.messages
+    assert re.fullmatch(
+        r"could not look at broken: OSError EIO at tokenfeed/server/runtime/poller\.py:\d+", line
+    )
+
+
+def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever looks for the reason asks for it; the line above it stays as short as it is."""
+    failed = threading.Semaphore(0)
+
+    def fail() -> None:
+        failed.release()
+        raise OSError(5, "Input/output error", "/secret/path")
+
+    with caplog.at_level(logging.DEBUG, "tokenfeed.server"):
+        watch = Watch({"broken": fail})
+        try:
+            # The second look begins when all is said of the first.
+            assert all(failed.acquire(timeout=5) for _ in range(2))
+        finally:
+            watch.close()
+
+    line, traceback = caplog.records[:2]
+    assert (line.levelname, traceback.levelname) == ("ERROR", "DEBUG")
+    assert "secret" not in line.getMessage()
+    assert traceback.exc_text is not None
+    assert "in fail\n" in traceback.exc_text
+
+
+def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens) -> None:
+    """It takes seconds for 1 GiB."""
+    path = write_tokens(np.arange(1, 5000))
+    corpus = MapStore("train", [str(path)], asked("<u2"))
+    rereads = Rereads()
+    reading, may_end = threading.Event(), threading.Event()
+    read = []
+
+    def same_content() -> bool:
+        read.append(path)
+        reading.set()
+        return may_end.wait(5)
+
+    try:
+        let_time_pass(path)
+        path.chmod(0o600)
+        for _ in range(3):
+            look(corpus, same_content, rereads.later)
+        assert reading.wait(5)
+        assert not corpus.lost
+
+        may_end.set()
+        done = threading.Event()
+        rereads.later(done.set)
+        assert done.wait(5)
+        look(corpus, same_content, rereads.later)
+        assert len(read) == 1
+        assert not corpus.lost
+    finally:
+        rereads.close()
+        corpus.close()
+
+
+def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_that(
+    write_tokens: WriteTokens,
+) -> None:
+    path = write_tokens(np.arange(1, 5000))
+    corpus = MapStore("train", [str(path)], asked("<u2"))
+    rereads = Rereads()
+    try:
+        let_time_pass(path)
+        path.chmod(0o600)
+        look(corpus, lambda: False, rereads.later)
+        done = threading.Event()
+        rereads.later(done.set)
+        assert done.wait(5)
+
+        assert corpus.lost
+    finally:
+        rereads.close()
+        corpus.close()
+
+
+def test_a_read_that_fails_is_said_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    rereads = Rereads()
+    done = threading.Event()
+    try:
+        rereads.later(lambda: [][0])
+        rereads.later(done.set)
+        assert done.wait(5)
+    finally:
+        rereads.close()
+
+    (line,) = caplog.messages
+    assert line.startswith("could not read anew: IndexError at ")
+
+
+def test_rereads_that_are_closed_read_nothing_more() -> None:
+    rereads = Rereads()
+    rereads.close()
+    rereads.close()
+
+    rereads.later(lambda: pytest.fail("it was read"))

@@ -1,0 +1,46 @@
+"""Damaged files of every format: an error that names the file, never a crash, a hang or a lie."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def fuzz(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.server.storage.formats.fuzz", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+def test_whatever_is_in_a_file_is_a_layout_within_it_or_a_clear_error() -> None:
+    """With little memory. The long run is `python -m tests.server.storage.formats.fuzz`."""
+    answer = fuzz("--examples", "3000", "--seed", "7")
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    outcomes = ast.literal_eval(answer.stdout.partition(": ")[2])
+    formats = {"raw", "llm.c", "megatron", "npy", "safetensors", "datatrove", "olmo", "refused"}
+    assert set(outcomes) == formats
+    assert outcomes["refused"] > 500
+
+
+def test_a_header_that_is_believed_is_found() -> None:
+    """A planted bug: or the test above could not fail."""
+    answer = fuzz("--examples", "3000", "--plant", "belief")
+
+    assert answer.returncode == 1
+    assert "FOUND with --seed 1: AssertionError" in answer.stdout
+    assert "llmc.bin" in answer.stdout
+
+
+def test_a_header_that_is_read_for_ever_is_found() -> None:
+    """With what was read, or nobody could find out why."""
+    answer = fuzz("--examples", "3000", "--plant", "hang", "--seconds", "0.5")
+
+    assert answer.returncode == 1
+    assert "FOUND with --seed 1: Hung: still reading Seeds(name='llmc.bin'" in answer.stdout

@@ -1,0 +1,102 @@
+"""What people have that cannot be mapped: named, with what would make tokens of it."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import pickle
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server.storage.formats.reading import read
+from tokenfeed.errors import BadCorpus
+
+TEXT = json.dumps({"text": "Once upon a time, ünïcode " * 9}) + "\n"
+
+
+def tarred(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(tarfile.TarInfo("x"))
+
+
+def chunk(path: Path) -> None:
+    """As MosaicML's writer and LitData's lay samples out."""
+    config, samples = b'{"format": "mds"}', [b"one", b"two!"]
+    first = 4 + 4 * (len(samples) + 1) + len(config)
+    ends = np.cumsum([first, *map(len, samples)]).astype("<u4")
+    path.write_bytes(struct.pack("<I", 2) + ends.tobytes() + config + b"".join(samples))
+
+
+def zipped(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", "y")
+
+
+FOREIGN = {
+    "parquet": lambda path: path.write_bytes(b"PAR1" + bytes(200)),
+    "a tar archive": tarred,
+    "a pickle": lambda path: path.write_bytes(pickle.dumps(list(range(50)))),
+    "a chunk of MosaicML's MDS or of LitData": chunk,
+    "a zip archive": zipped,
+    "Arrow": lambda path: path.write_bytes(b"ARROW1\0\0" + bytes(50)),
+    "Arrow, a stream": lambda path: path.write_bytes(b"\xff" * 4 + b"\xd0\2\0\0" + bytes(50)),
+    "HDF5": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(50)),
+    "compressed by gzip": lambda path: path.write_bytes(gzip.compress(TEXT.encode())),
+    "compressed by bzip2": lambda path: path.write_bytes(bz2.compress(TEXT.encode())),
+    "compressed by xz": lambda path: path.write_bytes(lzma.compress(TEXT.encode())),
+    "compressed by zstd": lambda path: path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20)),
+    "compressed by lz4": lambda path: path.write_bytes(b"\x04\x22\x4d\x18" + bytes(20)),
+    "jsonl": lambda path: path.write_text(TEXT * 10),
+    "text": lambda path: path.write_text("Första raden\n" * 400),
+    "text, with spaces of another language": lambda path: path.write_text(
+        "\u3000\u7b2c\u4e00\xa0\u884c" * 400
+    ),
+    "jsonl, with a mark of its encoding": lambda path: path.write_text("\ufeff" + TEXT * 10),
+    "what lies beside tokens": lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(200)),
+    "Feather or ORC": lambda path: path.write_bytes(b"FEA1" + bytes(50)),
+    "compressed by 7z": lambda path: path.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(50)),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_it_is_named_and_comes_with_a_cure(tmp_path: Path, what: str) -> None:
+    """Whatever it is called; and whoever knows better says so."""
+    path = tmp_path / "train.bin"
+    FOREIGN[what](path)
+
+    with pytest.raises(BadCorpus) as caught:
+        read(path)
+
+    assert caught.value.problem.startswith(f"is {what.partition(',')[0]}")
+    assert "pass --format raw if all of it is tokens" in caught.value.problem
+    assert read(path, "|u1", form="raw").token_count == path.stat().st_size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_are_not_taken_for_anything_else(tmp_path: Path, seed: int) -> None:
+    """Neither real vocabularies nor bytes in uint16."""
+    random = np.random.default_rng(seed)
+    path = tmp_path / "train.bin"
+    for high in (256, 50_257, 65_536):
+        for size in (1, 2, 10, 5000):
+            random.integers(0, high, size).astype("<u2").tofile(path)
+            assert read(path).format == "raw"
+    np.frombuffer(TEXT.encode() * 50, np.uint8).astype("<u2").tofile(path)
+    assert read(path).format == "raw"
+
+
+@pytest.mark.parametrize("name", ["x.ds.index", "x.ds.metadata", "x.ds.loss"])
+def test_what_lies_beside_tokens_is_not_served_without_them(tmp_path: Path, name: str) -> None:
+    """As after a copy that was not finished."""
+    path = tmp_path / name
+    path.write_bytes(bytes(80))
+
+    with pytest.raises(BadCorpus, match="the file of tokens itself is not there"):
+        read(path)

@@ -1,0 +1,371 @@
+"""What is known of opened files: what a look finds, what it does not, and what is read anew."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.datasets.content import InOrder
+from server.datasets.warmup import warm
+from server.runtime.poll_rate import Looks
+from server.storage.choice import STORES, Storing
+from server.storage.formats import Asked
+from server.storage.local import opened_shards
+from server.storage.local.local_store import LocalStore
+from server.storage.local.mapped_store import MapStore
+from server.storage.local.opened_shards import Unread
+from server.storage.local.scratch import _GATHERS_AT_ONCE
+from server.storage.store import at_once
+from tests.conftest import WriteTokens
+from tests.server.conftest import asked, look
+from tests.support.waiting import eventually, let_time_pass
+from tokenfeed.errors import CorpusChanged, Unreadable
+from tokenfeed.sampling.spans import Spans
+
+Store = LocalStore[Any]
+Open = Callable[..., Store]
+PIECE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def open_store(storing: Storing) -> Iterator[Open]:
+    opened: list[Any] = []
+
+    def start(*paths: Path, looks: Looks | None = None) -> Any:
+        kind = STORES[storing.read or ""]
+        opened.append(kind("train", [str(path) for path in paths], asked("<u2"), looks or Looks()))
+        return opened[-1]
+
+    yield start
+    for store in opened:
+        store.close()
+
+
+def refusing(code: int) -> Callable[..., Any]:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT])
+def test_a_stat_that_fails_says_nothing_and_is_said_once(
+    open_store: Open,
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """Nobody can tell whether the file is there: it is served on, and looked at again."""
+    paths = [write_tokens(range(1, 9), f"{index}.bin") for index in range(3)]
+    store = open_store(*paths)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refusing(code))
+        for _ in range(3):
+            look(store)
+
+    (line,) = caplog.messages
+    assert (
+        line == f"could not look at dataset=train file=0.bin: {os.strerror(code)}; it is served on"
+    )
+    look(store)
+    paths[1].unlink()
+    look(store)
+    assert "name=1.bin: replaced or removed" in caplog.messages[1]
+    assert not store.lost
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR])
+def test_a_file_that_is_not_there_any_more_was_removed(
+    open_store: Open,
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    store = open_store(write_tokens(range(1, 9)))
+    monkeypatch.setattr(os, "stat", refusing(code))
+
+    look(store)
+
+    assert "replaced or removed" in caplog.text
+
+
+@pytest.mark.parametrize(("then", "lost"), [(True, False), (False, True)])
+def test_what_cannot_be_read_anew_is_read_after_the_next_look(
+    open_store: Open, write_tokens: WriteTokens, then: bool, lost: bool
+) -> None:
+    """Its new time is known by then: nothing else would lead to it again."""
+    path = write_tokens(np.arange(1, 5000))
+    other = write_tokens(np.arange(1, 9), "other.bin")
+    store = open_store(path, other)
+    let_time_pass(path)
+    path.chmod(0o600)
+    answers = [None, None, then]
+
+    store.look_at(0, lambda: answers.pop(0), at_once)
+    store.look_at(1, lambda: answers.pop(0), at_once)
+    assert not store.lost
+    store.look_at(0, lambda: answers.pop(0), at_once)
+    store.look_at(1, lambda: pytest.fail("it was read once more"), at_once)
+
+    assert answers == []
+    assert store.lost is lost
+
+
+def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any], None]:
+    """Reads tokens as a store does, but a shard only after so many failures."""
+    right = store._read_tokens
+
+    def read(spans: Spans, room: Any) -> None:
+        nonlocal failures
+        if (spans.shard == shard).any() and failures > 0:
+            failures -= 1
+            raise Unread(shard, OSError(errno.EIO, os.strerror(errno.EIO)))
+        right(spans, room)
+
+    return read
+
+
+def row_of(store: Store, shard: int, patient: bool = True) -> list[int]:
+    """The first tokens of a shard."""
+    spans = Spans.of_windows(4, np.array([shard]), np.zeros(1, dtype=np.int64))
+    with store.gather(spans, patient=patient) as block:
+        return block.tokens[0].tolist()
+
+
+def test_an_error_that_heals_costs_no_dataset_although_its_file_was_replaced(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To replace files by rename is what operators are told to do."""
+    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
+    path = write_tokens(range(1, 9))
+    store = open_store(path)
+    os.replace(write_tokens(range(11, 19), "new.bin"), path)
+    monkeypatch.setattr(store, "_read_tokens", failing(store, 0, 4))
+
+    assert row_of(store, 0) == [1, 2, 3, 4]
+
+
+def test_what_has_no_name_and_cannot_be_read_to_the_end_is_lost_where_nothing_else_leads_to_it(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been cut; with a descriptor one can still ask."""
+    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
+    path = write_tokens(range(1, 9))
+    store = open_store(path)
+    path.unlink()
+    monkeypatch.setattr(store, "_read_tokens", failing(store, 0, np.inf))
+
+    with pytest.raises(CorpusChanged if store.kind == "map" else Unreadable):
+        row_of(store, 0)
+    assert store.lost is (store.kind == "map")
+
+
+def test_many_that_wait_for_a_file_to_heal_keep_nobody_from_another_file(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there may be gathers at once."""
+    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
+    store = open_store(write_tokens(range(1, 9), "sick.bin"), write_tokens(range(11, 19)))
+    tries: list[int] = []
+    right = failing(store, 0, np.inf)
+    monkeypatch.setattr(
+        store, "_read_tokens", lambda spans, room: (tries.append(0), right(spans, room))
+    )
+
+    def wait() -> None:
+        with suppress(CorpusChanged, Unreadable):
+            row_of(store, 0)
+
+    waiting = [threading.Thread(target=wait) for _ in range(_GATHERS_AT_ONCE + 1)]
+    found: list[list[int]] = []
+    other = threading.Thread(target=lambda: found.append(row_of(store, 1, patient=False)))
+    for thread in waiting:
+        thread.start()
+    try:
+        assert eventually(lambda: len(tries) >= _GATHERS_AT_ONCE)
+        other.start()
+        other.join(10)
+        assert found == [[11, 12, 13, 14]]
+        assert all(thread.is_alive() for thread in waiting)
+    finally:
+        store.close()
+        for thread in [*waiting, other]:
+            thread.join()
+
+
+def test_files_that_never_change_are_not_looked_at(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to keep a digest; though what was lost is lost."""
+    store = open_store(write_tokens(range(1, 9)), looks=Looks(never=True))
+    monkeypatch.setattr(os, "stat", refusing(errno.EIO))
+
+    assert store.unchanged_since(store.facts, lambda: False)
+    store.close()
+    assert not store.unchanged_since(store.facts, lambda: False)
+
+
+def test_a_file_of_zeros_that_never_changes_is_not_looked_at_for_its_rows(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end does not tell, and nobody asks."""
+    looks = Looks(never=True)
+    store = open_store(write_tokens(np.zeros(2 << 20)), looks=looks)
+    monkeypatch.setattr(looks, "take", lambda: pytest.fail("it was looked at"))
+
+    for _ in range(2):
+        spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([100]))
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
+
+
+def test_a_file_touched_since_is_not_unchanged(open_store: Open, write_tokens: WriteTokens) -> None:
+    store = open_store(write_tokens(range(1, 9), "one.bin"), write_tokens(range(1, 9), "two.bin"))
+    facts = store.facts
+    assert store.unchanged_since(facts, lambda: False)
+    assert not store.unchanged_since(facts, lambda: True)
+    path = Path(store.shards[1].path)
+    let_time_pass(path)
+    path.chmod(0o600)
+
+    assert not store.unchanged_since(facts, lambda: False)
+
+
+def test_a_warm_up_ends_at_a_file_that_was_cut(open_store: Open, write_tokens: WriteTokens) -> None:
+    """And goes no further than what was there, whichever way it reads."""
+    path = write_tokens(np.full(4 * PIECE_BYTES // 2, 7))
+    store = open_store(path)
+
+    def cut() -> bool:
+        os.truncate(path, PIECE_BYTES + 100)
+        return False
+
+    assert warm(store, cut) == PIECE_BYTES
+
+
+def test_what_is_brought_in_by_reading_is_all_there_is_and_in_order(
+    open_store: Open, write_tokens: WriteTokens
+) -> None:
+    """So it can be hashed on the way."""
+    tokens = np.random.default_rng(3).integers(1, 1 << 16, 1_300_000)
+    store = open_store(
+        write_tokens(tokens[:700_001], "a.bin"), write_tokens(tokens[700_001:], "b.bin")
+    )
+    pieces = []
+    done_bytes = 0
+    for piece in store.bring_in():
+        assert done_bytes < piece.done_bytes
+        done_bytes = piece.done_bytes
+        pieces.append(bytes(piece.content or b""))
+
+    assert done_bytes == store.memory_bytes
+    assert b"".join(pieces) == (tokens.astype("<u2").tobytes() if store.kind == "pread" else b"")
+
+
+def test_a_warm_up_counts_what_lies_behind_the_tokens_of_the_last_file_too(
+    tmp_path: Path, storing: Storing
+) -> None:
+    """Another tensor, say, which need not be read: its end is the end of what has to be there for
+    a digest.
+    """
+    header = json.dumps({
+        "tokens": {"dtype": "U16", "shape": [4], "data_offsets": [0, 8]},
+        "others": {"dtype": "U16", "shape": [50], "data_offsets": [8, 108]},
+    }).encode()  # fmt: skip
+    paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for path in paths:
+        path.write_bytes(len(header).to_bytes(8, "little") + header + b"\1\0" * 54)
+    words = Asked.of(None, None, "tokens")
+    kind = STORES[storing.read or ""]
+    with closing(kind("train", [str(path) for path in paths], words, Looks())) as store:
+        reading = InOrder(store)
+
+        assert warm(store, lambda: False, reading.add) == store.memory_bytes
+
+        assert reading.is_complete is (store.kind == "pread")
+
+
+@pytest.mark.parametrize("zeros", [64 << 10, 200 << 10])
+@pytest.mark.parametrize("tokens", [0, 5000])
+def test_a_file_that_ends_in_many_zeros_is_looked_at_for_its_first_rows_alone(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, zeros: int,
+    tokens: int,
+) -> None:  # fmt: skip
+    """Padded shards would use up the budget otherwise, and wait for it at every frame."""
+    path = write_tokens(np.append(np.full(tokens, 257), np.zeros(zeros)))
+    store = open_store(path)
+    spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([tokens + 100]))
+    for _ in range(2):
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
+    with monkeypatch.context() as patched:
+        for name in ("stat", "fstat"):
+            patched.setattr(os, name, lambda *_: pytest.fail("it was looked at"))
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
+    os.truncate(path, tokens)
+    os.truncate(path, 2 * (tokens + zeros))
+
+    if tokens:
+        with pytest.raises(CorpusChanged), store.gather(spans):
+            pass
+    else:
+        with store.gather(spans) as block:
+            assert not block.tokens.any()
+
+
+def test_a_mapped_file_that_was_cut_and_removed_will_never_be_known_about(
+    write_tokens: WriteTokens,
+) -> None:
+    """Its name was all that led to it: waiting for it to heal would be for ever."""
+    path = write_tokens(range(1, 20_001))
+    with closing(MapStore("train", [str(path)], asked("<u2"), Looks())) as store:
+        os.truncate(path, 0)
+        path.unlink()
+
+        first = np.zeros(1, dtype=np.int64)
+        with pytest.raises(CorpusChanged), store.gather(Spans.of_windows(9, first, first)):
+            pass
+
+
+def test_touching_all_files_does_not_read_the_dataset_anew_for_each_of_them(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`chmod -R` on 10,000 shards would be 10,000 times the whole corpus."""
+    now = 0.0
+    monkeypatch.setattr(opened_shards, "time", SimpleNamespace(monotonic=lambda: now))
+    paths = [write_tokens(range(1, 1001), f"{index}.bin") for index in range(20)]
+    store = open_store(*paths)
+    read_at = []
+
+    def same_content() -> bool:
+        nonlocal now
+        now += 1.0
+        read_at.append(now)
+        return True
+
+    let_time_pass(paths[-1])
+    for path in paths:
+        path.chmod(0o600)
+    for shard in range(len(paths)):
+        store.look_at(shard, same_content, at_once)
+    assert read_at == [1.0]
+
+    now = 10.9
+    store.look_at(0, same_content, at_once)
+    assert read_at == [1.0]
+    now = 11.0
+    store.look_at(0, same_content, at_once)
+    assert read_at == [1.0, 12.0]

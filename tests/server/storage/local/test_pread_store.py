@@ -1,0 +1,341 @@
+"""What is the matter of files that are read by pread: descriptors, threads, stale handles."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.storage.local import opened_shards as opened_module
+from server.storage.local import pread_store
+from server.storage.local.pread_store import PreadStore
+from server.storage.local.shard import Facts
+from server.storage.store import at_once
+from tests.conftest import Serve, WriteTokens
+from tests.server.conftest import asked
+from tests.support.waiting import eventually
+from tokenfeed.errors import BadCorpus, CorpusChanged, Unreadable
+from tokenfeed.sampling.spans import Spans
+
+Open = Callable[..., PreadStore]
+
+
+@pytest.fixture
+def open_store() -> Iterator[Open]:
+    opened: list[PreadStore] = []
+
+    def start(*paths: Path) -> PreadStore:
+        opened.append(PreadStore("train", [str(path) for path in paths], asked("<u2")))
+        return opened[-1]
+
+    yield start
+    for store in opened:
+        store.close()
+
+
+def gathered(store: PreadStore, row_tokens: int, offsets: Sequence[int]) -> list[list[int]]:
+    places = np.array(offsets, dtype=np.int64)
+    with store.gather(Spans.of_windows(row_tokens, np.zeros_like(places), places)) as block:
+        rows: list[list[int]] = block.tokens.tolist()
+    return rows
+
+
+def failing(right: Callable[..., int], code: int, times: int) -> Callable[..., int]:
+    """A preadv that fails so often before it reads."""
+    left = times
+
+    def read(*arguments: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(code, os.strerror(code))
+        return right(*arguments)
+
+    return read
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened_module, "_PAUSES_SECONDS", (0.001,) * 4)
+
+
+def drop_from_memory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_rows_that_are_not_in_memory_are_read_all_the_same(
+    open_store: Open, write_tokens: WriteTokens, tells: bool
+) -> None:
+    """By many threads, whether or not the file system says what is in memory."""
+    path = write_tokens(np.arange(60_000))
+    store = open_store(path)
+    store._tells = tells
+    for _ in range(3):
+        drop_from_memory(path)
+        offsets = list(range(0, 50_000, 700))
+
+        rows = gathered(store, 1000, offsets)
+
+        assert rows == [list(range(first, first + 1000)) for first in offsets]
+
+
+def test_where_no_thread_can_be_started_rows_are_read_all_the_same(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the room would still hold the rows of a gather before."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    store._tells = False  # then all rows are left to threads
+    monkeypatch.setattr(
+        store._readers, "_adjust_thread_count", raising(RuntimeError("can't start new thread"))
+    )
+    for start in (0, 7):
+        offsets = list(range(start, 50_000, 700))
+
+        rows = gathered(store, 1000, offsets)
+
+        assert rows == [list(range(first, first + 1000)) for first in offsets]
+
+
+def test_a_thread_that_comes_late_writes_into_no_room_that_was_lent_on(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be given to a thread may still lie in its queue."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    store._tells = False
+    late: list[Callable[[], object]] = []
+
+    def refuse(read: Callable[..., object], *arguments: object) -> None:
+        late.append(lambda: read(*arguments))
+        if len(late) >= 3:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(store._readers, "submit", refuse)
+    gathered(store, 1000, range(0, 50_000, 700))
+    assert len(late) == 3
+    places = np.arange(7, 50_000, 700)
+    with store.gather(Spans.of_windows(1000, np.zeros_like(places), places)) as block:
+        for read in late:
+            read()
+        assert (block.tokens[:, 0] == places).all()
+        assert (np.diff(block.tokens.astype(int)) == 1).all()
+
+
+def test_a_store_closed_while_rows_are_read_ends_the_gather(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that a thread has not begun is read any more."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    store._tells = False
+    right = os.preadv
+    may_end = threading.Event()
+    calls = []
+
+    def close() -> None:
+        # One of the 64 shares is read by who asks, 32 by threads; the others lie in the queue.
+        assert eventually(lambda: (len(calls), store._readers._work_queue.qsize()) == (33, 31))
+        store.close()
+        may_end.set()
+
+    def slow(*arguments: Any) -> int:
+        calls.append(arguments)
+        assert may_end.wait(10)
+        return right(*arguments)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    monkeypatch.setattr(pread_store, "_READERS", 64)  # more than there are threads
+
+    closing = threading.Thread(target=close)
+    closing.start()
+
+    with pytest.raises(CorpusChanged):
+        gathered(store, 100, range(0, 50_000, 700))
+
+    closing.join()
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM])
+def test_a_file_system_that_does_not_say_what_is_in_memory_is_judged_by_time(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """NFS has no RWF_NOWAIT, nor have old kernels; and a sandbox may forbid it."""
+    store = open_store(write_tokens(np.arange(60_000)))
+    right = os.preadv
+
+    def untold(*arguments: Any) -> int:
+        if arguments[3:] and arguments[3]:
+            raise OSError(code, os.strerror(code))
+        return right(*arguments[:3])
+
+    monkeypatch.setattr(os, "preadv", untold)
+    spans = Spans.of_windows(100, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    monkeypatch.setattr(pread_store, "_ROW_SECONDS_WARM", 10.0)
+    gathered(store, 100, [0, 500])
+    store.advise(spans)
+    assert not store.cold
+    monkeypatch.setattr(pread_store, "_ROW_SECONDS_WARM", 0.0)
+    monkeypatch.setattr(pread_store, "_BYTES_PER_SECOND_WARM", 1e30)
+
+    assert gathered(store, 3, [7]) == [[7, 8, 9]]
+
+    assert store.cold
+
+
+def test_what_was_opened_is_served_on_whatever_its_name_stands_for(
+    open_store: Open, write_tokens: WriteTokens
+) -> None:
+    path = write_tokens(np.arange(5000))
+    store = open_store(path)
+    write_tokens(np.zeros(10), "new.bin").replace(path)
+
+    assert gathered(store, 3, [4000]) == [[4000, 4001, 4002]]
+    assert store.read_served(0, 0, 4) == b"\0\0\1\0"
+    assert sum(len(piece.content or b"") for piece in store.bring_in()) == 10_000
+
+
+def test_descriptors_are_closed_with_the_store_and_after_a_failed_start(
+    open_store: Open, write_tokens: WriteTokens, tmp_path: Path
+) -> None:
+    paths = [write_tokens(range(1, 9), f"{index}.bin") for index in range(5)]
+    before = len(os.listdir("/proc/self/fd"))
+
+    store = open_store(*paths)
+    assert len(os.listdir("/proc/self/fd")) == before + 5
+    store.close()
+    store.close()
+    with pytest.raises(BadCorpus, match=r"missing\.bin"):
+        open_store(*paths, tmp_path / "missing.bin")
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(CorpusChanged):
+        gathered(store, 2, [0])
+
+
+def test_more_files_than_there_may_be_descriptors_are_an_error_that_says_the_cure(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Or the server would stop in the middle of opening them, with a word of no help."""
+    for index in range(900):
+        (tmp_path / f"{index:03}.bin").write_bytes(b"\1\0\2\0\3\0")
+    few = ("bash", "-c", 'ulimit -n 1024; exec "$@"', "-")
+
+    with pytest.raises(AssertionError, match="900 files are read by a descriptor each") as caught:
+        serve("--data", tmp_path, "--read", "pread", wrapper=few)
+
+    told = str(caught.value)
+    assert "may have 1024" in told
+    assert "ulimit -Hn" in told
+    assert "--read map" in told
+
+
+def test_the_soft_limit_of_descriptors_is_raised_as_far_as_it_takes(
+    open_store: Open, write_tokens: WriteTokens
+) -> None:
+    """Most systems begin with 1,024, and allow many more."""
+    paths = [write_tokens(range(1, 9), f"{index}.bin") for index in range(20)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 10, limits[1]))
+    try:
+        open_store(*paths)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= open_now + 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO])
+def test_an_error_that_heals_is_no_error(
+    open_store: Open,
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """A failover takes a moment; the log says once that there was one."""
+    store = open_store(write_tokens(np.arange(5000)))
+    for _ in range(3):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "preadv", failing(os.preadv, code, 2))
+            assert gathered(store, 3, [4000]) == [[4000, 4001, 4002]]
+
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("cannot be read dataset=train file=train.bin: ")
+
+
+def test_an_error_that_lasts_is_unreadable_and_then_heals(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset is served on: whoever asks later gets what it asks for."""
+    store = open_store(write_tokens(np.arange(5000)))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", failing(os.preadv, errno.EIO, 1 << 30))
+        with pytest.raises(Unreadable, match="dataset: 'train' has a file that cannot be read"):
+            gathered(store, 3, [0])
+        with pytest.raises(Unreadable):
+            store.read_served(0, 0, 4)
+        with pytest.raises(Unreadable):
+            list(store.bring_in())
+    assert not store.lost
+
+    assert gathered(store, 3, [0]) == [[0, 1, 2]]
+
+
+def test_a_stale_handle_is_opened_anew_where_it_is_the_same_file(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover a server may not know what was opened before: no waiting heals that."""
+    path = write_tokens(np.arange(5000))
+    store = open_store(path)
+    (descriptor,) = store._descriptors
+    elsewhere = os.open("/dev/null", os.O_RDONLY)
+    right = os.preadv
+
+    def stale(*arguments: Any) -> int:
+        if os.fstat(arguments[0]).st_ino != path.stat().st_ino:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return right(*arguments)
+
+    monkeypatch.setattr(os, "preadv", stale)
+    monkeypatch.setattr(store, "_status", lambda shard: os.stat(path))
+    os.dup2(elsewhere, descriptor)
+    os.close(elsewhere)
+
+    assert gathered(store, 3, [7]) == [[7, 8, 9]]
+    assert store._descriptors == [descriptor]
+    assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_NONBLOCK
+
+
+def test_a_file_that_a_failover_moved_to_another_device_is_still_watched(
+    open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be another file for ever, and a cut of it no loss."""
+    path = write_tokens(np.arange(5000))
+    store = open_store(path)
+    before = Facts.of(path.stat())
+    store.files.shards[0] = store.shards[0].with_facts(before._replace(device=before.device + 1))
+    monkeypatch.setattr(os, "preadv", failing(os.preadv, errno.ESTALE, 1))
+
+    assert gathered(store, 3, [7]) == [[7, 8, 9]]
+    assert store.facts == [before]
+    os.truncate(path, 100)
+    store.look_at(0, lambda: True, at_once)
+
+    assert store.lost

@@ -1,0 +1,104 @@
+"""Advice where the corpus is cold, and silence where it is warm."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.storage.local import syscalls
+from server.storage.local.mapped_store import MapStore
+from server.storage.local.readahead import ReadAhead
+from tests.server.conftest import asked
+from tokenfeed.sampling.spans import Spans
+
+TOKENS = 4 << 20
+ROW_TOKENS = 2049
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[MapStore]:
+    path = tmp_path / "train.bin"
+    np.arange(TOKENS, dtype="<u2").tofile(path)
+    opened = MapStore("train", [str(path)], asked("<u2"))
+    yield opened
+    opened.close()
+
+
+def drop_from_memory(corpus: MapStore) -> None:
+    for shard in corpus.shards:
+        descriptor = os.open(shard.path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def some_windows() -> Spans:
+    offsets = np.random.default_rng(1).integers(0, TOKENS - 3000, 64, dtype=np.int64)
+    return Spans.of_windows(ROW_TOKENS, np.zeros_like(offsets), offsets)
+
+
+def resident_share(corpus: MapStore, windows: Spans) -> float:
+    first = corpus.ranges(windows)[:, 0] // 4096 * 4096
+    return float(np.mean([syscalls.resident(address, 4096) for address in first.tolist()]))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_advised_windows_are_read_before_anybody_gathers_them(
+    corpus: MapStore, at_once: bool
+) -> None:
+    """Cold random windows are read many at a time instead of one by one."""
+    windows = some_windows()
+    drop_from_memory(corpus)
+    assert resident_share(corpus, windows) < 0.5
+    readahead = ReadAhead(corpus)
+    corpus._at_once = at_once
+
+    readahead.advise(windows)
+
+    end = time.monotonic() + 10
+    while resident_share(corpus, windows) < 1.0:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_warm_corpus_is_left_in_peace(corpus: MapStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice costs more than the gather of a row that is in memory."""
+    given: list[int] = []
+    monkeypatch.setattr(syscalls, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
+    readahead = ReadAhead(corpus)
+
+    for _ in range(10):
+        readahead.advise(some_windows())
+    assert given == []
+
+    drop_from_memory(corpus)
+    readahead.observe(waits=3)
+    readahead.advise(some_windows())
+    assert given == [64]
+
+
+def test_faults_outweigh_what_the_kernel_says_is_resident(
+    corpus: MapStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of files that we could not write it says that everything is: only faults show the truth."""
+    given: list[int] = []
+    monkeypatch.setattr(syscalls, "resident", lambda *_: True)
+    monkeypatch.setattr(syscalls, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
+    readahead = ReadAhead(corpus)
+    readahead.advise(some_windows())
+    assert given == []
+
+    advised = []
+    for _ in range(4):
+        readahead.observe(waits=5)
+        given.clear()
+        while readahead._cold:
+            readahead.advise(some_windows())
+        advised.append(len(given))
+
+    assert advised == [4, 8, 16, 32]

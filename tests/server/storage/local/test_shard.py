@@ -1,0 +1,75 @@
+"""What is known of a token file: the end of it, above all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from server.storage.files import open_file
+from server.storage.formats import Asked
+from server.storage.local.shard import Shard, Tail
+
+PAGE_BYTES = 4096
+
+
+def tail(path: Path) -> Tail:
+    with open_file(str(path)) as file:
+        return Shard.describe(file, Asked()).tail
+
+
+def write(path: Path, zeros_bytes: int, *, are_written: bool) -> Path:
+    path.write_bytes(bytes([7]) * 20 * PAGE_BYTES + bytes(zeros_bytes if are_written else 0))
+    os.truncate(path, 20 * PAGE_BYTES + zeros_bytes)
+    return path
+
+
+def refuse(*_: object) -> int:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+@pytest.mark.parametrize("are_written", [True, False])
+@pytest.mark.parametrize("zeros_bytes", [0, 2, PAGE_BYTES, 15 * PAGE_BYTES])
+def test_the_witness_is_the_last_byte_that_is_not_0(
+    tmp_path: Path, zeros_bytes: int, are_written: bool
+) -> None:
+    """A hole behind it, or zeros that somebody wrote."""
+    found = tail(write(tmp_path / "x.bin", zeros_bytes, are_written=are_written))
+
+    assert (found.witness_byte, found.witness_value) == (20 * PAGE_BYTES - 1, 7)
+
+
+@pytest.mark.parametrize("are_written", [True, False])
+def test_behind_64_kib_of_zeros_there_is_none(tmp_path: Path, are_written: bool) -> None:
+    found = tail(write(tmp_path / "x.bin", 17 * PAGE_BYTES, are_written=are_written))
+
+    assert (found.witness_value, found.sha256) == (0, b"")
+
+
+def test_of_a_long_hole_only_one_page_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand sparse files would have 640 MB to be looked through."""
+    read_bytes = []
+    right = os.pread
+
+    def counted(descriptor: int, size_bytes: int, first_byte: int) -> bytes:
+        read_bytes.append(size_bytes)
+        return right(descriptor, size_bytes, first_byte)
+
+    monkeypatch.setattr(os, "pread", counted)
+    tail(write(tmp_path / "x.bin", 17 * PAGE_BYTES, are_written=False))
+
+    assert max(read_bytes) == PAGE_BYTES
+
+
+def test_a_file_system_that_knows_no_holes_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "lseek", refuse)
+
+    found = tail(write(tmp_path / "x.bin", 2 * PAGE_BYTES, are_written=True))
+
+    assert (found.witness_byte, found.witness_value) == (20 * PAGE_BYTES - 1, 7)

@@ -1,0 +1,146 @@
+"""A store of tokens in arrays, for tests alone: what they need no file for, and planes, which no
+file has yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from server.storage.formats import Layout
+from server.storage.narrowing import Narrowing
+from server.storage.store import Later, Piece, SameContent
+from tokenfeed.errors import CorpusChanged
+from tokenfeed.sampling.plan import Shape
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.identity import plane_fingerprint
+from tokenfeed.wire.row_block import Plane, RowBlock
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShard:
+    """An array, as if it were a file."""
+
+    path: str
+    layout: Layout
+
+
+class MemoryStore:
+    """A TokenStore of arrays. Slow and plain: a second implementation of what is promised."""
+
+    kind = "memory"
+    cold = False
+    digest_path = "nowhere"
+    facts: Sequence[object] = ()
+
+    def __init__(
+        self,
+        name: str,
+        shards: Sequence[npt.NDArray[np.integer]],
+        planes: Mapping[int, Sequence[npt.NDArray[np.uint8]]] | None = None,
+    ) -> None:
+        """Hold tokens, an array a shard, all of one type.
+
+        planes: by kind, for each shard a byte for each of its tokens. A row's plane is the bytes of
+        its tokens, and none for its padding.
+        """
+        self.name = name
+        self.stored = shards[0].dtype
+        self.narrowing = Narrowing(self.stored)
+        self.shape = Shape(np.array([shard.size for shard in shards]))
+        self.shards = [
+            MemoryShard(f"{name}-{index}", Layout(self.kind, shard.dtype, 0, shard.size, "a test"))
+            for index, shard in enumerate(shards)
+        ]
+        self._tokens = shards
+        self._planes = planes or {}
+        self.planes = {kind: _fingerprint(kind, parts) for kind, parts in self._planes.items()}
+        self.lost = False
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        return self.narrowing.served
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.shape.token_count * self.stored.itemsize
+
+    def narrow(self, token_max: int) -> None:
+        self.narrowing = Narrowing(self.stored, token_max)
+
+    @contextmanager
+    def gather(
+        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+    ) -> Iterator[RowBlock]:
+        self.require_intact()
+        tokens = np.zeros((len(spans), spans.row_tokens), dtype=self.dtype)
+        for row, own in enumerate(self._rows(spans, self._tokens)):
+            tokens[row, : len(own)] = own
+        found = tuple(_plane(kind, self._rows(spans, self._planes[kind])) for kind in planes)
+        yield RowBlock(tokens, found)
+
+    def advise(self, spans: Spans) -> None:
+        """All of it is in memory."""
+
+    def read_ahead(self, spans: Spans) -> None:
+        """All of it is in memory."""
+
+    def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        return self._tokens[shard].tobytes()[first_byte : first_byte + size_bytes]
+
+    read_served = read
+
+    def require_intact(self) -> None:
+        if self.lost:
+            raise CorpusChanged("dataset", f"{self.name!r} changed while it was served")
+
+    def look_at(self, shard: int, same_content: SameContent, later: Later) -> None:
+        """Nobody changes it."""
+
+    def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
+        return not self.lost
+
+    def bring_in(self) -> Iterator[Piece]:
+        yield Piece(self.memory_bytes)
+
+    def kept_digest(self) -> bytes:
+        return b""
+
+    def keep_digest(self, digest: bytes) -> str:
+        raise OSError(30, "Read-only file system")
+
+    def close(self) -> None:
+        self.lost = True
+
+    def _rows(
+        self, spans: Spans, content: Sequence[npt.NDArray[np.generic]]
+    ) -> list[npt.NDArray[np.generic]]:
+        """Return what there is for each row, its spans end to end."""
+        return [
+            np.concatenate(
+                [content[0][:0]]
+                + [
+                    content[spans.shard[span]][spans.token_offset[span] :][
+                        : spans.token_count[span]
+                    ]
+                    for span in range(spans.first_span[row], spans.first_span[row + 1])
+                ]
+            )
+            for row in range(len(spans))
+        ]
+
+
+def _fingerprint(kind: int, parts: Sequence[npt.NDArray[np.uint8]]) -> bytes:
+    digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).digest()
+    return plane_fingerprint(kind, [part.size for part in parts], [digest])
+
+
+def _plane(kind: int, rows: Sequence[npt.NDArray[np.generic]]) -> Plane:
+    lengths = np.array([row.size for row in rows], dtype=np.uint32)
+    content = np.concatenate([np.empty(0, np.uint8), *rows]).astype(np.uint8)
+    return Plane(kind, lengths, content)

@@ -1,0 +1,28 @@
+"""What a server has to serve, computed from the files by tests/support/reference.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support import reference
+
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+
+
+def offline_rows(
+    paths: list[Path], order: str, seed: int, context_length: int, samples: Iterable[int]
+) -> np.ndarray:
+    """The rows of some samples, int64[n, T + 1], by reference.py and from the files alone."""
+    files = [path.read_bytes() for path in paths]
+    rows = reference.rows(files, 2, order, seed, context_length, samples)
+    return np.frombuffer(b"".join(rows), dtype="<u2").reshape(-1, context_length + 1).astype("i8")
+
+
+def received_rows(batches: Batches) -> np.ndarray:
+    """The rows of some batches, int64[n, T + 1], put together again from x and y."""
+    rows = [torch.cat([x, y[:, -1:]], dim=1) for x, y in batches]
+    return torch.cat(rows).numpy()

@@ -1,0 +1,748 @@
+"""A second implementation of the tokenfeed protocol, written from docs/protocol.md alone.
+
+It exists so that the tests hold the product against something that shares no code, no library and
+no author's misreading with it: plain Python integers and loops, made to be compared with the
+document line by line, not to be fast. Its results are kept in tests/golden.json; `python -m
+tests.support.reference` prints them anew. It must never import the product, and it changes only
+where it departs from the document.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+ORDERS = ("random-1", "shuffled-1", "sequential-1")
+WORD = 2**64 - 1
+
+
+# Section 3: orders.
+
+
+def mix(z: int) -> int:
+    """Output function of SplitMix64: a word in [0, 2^64) to a word."""
+    z = (z + 0x9E3779B97F4A7C15) & WORD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+    return z ^ (z >> 31)
+
+
+def place(order: str, seed: int, place_count: int, sample: int) -> int:
+    """Place in [0, place_count) of a sample in [0, 2^63); seed in [0, 2^64), place_count at least
+    1.
+    """
+    if order == "random-1":
+        return _random_place(seed, place_count, sample)
+    if order == "shuffled-1":
+        return _shuffled_place(seed, place_count, sample)
+    if order == "sequential-1":
+        return sample % place_count
+    raise ValueError(f"order: unknown: {order}")
+
+
+def _random_place(seed: int, place_count: int, sample: int) -> int:
+    outer = mix(mix(0) ^ seed)
+    inner = mix(mix(1) ^ seed)
+    return mix(mix(sample ^ outer) ^ inner) * place_count // 2**64
+
+
+def _shuffled_place(seed: int, place_count: int, sample: int) -> int:
+    epoch, x = divmod(sample, place_count)
+    rounds = 24 if place_count <= 64 else 12
+    a = math.isqrt(place_count - 1) + 1  # the smallest integer with a * a >= N, for N of at least 1
+    a += a % 2
+    b = (place_count + a - 1) // a
+    keys = [mix(mix(mix(j) ^ seed) ^ epoch) for j in range(rounds)]
+    while True:
+        left, right = divmod(x, b)
+        for j, key in enumerate(keys):
+            if j % 2 == 0:
+                left = (left + ((mix(right ^ key) >> 32) * a >> 32)) % a
+            else:
+                right = (right + ((mix(left ^ key) >> 32) * b >> 32)) % b
+        x = left * b + right
+        if x < place_count:
+            return x
+
+
+# Sections 1 and 2: samples, places, rows.
+
+
+def place_counts(order: str, token_counts: list[int], context_length: int) -> list[int]:
+    """Places of each file, given its tokens; context_length is T >= 1."""
+    if order == "random-1":
+        return [max(0, n - context_length) for n in token_counts]
+    return [max(0, n - 1) // context_length for n in token_counts]
+
+
+def window(
+    order: str, seed: int, token_counts: list[int], context_length: int, sample: int
+) -> tuple[int, int]:
+    """File index and token offset in that file at which the T + 1 tokens of a sample begin."""
+    counts = place_counts(order, token_counts, context_length)
+    p = place(order, seed, sum(counts), sample)
+    file = 0
+    while p >= counts[file]:
+        p -= counts[file]
+        file += 1
+    return file, p if order == "random-1" else p * context_length
+
+
+def sample_of(
+    first_sample: int, batch_size: int, rank: int, world_size: int, stream_row: int
+) -> int:
+    """Sample of stream row k * B + r, which is row r of batch k, on a rank in [0, world_size)."""
+    k, r = divmod(stream_row, batch_size)
+    return first_sample + k * world_size * batch_size + rank * batch_size + r
+
+
+def rows(
+    files: list[bytes],
+    token_bytes: int,
+    order: str,
+    seed: int,
+    context_length: int,
+    samples: Iterable[int],
+) -> list[bytes]:
+    """The T + 1 tokens of each sample, little-endian as in the files, of token_bytes (2 or 4) bytes
+    each.
+    """
+    token_counts = [len(file) // token_bytes for file in files]
+    result = []
+    for sample in samples:
+        file, offset = window(order, seed, token_counts, context_length, sample)
+        result.append(
+            files[file][offset * token_bytes : (offset + context_length + 1) * token_bytes]
+        )
+    return result
+
+
+# Sections 4 and 5: fingerprint, identities.
+
+
+def blocks(content_bytes: int) -> list[tuple[int, int]]:
+    """The blocks [first, end) of the content that the fingerprint hashes, in bytes."""
+    if content_bytes <= 2**30:
+        return [
+            (first, min(first + 2**20, content_bytes)) for first in range(0, content_bytes, 2**20)
+        ]
+    firsts = [i * (content_bytes - 4096) // 4095 for i in range(4096)]
+    return [(first, first + 4096) for first in firsts]
+
+
+def fingerprint(dtype: str, contents: list[bytes], token_bytes: int) -> bytes:
+    """Fingerprint, 32 bytes, of files with these contents; dtype is uint16 or uint32, token_bytes 2
+    or 4.
+    """
+    ranges = blocks(sum(map(len, contents)))
+    return _corpus_hash("fingerprint", dtype, contents, token_bytes, ranges)
+
+
+def digest(dtype: str, contents: list[bytes], token_bytes: int) -> bytes:
+    """Digest, 32 bytes, of files with these contents: of all of them, however large."""
+    size = sum(map(len, contents))
+    ranges = [(first, min(first + 2**20, size)) for first in range(0, size, 2**20)]
+    return _corpus_hash("digest", dtype, contents, token_bytes, ranges)
+
+
+def _corpus_hash(
+    kind: str, dtype: str, contents: list[bytes], token_bytes: int, ranges: list[tuple[int, int]]
+) -> bytes:
+    lines = [f"tokenfeed-{kind}-1", f"dtype={dtype}", f"files={len(contents)}"]
+    lines += [f"tokens={len(file) // token_bytes}" for file in contents]
+    lines += [f"content={_content_hash(b''.join(contents), ranges).hex()}"]
+    return _sha256_of_lines(lines)
+
+
+def _content_hash(content: bytes, ranges: list[tuple[int, int]]) -> bytes:
+    hashes = [hashlib.sha256(content[first:end]).digest() for first, end in ranges]
+    return hashlib.sha256(b"".join(hashes)).digest()
+
+
+def identity(
+    order: str, seed: int, context_length: int, fingerprint: bytes, pieces: bytes | None = None
+) -> bytes:
+    """Identity of a stream, version 1, 32 bytes; pieces is the pieces hash, 32 bytes, and only an
+    order over documents has one.
+    """
+    lines = [
+        "tokenfeed-identity-1",
+        f"order={order}",
+        f"seed={_seed_used(order, seed)}",
+        f"context_length={context_length}",
+        f"fingerprint={fingerprint.hex()}",
+    ]
+    return _sha256_of_lines([*lines, *_pieces_lines(pieces)])
+
+
+def mixture_start(seed: int, context_length: int) -> bytes:
+    """H(0) of a mixture, 32 bytes: before its first stage."""
+    return _sha256_of_lines(
+        [
+            "tokenfeed-identity-2",
+            "order=mixture-1",
+            f"seed={seed}",
+            f"context_length={context_length}",
+        ]
+    )
+
+
+class Source(NamedTuple):
+    """A source of a stage: weight is its samples in a block, base what it gave before the stage."""
+
+    source: int
+    fingerprint: bytes
+    order: str
+    seed: int
+    base: int
+    weight: int
+    pieces: bytes | None = None
+
+
+def stage_identity(
+    previous: bytes, stage: int, first_sample: int, sources: Iterable[Source]
+) -> bytes:
+    """H(i + 1) of a mixture, 32 bytes: version 2, of the rows of stage i, after previous, H(i).
+
+    first_sample is e_i; sources of weight 0 are left out, and any order of them is the same stage.
+    """
+    present = sorted(source for source in sources if source.weight > 0)
+    lines = [
+        "tokenfeed-stage-1",
+        f"previous={previous.hex()}",
+        f"stage={stage}",
+        f"first_sample={first_sample}",
+        f"sources={len(present)}",
+    ]
+    for source in present:
+        lines += [
+            f"source={source.source}",
+            f"fingerprint={source.fingerprint.hex()}",
+            f"order={source.order}",
+            f"seed={_seed_used(source.order, source.seed)}",
+            f"base={source.base}",
+            f"weight={source.weight}",
+            *_pieces_lines(source.pieces),
+        ]
+    return _sha256_of_lines(lines)
+
+
+def list_hash(fill: int, ranges: list[tuple[int, int, int]]) -> bytes:
+    """Hash of a list of redactions, 32 bytes: fill is a token, each range a file from 0 and its
+    tokens [first, end).
+    """
+    lines = ["tokenfeed-redactions-1", f"fill={fill}", f"ranges={len(ranges)}"]
+    lines += [f"range={file} {first} {end}" for file, first, end in sorted(ranges)]
+    return _sha256_of_lines(lines)
+
+
+def redacted_identity(identity: bytes, redactions: list[tuple[int, int, bytes]]) -> bytes:
+    """Identity, version 3, 32 bytes, of rows that have another one without these redactions:
+    (first_sample, source, list hash) of each that is in force.
+    """
+    lines = [
+        "tokenfeed-identity-3",
+        f"identity={identity.hex()}",
+        f"redactions={len(redactions)}",
+    ]
+    for first_sample, source, hashed in sorted(redactions):
+        lines += [f"first_sample={first_sample}", f"source={source}", f"list={hashed.hex()}"]
+    return _sha256_of_lines(lines)
+
+
+def pieces_hash(
+    context_length: int, long: str, delimiter: int | None, lengths: list[list[int]]
+) -> bytes:
+    """Pieces hash, 32 bytes: lengths are the tokens of each piece of each file, in order."""
+    sizes = [tokens.to_bytes(4, "little") for file in lengths for tokens in file]
+    lines = [
+        "tokenfeed-pieces-1",
+        f"context_length={context_length}",
+        f"long={long}",
+        f"delimiter={'none' if delimiter is None else delimiter}",
+        f"files={len(lengths)}",
+    ]
+    lines += [f"pieces={len(file)}" for file in lengths]
+    lines += [f"lengths={hashlib.sha256(b''.join(sizes)).hexdigest()}"]
+    return _sha256_of_lines(lines)
+
+
+def _seed_used(order: str, seed: int) -> int:
+    return 0 if order == "sequential-1" else seed
+
+
+def _pieces_lines(pieces: bytes | None) -> list[str]:
+    return [] if pieces is None else [f"pieces={pieces.hex()}"]
+
+
+def _sha256_of_lines(lines: list[str]) -> bytes:
+    return hashlib.sha256("".join(line + "\n" for line in lines).encode("ascii")).digest()
+
+
+# Section 8: planes.
+
+
+class Plane(NamedTuple):
+    """A plane of a frame: its field number, fingerprint (32 bytes), the bytes of content of each
+    row, and these contents one after another.
+    """
+
+    kind: int
+    fingerprint: bytes
+    row_bytes: list[int]
+    content: bytes
+
+
+def mask_entries(learned: list[bool]) -> bytes:
+    """Entries of plane 51 of a file: whether each of its tokens is to be learned."""
+    return bytes(learned)
+
+
+def document_entries(starts: list[int]) -> bytes:
+    """Entries of plane 50 of a file: the tokens that its documents begin with."""
+    return b"".join(start.to_bytes(8, "little") for start in starts)
+
+
+def plane_fingerprint(kind: int, entries: list[bytes]) -> bytes:
+    """Fingerprint, 32 bytes, of plane 50 or 51, given the entries of each file; of plane 52, which
+    has none, 32 zero bytes.
+    """
+    if kind == 52:
+        return bytes(32)
+    entry_bytes = {50: 8, 51: 1}[kind]
+    content = b"".join(entries)
+    lines = ["tokenfeed-plane-1", f"plane={kind}", f"files={len(entries)}"]
+    lines += [f"entries={len(file) // entry_bytes}" for file in entries]
+    lines += [f"content={_content_hash(content, blocks(len(content))).hex()}"]
+    return _sha256_of_lines(lines)
+
+
+def stage_plane_fingerprint(kind: int, sources: Iterable[tuple[int, bytes]]) -> bytes:
+    """Fingerprint, 32 bytes, of plane 50 or 51 of a stage of a mixture: (number, fingerprint of
+    its plane) of each source that has it.
+    """
+    present = sorted(sources)
+    lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(present)}"]
+    for source, fingerprint in present:
+        lines += [f"source={source}", f"fingerprint={fingerprint.hex()}"]
+    return _sha256_of_lines(lines)
+
+
+def document_starts_row(starts: list[int], first_token: int, context_length: int) -> bytes:
+    """Content of plane 50 of a row from first_token of its file on, in which documents begin with
+    the tokens starts.
+    """
+    places = [start - first_token for start in sorted(starts)]
+    inside = [place for place in places if 1 <= place <= context_length]
+    return b"".join(place.to_bytes(4, "little") for place in inside)
+
+
+def loss_mask_row(learned: list[bool], first_token: int, context_length: int) -> bytes:
+    """Content of plane 51 of a row from first_token of its file on."""
+    content = bytearray((context_length + 8) // 8)
+    for j in range(context_length + 1):
+        if learned[first_token + j]:
+            content[j // 8] |= 1 << (j % 8)
+    return bytes(content)
+
+
+# Section 9: checksum. And section 7: a frame on the wire.
+
+
+def _crc_table() -> Iterator[int]:
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        yield value
+
+
+_CRC_TABLE = list(_crc_table())
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC-32C, in [0, 2^32), of data after bytes of which it is crc (0: of none)."""
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def frame_checksum(
+    identity: bytes,
+    first_sample: int,
+    first_row: int,
+    row_count: int,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    tokens: bytes,
+    planes: list[Plane] | None = None,
+) -> int:
+    """Checksum, in [0, 2^32), of a frame; batch_size, rank and world_size are those of the
+    request, and planes are None where it names none.
+    """
+    numbers = (first_sample, first_row, row_count, batch_size, rank, world_size)
+    header = identity + b"".join(number.to_bytes(8, "little") for number in numbers)
+    return crc32c(_plane_bytes(planes), crc32c(tokens, crc32c(header)))
+
+
+def _plane_bytes(planes: list[Plane] | None) -> bytes:
+    if planes is None:
+        return b""
+    data = len(planes).to_bytes(4, "little")
+    for plane in sorted(planes):
+        data += plane.kind.to_bytes(4, "little") + plane.fingerprint
+        data += len(plane.row_bytes).to_bytes(8, "little")
+        data += b"".join(length.to_bytes(4, "little") for length in plane.row_bytes)
+        data += len(plane.content).to_bytes(8, "little") + plane.content
+    return data
+
+
+def frame_message(
+    identity: bytes,
+    first_sample: int,
+    first_row: int,
+    row_count: int,
+    token_bytes: int,
+    checksum: int,
+    tokens: bytes,
+    planes: list[Plane] | None = None,
+) -> bytes:
+    """A frame as a message, its fields by ascending number and the tokens last; what is 0 or empty
+    is left out.
+    """
+    numbers = (first_sample, first_row, row_count, token_bytes)
+    message = b"".join(_number(field, number) for field, number in enumerate(numbers, 1))
+    if checksum:
+        message += _varint(5 << 3 | 5) + checksum.to_bytes(4, "little")
+    message += _bytes(6, identity)
+    for plane in sorted(planes or []):
+        lengths = b"".join(_varint(length) for length in plane.row_bytes)
+        parts = _bytes(1, lengths) + _bytes(2, plane.content) + _bytes(3, plane.fingerprint)
+        message += _bytes(plane.kind, parts)
+    return message + _bytes(100, tokens)
+
+
+def _varint(value: int) -> bytes:
+    result = b""
+    while value > 0x7F:
+        result += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return result + bytes([value])
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value) if value else b""
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value if value else b""
+
+
+# Golden vectors.
+
+
+def golden() -> dict[str, list[dict[str, Any]]]:
+    """Vectors of every function, by topic: lists of flat records; bytes are in hexadecimal."""
+    return {
+        "places": list(_golden_places()),
+        "windows": list(_golden_windows()),
+        "fingerprints": list(_golden_fingerprints()),
+        "identities": list(_golden_identities()),
+        "blocks": list(_golden_blocks()),
+        "crc32c": [
+            {"data": data.hex(), "crc32c": crc32c(data)}
+            for data in (b"", b"123456789", bytes(range(256)))
+        ],
+        "checksums": list(_golden_checksums()),
+        "mixtures": list(_golden_mixtures()),
+        "redactions": list(_golden_redactions()),
+        "pieces": list(_golden_pieces()),
+        "planes": list(_golden_planes()),
+        "plane_checksums": list(_golden_plane_checksums()),
+    }
+
+
+def _golden_places() -> Iterator[dict[str, Any]]:
+    for order in ORDERS:
+        for seed in (0, 1, 1337, 2**32 + 1, 2**64 - 1):
+            for count in (1, 2, 3, 5, 7, 64, 65, 1000, 2**30 + 1, 2**40 + 12345, 2**62 + 1):
+                samples = [0, 1, 2, 3, 4, count - 1, count, 2**32 - 1, 2**32, 2**32 + 1]
+                samples += [2**53 - 1, 2**53 + 1, 2**62, 2**63 - 1]
+                places = [place(order, seed, count, sample) for sample in samples]
+                yield {
+                    "order": order,
+                    "seed": seed,
+                    "place_count": count,
+                    "samples": samples,
+                    "places": places,
+                }
+
+
+def _golden_windows() -> Iterator[dict[str, Any]]:
+    token_counts, context_length = [10, 3, 25, 4, 100], 4
+    samples = [*range(8), 32, 33, 34, 122, 123, 2**32, 2**63 - 1]
+    for order in ORDERS:
+        for seed in (0, 1337):
+            yield {
+                "order": order,
+                "seed": seed,
+                "token_counts": token_counts,
+                "context_length": context_length,
+                "place_counts": place_counts(order, token_counts, context_length),
+                "samples": samples,
+                "windows": [
+                    window(order, seed, token_counts, context_length, sample) for sample in samples
+                ],
+            }
+
+
+def _golden_fingerprints() -> Iterator[dict[str, Any]]:
+    content = bytes(range(40))
+    for dtype, token_bytes in (("uint16", 2), ("uint32", 4)):
+        for contents in (
+            [content],
+            [content[:16], content[16:]],
+            [content[:16], b"", content[16:]],
+        ):
+            yield {
+                "dtype": dtype,
+                "token_bytes": token_bytes,
+                "contents": [file.hex() for file in contents],
+                "fingerprint": fingerprint(dtype, contents, token_bytes).hex(),
+            }
+
+
+def _golden_identities() -> Iterator[dict[str, Any]]:
+    guard = fingerprint("uint16", [bytes(range(40))], 2)
+    for order in ORDERS:
+        for seed in (0, 1337, 2**64 - 1):
+            for context_length in (4, 2048):
+                yield {
+                    "order": order,
+                    "seed": seed,
+                    "context_length": context_length,
+                    "fingerprint": guard.hex(),
+                    "identity": identity(order, seed, context_length, guard).hex(),
+                }
+
+
+def _golden_blocks() -> Iterator[dict[str, Any]]:
+    for size in (1, 2, 4096, 2**20 - 1, 2**20, 2**20 + 1, 2**30, 2**30 + 1, 10**12):
+        result = blocks(size)
+        yield {
+            "content_bytes": size,
+            "count": len(result),
+            "first_three": result[:3],
+            "last_two": result[-2:],
+        }
+
+
+def _golden_checksums() -> Iterator[dict[str, Any]]:
+    name = identity("random-1", 1337, 4, fingerprint("uint16", [bytes(range(40))], 2))
+    for first_sample, first_row, row_count, batch_size, rank, world_size in (
+        (0, 0, 1, 1, 0, 1),
+        (24, 3, 7, 4, 1, 2),
+        (2**63 - 2**53, 2**20 - 1, 2, 2**20, 2**32 - 1, 2**32),
+    ):
+        tokens = bytes(i * 37 % 256 for i in range(row_count * 5 * 2))
+        yield {
+            "identity": name.hex(),
+            "first_sample": first_sample,
+            "first_row": first_row,
+            "row_count": row_count,
+            "batch_size": batch_size,
+            "rank": rank,
+            "world_size": world_size,
+            "tokens": tokens.hex(),
+            "checksum": frame_checksum(
+                name, first_sample, first_row, row_count, batch_size, rank, world_size, tokens
+            ),
+        }
+
+
+# The corpus of the examples of the document: one file with the uint16 tokens 1, 2, 3.
+_EXAMPLE = fingerprint("uint16", [b"\1\0\2\0\3\0"], 2)
+
+
+def _golden_mixtures() -> Iterator[dict[str, Any]]:
+    """One record for each stage: previous is H(stage), identity is H(stage + 1)."""
+    pieces = pieces_hash(2, "cut", None, [[3, 2], [3]])
+    example = [
+        (0, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
+        (1000, [_idle(1, 1, base=300)]),
+    ]
+    large = [
+        (0, [_idle(0, 7), Source(1, _EXAMPLE, "shuffled-1", 2**64 - 1, 0, 3)]),
+        # By number, not as text, where "10" would come before "2"; one of weight 0 is no source.
+        (2**62, [_idle(2, 1), _idle(10, 2**20 - 1), Source(0, _EXAMPLE, "random-1", 5, 2**62, 0)]),
+        (2**63 - 1, [Source(3, _EXAMPLE, "random-1", 2**63, 2**63 - 1, 2**20, pieces)]),
+    ]
+    for seed, context_length, stages in ((7, 2, example), (2**64 - 1, 2048, large)):
+        previous = mixture_start(seed, context_length)
+        for stage, (first_sample, sources) in enumerate(stages):
+            found = stage_identity(previous, stage, first_sample, sources)
+            yield {
+                "seed": seed,
+                "context_length": context_length,
+                "stage": stage,
+                "first_sample": first_sample,
+                "previous": previous.hex(),
+                "sources": [_in_hexadecimal(source) for source in sources],
+                "identity": found.hex(),
+            }
+            previous = found
+
+
+def _idle(source: int, weight: int, base: int = 0) -> Source:
+    """A source of another fingerprint, with a seed that its order does not use."""
+    return Source(source, bytes(32), "sequential-1", 12345, base, weight)
+
+
+def _in_hexadecimal(values: Source | Plane) -> dict[str, Any]:
+    """The fields of a record; one that is None is left out."""
+    return {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in values._asdict().items()
+        if value is not None
+    }
+
+
+def _golden_redactions() -> Iterator[dict[str, Any]]:
+    name = identity("random-1", 7, 2, _EXAMPLE)
+    nothing: list[tuple[int, int, int]] = []
+    for redactions in (
+        [(5, 0, 0, [(0, 1, 2)])],
+        [(5, 0, 50256, [(0, 0, 3), (0, 4, 5), (2, 0, 2**40)])],
+        [(5, 0, 0, [(0, 1, 2)]), (5, 1, 0, [(0, 1, 2)]), (2**63 - 1, 0, 2**32 - 1, nothing)],
+    ):
+        lists = [list_hash(fill, ranges) for _, _, fill, ranges in redactions]
+        in_force = [
+            (redaction[0], redaction[1], hashed)
+            for redaction, hashed in zip(redactions, lists, strict=True)
+        ]
+        yield {
+            "identity": name.hex(),
+            "redactions": [
+                {
+                    "first_sample": first_sample,
+                    "source": source,
+                    "fill": fill,
+                    "ranges": ranges,
+                    "list": hashed.hex(),
+                }
+                for (first_sample, source, fill, ranges), hashed in zip(
+                    redactions, lists, strict=True
+                )
+            ],
+            "redacted_identity": redacted_identity(name, in_force).hex(),
+        }
+
+
+def _golden_pieces() -> Iterator[dict[str, Any]]:
+    """The pieces hash, and identity version 1 with it; no order over documents has a name yet, so
+    one of the others stands in for it.
+    """
+    for context_length, long, delimiter, lengths in (
+        (2, "cut", None, [[3, 2], [3]]),
+        (2, "drop", 0, [[3, 2], [3]]),
+        (2, "truncate", 50256, [[3], [2, 3]]),
+        (2**32 - 2, "cut", 2**32 - 1, [[], [2**32 - 1, 256, 65537], []]),
+    ):
+        found = pieces_hash(context_length, long, delimiter, lengths)
+        yield {
+            "context_length": context_length,
+            "long": long,
+            "delimiter": "none" if delimiter is None else delimiter,
+            "lengths": lengths,
+            "pieces_hash": found.hex(),
+            "order": "shuffled-1",
+            "seed": 7,
+            "fingerprint": _EXAMPLE.hex(),
+            "identity": identity("shuffled-1", 7, context_length, _EXAMPLE, found).hex(),
+        }
+
+
+def _golden_planes() -> Iterator[dict[str, Any]]:
+    """Planes of a dataset, by their entries, and of a stage, by its sources."""
+    masks = [[mask_entries([False, True, True])], [mask_entries([True] * 5), b"", b"\0"]]
+    starts = [
+        [document_entries([0, 2])],
+        [document_entries([0, 300, 2**32 + 7]), b"", document_entries([0])],
+        [b"", b""],
+    ]
+    for kind, corpora in ((51, masks), (50, starts)):
+        for entries in corpora:
+            yield {
+                "plane": kind,
+                "entries": [file.hex() for file in entries],
+                "fingerprint": plane_fingerprint(kind, entries).hex(),
+            }
+    mask = plane_fingerprint(51, masks[0])
+    for kind, sources in ((51, [(0, mask)]), (51, [(2, bytes(32)), (10, mask)]), (50, [(0, mask)])):
+        yield {
+            "plane": kind,
+            "sources": [
+                {"source": number, "fingerprint": value.hex()} for number, value in sources
+            ],
+            "fingerprint": stage_plane_fingerprint(kind, sources).hex(),
+        }
+
+
+def _golden_plane_checksums() -> Iterator[dict[str, Any]]:
+    """The example; one row without a document that begins in it; and all planes of three rows."""
+    example = identity("random-1", 7, 2, _EXAMPLE), b"\1\0\2\0\3\0"
+    alone = (0, 0, 1, 1, 0, 1)
+    yield _plane_checksum(*example, alone, [_mask([False, True, True], [0], 2)])
+    yield _plane_checksum(*example, alone, [_starts([0], [0], 2)])
+    tokens = bytes(range(20))
+    name = identity("sequential-1", 0, 9, fingerprint("uint16", [tokens], 2))
+    learned = [j in (0, 3, 7, 8, 9) for j in range(10)]
+    yield _plane_checksum(name, tokens, alone, [_mask(learned, [0], 9)])
+    content = bytes(range(14))
+    name = identity("sequential-1", 0, 2, fingerprint("uint16", [content], 2))
+    tokens = b"".join(rows([content], 2, "sequential-1", 0, 2, range(3)))
+    planes = [
+        _starts([0, 3, 4], [0, 2, 4], 2),
+        _mask([False, True, True, True, False, False, False], [0, 2, 4], 2),
+        Plane(52, plane_fingerprint(52, []), [4] * 3, b"\3\0\0\0" * 3),
+    ]
+    yield _plane_checksum(name, tokens, (0, 0, 3, 4, 0, 1), planes)
+    yield _plane_checksum(name, tokens, (2**63 - 2**53, 2, 3, 4, 2**32 - 1, 2**32), planes)
+
+
+def _starts(starts: list[int], first_tokens: list[int], context_length: int) -> Plane:
+    """Plane 50 of rows of a corpus of one file, whose documents begin with the tokens starts."""
+    contents = [document_starts_row(starts, first, context_length) for first in first_tokens]
+    guard = plane_fingerprint(50, [document_entries(starts)])
+    return Plane(50, guard, [len(content) for content in contents], b"".join(contents))
+
+
+def _mask(learned: list[bool], first_tokens: list[int], context_length: int) -> Plane:
+    """Plane 51 of rows of a corpus of one file."""
+    contents = [loss_mask_row(learned, first, context_length) for first in first_tokens]
+    guard = plane_fingerprint(51, [mask_entries(learned)])
+    return Plane(51, guard, [len(content) for content in contents], b"".join(contents))
+
+
+def _plane_checksum(
+    name: bytes, tokens: bytes, place: tuple[int, int, int, int, int, int], planes: list[Plane]
+) -> dict[str, Any]:
+    first_sample, first_row, row_count, batch_size, rank, world_size = place
+    return {
+        "identity": name.hex(),
+        "first_sample": first_sample,
+        "first_row": first_row,
+        "row_count": row_count,
+        "batch_size": batch_size,
+        "rank": rank,
+        "world_size": world_size,
+        "tokens": tokens.hex(),
+        "planes": [_in_hexadecimal(plane) for plane in planes],
+        "checksum": frame_checksum(name, *place, tokens, planes),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(golden(), indent=1))

@@ -1,0 +1,167 @@
+"""The plan: sample -> window, for any shape of corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import reference
+from tokenfeed.errors import InvalidRequest, NotServed
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import Shape, plan, row_count
+from tokenfeed.stream.spec import StreamSpec
+
+
+def shape_of(*token_counts: int) -> Shape:
+    return Shape(np.array(token_counts, dtype=np.int64))
+
+
+def spec_of(order: str, seed: int, context_length: int) -> StreamSpec:
+    return StreamSpec.of_dataset("", orders.find(order), seed, context_length)
+
+
+def places(spec: StreamSpec, shape: Shape, samples: Iterable[int]) -> list[tuple[int, int]]:
+    """(file, first token) of the window of each sample, after a look at what surrounds it."""
+    numbers = np.array(samples, dtype=np.int64)
+    spans = plan(spec, [shape], numbers)
+    assert (len(spans), spans.row_tokens) == (numbers.size, spec.context_length + 1)
+    assert spans.are_windows
+    assert spans.first_span.tolist() == list(range(numbers.size + 1))
+    assert spans.source.tolist() == [0] * numbers.size
+    assert spans.token_count.tolist() == [spec.context_length + 1] * numbers.size
+    return list(zip(spans.shard.tolist(), spans.token_offset.tolist(), strict=True))
+
+
+@given(
+    token_counts=st.lists(st.integers(1, 60), min_size=1, max_size=8).filter(lambda n: max(n) > 1),
+    order=st.sampled_from(list(orders.ORDERS)),
+    seed=st.integers(0, 2**64 - 1),
+    first_sample=st.integers(0, 2**62),
+    data=st.data(),
+)
+def test_windows_are_those_of_the_second_implementation(
+    token_counts: list[int], order: str, seed: int, first_sample: int, data: st.DataObject
+) -> None:
+    """Array arithmetic against loops over Python integers."""
+    context_length = data.draw(st.integers(1, max(token_counts) - 1))
+    samples = range(first_sample, first_sample + 20)
+
+    found = places(spec_of(order, seed, context_length), shape_of(*token_counts), samples)
+
+    assert found == [
+        reference.window(order, seed, token_counts, context_length, sample) for sample in samples
+    ]
+
+
+@pytest.mark.parametrize("order", ["shuffled-1", "sequential-1"])
+def test_an_epoch_has_every_window_of_every_file_once_and_none_across_two(order: str) -> None:
+    """Shards of unequal length, one of them shorter than T + 1."""
+    shape = shape_of(21, 4, 9, 41)
+    epoch = range(row_count(orders.find(order), shape, 5))
+
+    found = places(spec_of(order, 3, 5), shape, epoch)
+
+    assert sorted(found) == [
+        *((0, 5 * i) for i in range(4)),
+        (2, 0),
+        *((3, 5 * i) for i in range(8)),
+    ]
+
+
+def test_random_reaches_every_start_of_every_file() -> None:
+    """The first and the last possible window of each included."""
+    found = places(spec_of("random-1", 0, 4), shape_of(9, 5, 3), range(2000))
+
+    assert set(found) == {(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)}
+
+
+def test_a_corpus_of_2_40_tokens_is_planned_without_loss() -> None:
+    """numpy turns uint64 with int64 into float64, which is wrong above 2^53."""
+    spec, shape = spec_of("random-1", 0, 2**20), shape_of(2**62, 2**61)
+
+    spans = plan(spec, [shape], np.arange(1000, dtype=np.int64))
+
+    assert spans.token_offset.dtype == np.int64
+    assert set(spans.shard.tolist()) == {0, 1}
+    assert len(set((spans.token_offset % 1024).tolist())) > 500
+
+
+@pytest.mark.parametrize("context_length", [0, -1, 10, 11, 2**64])
+def test_a_context_length_that_does_not_fit_is_named_with_its_limit(context_length: int) -> None:
+    """T + 1 tokens have to fit into the longest file."""
+    with pytest.raises(InvalidRequest, match=r"context_length: .* \[1, 10\)"):
+        shape_of(10, 4).require_window(context_length)
+
+
+@pytest.mark.parametrize("context_length", [10, 11, 2**63 - 1])
+@pytest.mark.parametrize("order", list(orders.ORDERS))
+def test_no_sample_is_planned_where_no_file_holds_a_window(order: str, context_length: int) -> None:
+    """A place out of none would be a division by zero, or a token of another file."""
+    with pytest.raises(InvalidRequest, match=r"context_length: .* \[1, 10\)"):
+        places(spec_of(order, 0, context_length), shape_of(10, 4), [0])
+
+
+def test_a_file_that_is_just_long_enough_has_one_window() -> None:
+    """T + 1 tokens are one row of each order; one token less is none."""
+    shape = shape_of(9, 10)
+
+    for order in orders.ORDERS:
+        assert set(places(spec_of(order, 1, 9), shape, range(20))) == {(1, 0)}
+        assert row_count(orders.find(order), shape, 9) == 1
+        assert row_count(orders.find(order), shape, 10) == 0
+
+
+@given(
+    token_counts=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    context_length=st.integers(1, 70),
+    order=st.sampled_from(list(orders.ORDERS)),
+)
+def test_an_order_has_as_many_rows_as_the_second_implementation_counts(
+    token_counts: list[int], context_length: int, order: str
+) -> None:
+    """Describe tells it before anything is asked for, none at all included."""
+    found = row_count(orders.find(order), shape_of(*token_counts), context_length)
+
+    assert found == sum(reference.place_counts(order, token_counts, context_length))
+
+
+def test_a_corpus_asked_for_at_many_context_lengths_answers_each_for_itself() -> None:
+    """Where windows lie is kept from call to call, for some of them."""
+    shape = shape_of(300, 5, 200)
+
+    for context_length in [*range(1, 150), *range(1, 150)]:
+        for order in ("shuffled-1", "random-1"):
+            expected = sum(reference.place_counts(order, [300, 5, 200], context_length))
+            assert row_count(orders.find(order), shape, context_length) == expected
+
+
+def test_a_stream_keeps_its_places_whatever_else_is_asked_for() -> None:
+    """Of 60,000 files they are a millisecond and a megabyte; anybody may describe with any T."""
+    shape = shape_of(100, 200, 300)
+    own = shape.places(9, has_epochs=True)
+
+    for context_length in range(10, 1000):
+        shape.places(context_length, has_epochs=False)
+        assert shape.places(9, has_epochs=True) is own
+
+    assert shape._kept_places.cache_info().currsize <= 8
+    kept = shape.places(250, has_epochs=True)
+    for context_length in range(300, 400):
+        assert shape.places(context_length, has_epochs=True).place_count == 0
+    assert shape.places(250, has_epochs=True) is kept
+
+
+@pytest.mark.parametrize("name", ["random", "random-2", "RANDOM-1", "../x"])
+def test_an_order_without_its_version_is_none(name: str) -> None:
+    """The server never resolves "latest": a rolling upgrade must not serve two streams."""
+    with pytest.raises(NotServed, match="order"):
+        orders.find(name)
+
+
+def test_no_order_at_all_is_random_1_for_ever() -> None:
+    """The default on the wire never moves."""
+    assert orders.find("").NAME == "random-1"

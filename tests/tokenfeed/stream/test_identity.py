@@ -1,0 +1,187 @@
+"""Identity and fingerprint: what is in them, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenfeed.sampling import orders
+from tokenfeed.stream import identity
+
+RANDOM, SHUFFLED, SEQUENTIAL = (
+    orders.find(name) for name in ("random-1", "shuffled-1", "sequential-1")
+)
+
+
+def test_order_seed_context_length_and_fingerprint_each_make_another_stream() -> None:
+    """A saved state of one must not resume on another."""
+    streams = {
+        identity.stream_identity(RANDOM, 1, 128, bytes(32)),
+        identity.stream_identity(SHUFFLED, 1, 128, bytes(32)),
+        identity.stream_identity(RANDOM, 2, 128, bytes(32)),
+        identity.stream_identity(RANDOM, 1, 129, bytes(32)),
+        identity.stream_identity(RANDOM, 1, 128, bytes([1] * 32)),
+    }
+
+    assert len(streams) == 5
+
+
+def test_the_seed_of_an_order_that_ignores_it_is_no_difference() -> None:
+    """Else two sequential runs would refuse each other for nothing."""
+    one, two = (identity.stream_identity(SEQUENTIAL, seed, 128, bytes(32)) for seed in (1, 2))
+
+    assert one == two
+
+
+def test_documents_cut_otherwise_make_another_stream() -> None:
+    """Of the same corpus, with the same order, seed and context length."""
+    lengths = [[3, 2], [3]]
+    streams = {
+        identity.stream_identity(SHUFFLED, 1, 128, bytes(32), pieces)
+        for pieces in (
+            b"",
+            identity.pieces_hash(128, "cut", None, lengths),
+            identity.pieces_hash(128, "drop", None, lengths),
+            identity.pieces_hash(128, "cut", 0, lengths),
+            identity.pieces_hash(128, "cut", None, [[3], [2, 3]]),
+            identity.pieces_hash(128, "cut", None, [[2, 3], [3]]),
+        )
+    }
+
+    assert len(streams) == 6
+
+
+EXAMPLE = identity.SourceParts(0, bytes(32), "shuffled-1", 1, 0, 70)
+OTHER = identity.SourceParts(1, bytes([1] * 32), "sequential-1", 0, 0, 30)
+
+
+def test_whatever_changes_the_rows_of_a_stage_changes_its_identity() -> None:
+    """A saved state of one mixture must not resume on another, be it ever so similar."""
+    start = identity.mixture_identity("mixture-1", 1, 128)
+    sources = [EXAMPLE, OTHER]
+    changed = [
+        replace(EXAMPLE, **fields)
+        for fields in (
+            {"number": 2},
+            {"fingerprint": bytes([2] * 32)},
+            {"order": "random-1"},
+            {"seed": 2},
+            {"base": 1},
+            {"weight": 7},
+            {"pieces": bytes(32)},
+        )
+    ]
+    stages = {
+        identity.stage_identity(start, 0, 0, sources),
+        identity.stage_identity(identity.mixture_identity("mixture-1", 2, 128), 0, 0, sources),
+        identity.stage_identity(identity.mixture_identity("mixture-1", 1, 129), 0, 0, sources),
+        identity.stage_identity(start, 1, 0, sources),
+        identity.stage_identity(start, 0, 100, sources),
+        identity.stage_identity(start, 0, 0, [EXAMPLE]),
+        *(identity.stage_identity(start, 0, 0, [source, OTHER]) for source in changed),
+    }
+
+    assert len(stages) == 6 + len(changed)
+
+
+def test_the_same_weights_ten_times_as_large_are_another_mixture() -> None:
+    """Of 7 and 3 a block has 10 samples, of 70 and 30 a hundred: other rows come at other times."""
+    start = identity.mixture_identity("mixture-1", 1, 128)
+    tenth = [replace(EXAMPLE, weight=7), replace(OTHER, weight=3)]
+
+    one, ten = (identity.stage_identity(start, 0, 0, found) for found in (tenth, [EXAMPLE, OTHER]))
+
+    assert one != ten
+
+
+def test_whatever_is_taken_out_makes_other_rows() -> None:
+    """From when on, of which source, which tokens, and what stands there instead."""
+    some = identity.redaction_list_hash(0, [(0, 1, 2)])
+    lists = {
+        some,
+        identity.redaction_list_hash(1, [(0, 1, 2)]),
+        identity.redaction_list_hash(0, [(1, 1, 2)]),
+        identity.redaction_list_hash(0, [(0, 0, 2)]),
+        identity.redaction_list_hash(0, [(0, 1, 3)]),
+        identity.redaction_list_hash(0, [(0, 1, 2), (0, 3, 4)]),
+    }
+    rows = {
+        bytes(32),
+        identity.redacted_identity(bytes(32), [(5, 0, some)]),
+        identity.redacted_identity(bytes([1] * 32), [(5, 0, some)]),
+        identity.redacted_identity(bytes(32), [(6, 0, some)]),
+        identity.redacted_identity(bytes(32), [(5, 1, some)]),
+        identity.redacted_identity(bytes(32), [(5, 0, some), (6, 0, some)]),
+        *(identity.redacted_identity(bytes(32), [(5, 0, found)]) for found in lists - {some}),
+    }
+
+    assert len(lists) == 6
+    assert len(rows) == 6 + 5
+
+
+def test_planes_of_other_kinds_files_or_sources_have_other_fingerprints() -> None:
+    """The same bytes may be a mask of one file, or of two."""
+    digests = [bytes(32)]
+    planes = {
+        identity.plane_fingerprint(51, [8], digests),
+        identity.plane_fingerprint(50, [8], digests),
+        identity.plane_fingerprint(51, [1], digests),
+        identity.plane_fingerprint(51, [4, 4], digests),
+        identity.plane_fingerprint(51, [8], [bytes([1] * 32)]),
+        identity.stage_plane_fingerprint(51, [(0, bytes(32))]),
+        identity.stage_plane_fingerprint(50, [(0, bytes(32))]),
+        identity.stage_plane_fingerprint(51, [(1, bytes(32))]),
+        identity.stage_plane_fingerprint(51, [(0, bytes(32)), (1, bytes(32))]),
+    }
+
+    assert len(planes) == 9
+
+
+def test_the_same_bytes_as_other_tokens_or_in_other_files_are_another_corpus() -> None:
+    """Windows would lie elsewhere although no byte differs."""
+    digests = [bytes(32)]
+    corpora = {
+        identity.fingerprint("uint16", [100], digests),
+        identity.fingerprint("uint32", [50], digests),
+        identity.fingerprint("uint16", [60, 40], digests),
+        identity.fingerprint("uint16", [40, 60], digests),
+        identity.digest("uint16", [100], digests),
+    }
+
+    assert len(corpora) == 5
+
+
+@given(st.integers(1, 2**30))
+def test_up_to_one_gibibyte_every_byte_is_hashed_once(content_bytes: int) -> None:
+    """One token changed anywhere changes the fingerprint."""
+    blocks = list(identity.content_blocks(content_bytes))
+
+    assert blocks[0][0] == 0
+    assert blocks[-1][1] == content_bytes
+    assert all(one[1] == two[0] for one, two in pairwise(blocks))
+
+
+@pytest.mark.parametrize("content_bytes", [2**30 + 1, 10**12, 2**62])
+def test_above_one_gibibyte_blocks_are_spread_from_the_first_byte_to_the_last(
+    content_bytes: int,
+) -> None:
+    """Start-up reads 16 MiB of a terabyte, and still sees a changed beginning or end."""
+    blocks = list(identity.content_blocks(content_bytes))
+
+    gaps = {two[0] - one[0] for one, two in pairwise(blocks)}
+    assert len(blocks) == 4096
+    assert blocks[0][0] == 0
+    assert blocks[-1][1] == content_bytes
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_digest_is_over_all_of_it_whatever_the_size() -> None:
+    """`verify` proves what the quick fingerprint only makes likely."""
+    blocks = list(identity.content_blocks(2**30 + 5, complete=True))
+
+    assert len(blocks) == 1025
+    assert blocks[-1] == (2**30, 2**30 + 5)

@@ -1,0 +1,116 @@
+"""What a stream is, as a value: what exists is valid."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from tests.support import reference
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.sampling import orders
+from tokenfeed.stream.spec import Source, Stage, StreamSpec
+
+RANDOM, SEQUENTIAL = orders.find("random-1"), orders.find("sequential-1")
+
+
+def spec_of(**fields: Any) -> StreamSpec:
+    values = {"dataset": "", "order": RANDOM, "seed": 7, "context_length": 2} | fields
+    return StreamSpec.of_dataset(**values)
+
+
+@pytest.mark.parametrize(
+    ("fields", "subject"),
+    [
+        ({"context_length": 0}, "context_length"),
+        ({"context_length": -1}, "context_length"),
+        ({"context_length": 2**64}, "context_length"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"planes": [49]}, "planes"),
+        ({"planes": [100]}, "planes"),
+        ({"planes": [51, 51]}, "planes"),
+    ],
+)
+def test_a_field_out_of_range_is_named(fields: dict[str, Any], subject: str) -> None:
+    """The user reads the name of the argument and its limit."""
+    with pytest.raises(InvalidRequest, match=rf"^{subject}: \[?-?[0-9]+") as caught:
+        spec_of(**fields)
+
+    assert caught.value.subject == subject
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"context_length": 1}, {"context_length": 2**64 - 1}, {"seed": 0}, {"seed": 2**64 - 1}],
+)
+def test_the_ends_of_each_range_are_in_it(fields: dict[str, int]) -> None:
+    """Any seed of 64 bits is one, and how long a row may be is for the corpus to say."""
+    spec = spec_of(**fields)
+
+    assert (spec.context_length, spec.source.seed) == (
+        fields.get("context_length", 2),
+        fields.get("seed", 7),
+    )
+    assert spec.row_tokens == spec.context_length + 1
+
+
+def test_planes_that_are_wanted_in_any_order_are_one_stream() -> None:
+    """The checksum takes them in ascending order, so that two who want the same have the same."""
+    assert spec_of(planes=[52, 50, 51]) == spec_of(planes=(50, 51, 52))
+    assert spec_of(planes=[52, 50, 51]).planes == (50, 51, 52)
+
+
+@pytest.mark.parametrize(
+    ("sources", "stages"),
+    [
+        ((), None),
+        ((Source("a", RANDOM, 0), Source("b", RANDOM, 0)), None),
+        ((Source("a", RANDOM, 0),), (Stage(5, (1,)),)),
+        ((Source("a", RANDOM, 0),), (Stage(0, (2,)),)),
+        ((Source("a", RANDOM, 0),), (Stage(0, (1,)), Stage(5, (1,)))),
+    ],
+)
+def test_a_mixture_is_refused_while_none_is_served(
+    sources: tuple[Source, ...], stages: tuple[Stage, ...] | None
+) -> None:
+    """Its first source alone would be another stream under the same name."""
+    with pytest.raises(InvalidRequest, match=r"^stage: .*not served yet"):
+        StreamSpec(2, sources) if stages is None else StreamSpec(2, sources, stages)
+
+
+def test_its_identity_is_the_published_one_of_version_1() -> None:
+    """Saved states and requests carry it."""
+    fingerprint = bytes(range(32))
+
+    for order, seed in ((RANDOM, 7), (SEQUENTIAL, 7), (SEQUENTIAL, 0)):
+        spec = spec_of(order=order, seed=seed)
+        assert spec.identity_version == 1
+        assert spec.identity([fingerprint]) == reference.identity(order.NAME, seed, 2, fingerprint)
+
+
+def test_the_dataset_s_name_and_the_planes_are_no_part_of_the_identity() -> None:
+    """A dataset may be served under another name elsewhere, and a mask may come later."""
+    found = {
+        spec_of(**fields).identity([bytes(32)])
+        for fields in ({}, {"dataset": "elsewhere"}, {"planes": [51]})
+    }
+
+    assert len(found) == 1
+
+
+def test_a_seed_that_is_not_used_counts_as_0() -> None:
+    """In the identity, and in a source of a mixture."""
+    assert Source("", RANDOM, 7).seed_used == 7
+    assert Source("", SEQUENTIAL, 7).seed_used == 0
+
+
+def test_a_spec_is_a_value() -> None:
+    """It is compared, kept as a key, and never changed under somebody's hands."""
+    spec = spec_of()
+
+    assert spec == spec_of()
+    assert len({spec, spec_of(), spec_of(seed=8)}) == 2
+    with pytest.raises(FrozenInstanceError):
+        spec.context_length = 3  # type: ignore[misc]

@@ -1,0 +1,63 @@
+"""What a shell completes after `tokenfeed`: made from the parsers of all commands, by shtab."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module, util
+
+import shtab
+
+from ..__main__ import build_parser
+from . import COMMANDS, Command
+
+
+def main() -> int:
+    """Print the completion script of a shell.  Returns: 0."""
+    parser = argparse.ArgumentParser(
+        prog="tokenfeed completion",
+        description="Prints what a shell completes after `tokenfeed`.",
+        epilog='example: eval "$(tokenfeed completion bash)", in ~/.bashrc',
+    )
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    shell = parser.parse_args().shell
+    # Each is the parser of that command, when it is asked what it is called.
+    sys.argv = ["tokenfeed"]
+    print(shtab.complete(complete_parser(), shell))
+    return 0
+
+
+def complete_parser() -> argparse.ArgumentParser:
+    """Return the parser of `tokenfeed` with those of its commands, as far as the packages that they
+    need are installed.
+    """
+    parser = build_parser()
+    of_commands = _commands_of(parser)
+    for name, command in COMMANDS.items():
+        found = _parser_of(command)
+        if found is not None:
+            found.prog = f"tokenfeed {name}"
+            of_commands[name] = found
+    return parser
+
+
+def _parser_of(command: Command) -> argparse.ArgumentParser | None:
+    module = f"tokenfeed.{command.module}"
+    if module == __name__:
+        return None
+    try:
+        spec = util.find_spec(module)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        parser = import_module(f"{module}.__main__" if is_package else module).build_parser()
+    except ModuleNotFoundError:
+        return None
+    return _commands_of(parser)[command.arguments[0]] if command.arguments else parser
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the commands of a parser, by name; they may be replaced in there."""
+    return next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Which tokens each sample has: orders, the plan, and the spans that it returns."""

@@ -1,0 +1,32 @@
+"""The orders by the name that they have on the wire: one published algorithm per file.
+
+A released order is never edited: `random-1` gives the same windows for ever. A better one is a new
+file and a new name.
+"""
+
+from __future__ import annotations
+
+from ...errors import NotServed, shortened
+from ...stream.order import Order
+from . import random_v1, sequential_v1, shuffled_v1
+
+_RELEASED: tuple[Order, ...] = (random_v1, shuffled_v1, sequential_v1)
+ORDERS = {order.NAME: order for order in _RELEASED}
+DEFAULT = random_v1.NAME
+
+
+LATEST = {order.NAME.partition("-")[0]: order.NAME for order in _RELEASED}
+"""What people say -> the name on the wire."""
+
+
+def versioned(name: str) -> str:
+    """Return the name on the wire of an order that may be named without its version."""
+    return LATEST.get(name, name)
+
+
+def find(name: str) -> Order:
+    """Return the order of that name; an empty name stands for `random-1`.  Raises: NotServed."""
+    try:
+        return ORDERS[name or DEFAULT]
+    except KeyError:
+        raise NotServed("order", f"{shortened(name)!r} is none of {', '.join(ORDERS)}") from None

@@ -1,0 +1,110 @@
+"""Turns samples into spans of tokens, and does nothing else.
+
+Pure on purpose: the same call answers "what will sample 288,000 be?" in the server, in a test and
+in a notebook. Knows no file, only how many tokens each has, so it can be proved with a corpus of
+ten imaginary tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidRequest
+from ..stream.order import Order
+from ..stream.spec import StreamSpec
+from .spans import Spans
+
+PLAN_ROWS = 4096
+"""Rows worth planning at once: array arithmetic costs 42 (random) to 177 microseconds (shuffled)
+for 32 samples and 82 to 412 for 4,096. 2 shared cores, 2026-11; `python -m benchmarks.plan_rows`
+finds it again.
+"""
+_PLACES_KEPT = 8
+"""Those used last. Of 60,000 files, each is a megabyte."""
+
+
+class Places(NamedTuple):
+    """Where windows may lie in a corpus: places 0 to place_count - 1, file by file.
+
+    place_count: of all files together.  ends, firsts: int64[files], where the places of each file
+    end and begin.  stride: tokens from one place of a file to the next.
+    """
+
+    place_count: int
+    ends: npt.NDArray[np.int64]
+    firsts: npt.NDArray[np.int64]
+    stride: int
+
+
+class Shape:
+    """What a plan has to know of a corpus: how many tokens each of its files has.
+
+    A window never crosses from one file into the next. File i of n_i tokens has n_i - T places
+    where a window of an order without epochs may start, and floor((n_i - 1) / T) non-overlapping
+    windows for one with epochs; a file shorter than T + 1 has neither.
+    """
+
+    def __init__(self, token_counts: npt.NDArray[np.int64]) -> None:
+        """token_counts: int64[files], at least one."""
+        self.token_counts = token_counts
+        self.token_count = int(token_counts.sum())
+        self.longest_file_tokens = int(token_counts.max())
+        self._kept_places = lru_cache(_PLACES_KEPT)(partial(_places, token_counts))
+
+    def require_window(self, context_length: int) -> None:
+        """Raise InvalidRequest unless some file holds a window of T + 1 tokens."""
+        longest = self.longest_file_tokens
+        if not 1 <= context_length < longest:
+            raise InvalidRequest(
+                "context_length",
+                f"{context_length} is not in [1, {longest}): the longest file has {longest} tokens",
+            )
+
+    def places(self, context_length: int, *, has_epochs: bool) -> Places:
+        """Return where windows of T + 1 tokens may lie, possibly nowhere.
+
+        context_length: T, at least 1.  has_epochs: they do not overlap; else they may begin at any
+        token.
+        """
+        if context_length >= self.longest_file_tokens:
+            # There are none, which nobody asks for twice.
+            return _places(self.token_counts, context_length, has_epochs)
+        return self._kept_places(context_length, has_epochs)
+
+
+def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: npt.NDArray[np.int64]) -> Spans:
+    """Return where the tokens of each sample lie: the only way from a sample to tokens.
+
+    shapes: of the corpus of each source of the stream.  samples: int64[n], each in [0, 2^63).  One
+    pass of array arithmetic, no loop over n.
+    Raises: InvalidRequest if no file is long enough for a window.
+    """
+    (source,), (shape,) = spec.sources, shapes
+    shape.require_window(spec.context_length)
+    places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
+    place = source.order.places(samples, source.seed, places.place_count)
+    if places.ends.size == 1:
+        shard = np.zeros_like(place)
+    else:
+        shard = np.searchsorted(places.ends, place, side="right")
+        place = place - places.firsts[shard]
+    return Spans.of_windows(spec.row_tokens, shard, place * places.stride)
+
+
+def row_count(order: Order, shape: Shape, context_length: int) -> int:
+    """Return the rows of an epoch; of an order without epochs the windows that it draws from."""
+    return shape.places(context_length, has_epochs=order.HAS_EPOCHS).place_count
+
+
+def _places(token_counts: npt.NDArray[np.int64], context_length: int, has_epochs: bool) -> Places:
+    if has_epochs:
+        counts, stride = np.maximum(token_counts - 1, 0) // context_length, context_length
+    else:
+        counts, stride = np.maximum(token_counts - context_length, 0), 1
+    ends = np.cumsum(counts)
+    return Places(int(ends[-1]), ends, ends - counts, stride)

@@ -1,0 +1,1 @@
+"""What a stream is: its specification, identity and positions."""

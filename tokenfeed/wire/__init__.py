@@ -1,0 +1,1 @@
+"""Rows and requests as bytes, and back."""

@@ -1,0 +1,334 @@
+"""Rows and their planes <-> bytes on the wire, and the checksum over both.
+
+A frame is an ordinary protobuf message, so any language's generated stub reads it. The hot path
+skips the protobuf runtime all the same: the tokens are the last field, so a frame is written as
+header, planes, tag, length and tokens in one join, and read as a slice. Any other valid encoding is
+parsed by protobuf; a property test holds both together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from ..errors import BadFrame, TokenfeedError
+from ..stream.planes import KINDS
+from ..stream.position import Position
+from ..stream.spec import StreamSpec
+from ..v1 import tokenfeed_pb2 as pb
+from .row_block import Plane, RowBlock
+
+# The target is a question of speed (docs/decisions/0002-frames.md), the maximum one of
+# compatibility: gRPC clients refuse messages above 4 MiB unless told otherwise. Only a single row
+# longer than the target goes beyond it.
+FRAME_BYTES_TARGET = 1 << 20
+FRAME_BYTES_FIRST = 1 << 17
+MESSAGE_BYTES_MAX = (1 << 22) - 1
+"""Planes are counted too: what would be longer goes as two frames, unless it is a single row."""
+ROW_BYTES_MAX = 1 << 30
+"""A row is never cut, and a protobuf message stays below 2^31 bytes."""
+BYTES_PER_SECOND_MIN = 1 << 20
+"""A frame longer than this may take a second more on its way for each such part of it, as both
+sides see it: before that nobody calls the other one silent.
+"""
+
+TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+_TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
+_HEADER_BYTES_MAX = 1 << 10
+_PLAIN_HEADER_BYTES_MAX = 128
+_PLACE = struct.Struct("<32s6Q")
+_PLANE_COUNT = struct.Struct("<I")
+_PLANE = struct.Struct("<I32sQ")
+_BYTE_COUNT = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What every frame of a stream has in common, for the one who writes it and the one who reads
+    it: each takes it from what he knows himself.
+
+    identity: 32 bytes.  plane_fingerprints: of each plane that is wanted, by kind, 32 bytes each.
+    """
+
+    spec: StreamSpec
+    position: Position
+    identity: bytes
+    plane_fingerprints: Mapping[int, bytes]
+
+    def place(self, stream_row: int) -> tuple[int, int]:
+        """Return first_sample and first_row of a frame that begins with this row of the stream."""
+        batch, row = divmod(stream_row, self.position.batch_size)
+        return self.position.batch_first_sample(batch), row
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame as it arrived, not yet trusted.
+
+    tokens: uint8[n], a view of the message, which it keeps alive.  The other fields are as in
+    tokenfeed.proto.
+    """
+
+    first_sample: int
+    first_row: int
+    row_count: int
+    token_bytes: int
+    checksum: int
+    identity: bytes
+    planes: tuple[Plane, ...]
+    tokens: npt.NDArray[np.uint8]
+
+    def rows(self, stream: Stream, stream_row: int) -> RowBlock:
+        """Check that this is what was asked for, and return its rows, read-only.
+
+        stream: the caller's own, never the frame's, so that a bit flipped on the way to the server
+        is found as well.  stream_row: row of the stream that the frame has to begin with.
+        Raises: BadFrame.
+        """
+        row_tokens, expected = stream.spec.row_tokens, stream.place(stream_row)
+        if (self.first_sample, self.first_row) != expected:
+            raise BadFrame(
+                "frame",
+                f"begins at (sample, row) {(self.first_sample, self.first_row)}, not {expected}",
+            )
+        if self.identity != stream.identity:
+            raise BadFrame("frame", "is of another stream identity")
+        dtype = TOKEN_DTYPES.get(self.token_bytes)
+        if (
+            dtype is None
+            or self.row_count < 1
+            or self.tokens.size != self.row_count * row_tokens * self.token_bytes
+        ):
+            raise BadFrame(
+                "frame",
+                f"{self.tokens.size} bytes are not {self.row_count} rows "
+                f"of {row_tokens} tokens of {self.token_bytes} bytes",
+            )
+        kinds = tuple(plane.kind for plane in self.planes)
+        if kinds != stream.spec.planes:
+            raise BadFrame("frame", f"has the planes {kinds}, not {stream.spec.planes}")
+        for plane in self.planes:
+            if (
+                plane.row_lengths.size != self.row_count
+                or int(plane.row_lengths.sum(dtype=np.uint64)) != plane.content.size
+            ):
+                raise BadFrame(
+                    "frame",
+                    f"{plane.content.size} bytes of plane {plane.kind} are not those of "
+                    f"{self.row_count} rows",
+                )
+        block = RowBlock(self.tokens.view(dtype).reshape(self.row_count, row_tokens), self.planes)
+        if self.checksum != checksum(stream, stream_row, block):
+            raise BadFrame("frame", "its checksum does not match")
+        return block
+
+
+def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
+    """Return the CRC-32C of where rows stand in the stream, of their tokens, and of their planes
+    where there are any, in [0, 2^32).
+
+    stream_row: row of the stream that the block begins with.
+    """
+    position = stream.position
+    place = _PLACE.pack(
+        stream.identity,
+        *stream.place(stream_row),
+        len(block),
+        position.batch_size,
+        position.rank,
+        position.world_size,
+    )
+    # The C extension takes any contiguous buffer; its stub knows only bytes.
+    crc: int = google_crc32c.extend(google_crc32c.value(place), block.tokens)
+    if block.planes:
+        crc = google_crc32c.extend(crc, _PLANE_COUNT.pack(len(block.planes)))
+    for plane in block.planes:
+        fingerprint = stream.plane_fingerprints[plane.kind]
+        crc = google_crc32c.extend(
+            crc, _PLANE.pack(plane.kind, fingerprint, plane.row_lengths.size)
+        )
+        crc = google_crc32c.extend(crc, plane.row_lengths.astype("<u4").tobytes())
+        crc = google_crc32c.extend(crc, _BYTE_COUNT.pack(plane.content.size))
+        crc = google_crc32c.extend(crc, plane.content.tobytes())
+    return crc
+
+
+def encode(stream: Stream, stream_row: int, block: RowBlock) -> list[bytes]:
+    """Return rows as frames, ready for the wire: one, or several where that would be longer than a
+    message may be.
+
+    stream_row: row of the stream that the block begins with.  The block is copied, so its memory
+    may be used again at once.
+    """
+    size_bytes = block.tokens.nbytes
+    for plane in block.planes:
+        size_bytes += plane.content.size + 5 * plane.row_lengths.size
+    if size_bytes <= MESSAGE_BYTES_MAX - _HEADER_BYTES_MAX or len(block) == 1:
+        return [_encoded(stream, stream_row, block)]
+    half = len(block) // 2
+    first = encode(stream, stream_row, block[:half])
+    return first + encode(stream, stream_row + half, block[half:])
+
+
+def _encoded(stream: Stream, stream_row: int, block: RowBlock) -> bytes:
+    first_sample, first_row = stream.place(stream_row)
+    header = pb.Frame(
+        first_sample=first_sample,
+        first_row=first_row,
+        row_count=len(block),
+        token_bytes=block.tokens.itemsize,
+        checksum=checksum(stream, stream_row, block),
+        identity=stream.identity,
+    )
+    for plane in block.planes:
+        getattr(header, KINDS[plane.kind]).MergeFrom(
+            pb.Plane(
+                row_bytes=plane.row_lengths.tolist(),
+                content=plane.content.tobytes(),
+                fingerprint=stream.plane_fingerprints[plane.kind],
+            )
+        )
+    size = _varint(block.tokens.nbytes)
+    return b"".join((header.SerializeToString(), _TOKENS_TAG, size, block.tokens.data))
+
+
+def decode(message: bytes) -> Frame:
+    """Return the frame in a message, any valid encoding of it.  Raises: BadFrame if it is none."""
+    tag, first = _tokens_soon(message)
+    if tag < 0:
+        tag, first = _tokens_last(message)
+    if tag >= 0:
+        # Exact, not a guess: what precedes the tag has to be a complete message by itself.
+        header = _parse(message[:tag])
+        if header is not None:
+            return _frame(header, np.frombuffer(message, dtype=np.uint8, offset=first))
+    header = _parse(message)
+    if header is None:
+        raise BadFrame("frame", "is no valid protobuf message")
+    return _frame(header, np.frombuffer(header.tokens, dtype=np.uint8))
+
+
+def require_fast_checksum() -> None:
+    """Raise TokenfeedError if the checksum library fell back to pure Python, which is a hundred
+    times slower than the wire.
+    """
+    if google_crc32c.implementation != "c":
+        raise TokenfeedError(
+            "google-crc32c", "its C extension does not load here; reinstall it from a wheel"
+        )
+
+
+def rows_per_frame(frame_bytes: int, row_bytes: int) -> int:
+    """Return how many whole rows make a frame of about frame_bytes: at least one."""
+    return max(1, frame_bytes // row_bytes)
+
+
+def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
+    """Return how large the next frame should be, from how long the client took to take this one.
+
+    A stream begins with small frames, so that its first batch is not late, and doubles them as long
+    as they are taken quickly; a slow consumer gets small ones, which keeps what a slow stream holds
+    in memory small.
+    """
+    if taken_seconds < 0.02:
+        return min(2 * frame_bytes, FRAME_BYTES_TARGET)
+    if taken_seconds > 0.2:
+        return max(frame_bytes // 2, FRAME_BYTES_FIRST)
+    return frame_bytes
+
+
+def _tokens_soon(message: bytes) -> tuple[int, int]:
+    """As `_tokens_last`, and faster, for a frame without planes: its headers are short.
+
+    Where it is wrong, since a hash may look like a tag, what precedes is no complete message.
+    """
+    tag = message.find(_TOKENS_TAG, 0, _PLAIN_HEADER_BYTES_MAX)
+    if tag >= 0:
+        size, first = _read_varint(message, tag + len(_TOKENS_TAG))
+        if first + size == len(message) and size > 0:
+            return tag, first
+    return -1, -1
+
+
+def _tokens_last(message: bytes) -> tuple[int, int]:
+    """Return where the tag of the tokens is, and where they begin, if they are the last field and
+    not empty; else (-1, -1).
+
+    Walks from field to field as any parser does, without looking into them.
+    """
+    place, end = 0, len(message)
+    while place < end:
+        if message.startswith(_TOKENS_TAG, place):
+            size, first = _read_varint(message, place + len(_TOKENS_TAG))
+            if first + size == end and size > 0:
+                return place, first
+        tag, after = _read_varint(message, place)
+        match tag & 7:
+            case 0:
+                place = _read_varint(message, after)[1]
+            case 1:
+                place = after + 8
+            case 2:
+                size, first = _read_varint(message, after)
+                place = first + size if size >= 0 else end
+            case 5:
+                place = after + 4
+            case _:
+                return -1, -1  # a group, or no valid message
+    return -1, -1
+
+
+def _parse(message: bytes) -> pb.Frame | None:
+    try:
+        return pb.Frame.FromString(message)
+    except DecodeError:
+        return None
+
+
+def _frame(header: pb.Frame, tokens: npt.NDArray[np.uint8]) -> Frame:
+    planes = tuple([_plane(kind, header) for kind in KINDS if header.HasField(KINDS[kind])])
+    return Frame(
+        header.first_sample,
+        header.first_row,
+        header.row_count,
+        header.token_bytes,
+        header.checksum,
+        header.identity,
+        planes,
+        tokens,
+    )
+
+
+def _plane(kind: int, header: pb.Frame) -> Plane:
+    sent: pb.Plane = getattr(header, KINDS[kind])
+    lengths = np.array(sent.row_bytes, dtype=np.uint32)
+    return Plane(kind, lengths, np.frombuffer(sent.content, dtype=np.uint8))
+
+
+def _varint(value: int) -> bytes:
+    """Return value, in [0, 2^64), as a protobuf varint: seven bits a byte, lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, first: int) -> tuple[int, int]:
+    """Return the varint that begins at byte `first`, and where it ends; (-1, end) if it has no end
+    within ten bytes.
+    """
+    value = 0
+    for index, byte in enumerate(message[first : first + 10]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, first + index + 1
+    return -1, len(message)
