@@ -1,4 +1,4 @@
-"""RemoteBatches: frames -> (x, y) on the device, prefetched, resumable. Knows nothing of grpc."""
+"""RemoteBatches: frames -> (x, y) on the device, prefetched, resumable."""
 
 from __future__ import annotations
 

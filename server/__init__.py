@@ -1,9 +1,13 @@
-"""Serves token batches: request -> plan -> corpus -> frames.
+"""Serves token batches. A request comes in at the top and becomes tokens at the bottom:
 
-Read it in this order: `shards` (which files), `formats` (what is in them), `corpus` (mapped once,
-gathered from), `readahead`, `watch`, `warmup` (brought into memory), `dataset` (checked and
-fingerprinted), `service` (answers requests), `listener` (the port), `__main__` (wiring). Needs
-Linux, and no torch.
+    cli/        options, start and stop: puts all of it together
+    rpc/        the gRPC service: checks a request, makes its frames, limits and schedules calls
+    datasets/   a name -> files that are checked and fingerprinted
+    storage/    the tokens in these files, and the formats of files
+    runtime/    the process: signals, polling, memory
+
+`ingest/` makes token files of text. `inspect`, `verify` and `probe` are commands of their own.
+Needs Linux, and no torch.
 """
 
 if __name__ == "server":

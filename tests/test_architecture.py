@@ -1,101 +1,239 @@
-"""The shape of the house: who may import whom, what is installed, what is generated."""
+"""The architecture: which package may import which, what is reached by it, what is generated."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.import_graph import PACKAGES, arrows, imports, modules, reached
 
-STANDARD = sys.stdlib_module_names
-GRPC = {"grpc"}
-BASE = {"tokenfeed", "numpy", "google.protobuf"}
+ENTRIES_MAX = 12
+"""Of a folder: what a newcomer takes in at a glance."""
 
-# room -> (third-party modules and packages it may import, standard modules it may not)
-ROOMS: dict[str, tuple[set[str], set[str]]] = {
-    "tokenfeed": (BASE | {"google_crc32c"}, {"os", "socket", "threading", "time", "subprocess"}),
-    "server": (BASE | GRPC, set()),
-    "client": (BASE, set()),
+# Folder -> what each of its boxes may import of its other boxes: only what stands above it.
+LAYERS: dict[str, dict[str, set[str]]] = {
+    "tokenfeed": {
+        "errors": set(),
+        "v1": set(),
+        "stream": {"errors", "v1"},
+        "sampling": {"errors", "stream"},
+        "wire": {"errors", "v1", "stream", "sampling"},
+        "_aliases": set(),
+        "__init__": set(),
+        "commands": {"__init__"},
+        "__main__": {"__init__", "commands"},
+    },
+    "server": {
+        "__init__": set(),
+        "runtime": set(),
+        "storage": {"runtime"},
+        "datasets": {"runtime", "storage"},
+        "ingest": {"runtime", "storage", "datasets"},
+        "rpc": {"runtime", "storage", "datasets"},
+        "cli": {"runtime", "storage", "datasets", "rpc"},
+        "inspect": {"runtime", "storage", "datasets", "cli"},
+        "verify": {"runtime", "storage", "datasets", "cli"},
+        "probe": set(),
+        "__main__": {"runtime", "cli"},
+    },
+    "client": {
+        "validation": set(),
+        "stats": set(),
+        "runtime": set(),
+        "transport": {"validation", "runtime"},
+        "stream": {"stats", "runtime", "transport"},
+        "device": set(),
+        "feed": {"validation", "stats", "runtime", "transport", "device"},
+        "batches": {"validation", "stats", "transport", "stream", "device", "feed"},
+        "bench": {"batches"},
+        "__init__": {"transport", "batches"},
+        "__main__": {"validation", "stats", "transport", "stream", "batches", "bench"},
+    },
 }
-# What single modules may import beyond their room.
-DOORS: dict[str, set[str]] = {
-    "tokenfeed/commands/completion.py": {"shtab"},
-    "server/rpc/health.py": {"grpc_health"},
-    "server/ingest/tokenize/executors.py": {"ray"},
-    "server/ingest/inputs/jsonl.py": {"pyarrow"},
-    "server/ingest/inputs/parquet.py": {"pyarrow"},
-    "server/ingest/tokenize/tokenizer.py": {"tokenizers"},
-    "server/probe.py": {"grpc_health"},
-    "server/inspect.py": {"tokenizers"},
-    "server/rpc/reflection.py": {"grpc_reflection"},
-    "client/transport/channel.py": GRPC,
-    "client/device/widening.py": {"torch"},
-    "client/device/pinned_ring.py": {"torch"},
-    "client/device/transfer.py": {"torch"},
-    "client/feed/epochs.py": {"torch"},
-    "client/feed/loaders.py": {"torch"},
-    "client/feed/agreement.py": {"torch"},
-    "client/batches.py": {"torch"},
-    "client/feed/ranks.py": {"torch"},
-    "client/__main__.py": {"tokenizers"},
+
+CONTRACT = {"numpy", "google.protobuf"}
+# Module or package -> what else is imported when it is imported, through others too. The longest
+# name that fits a module decides.
+REACHES: dict[str, set[str]] = {
+    "tokenfeed": set(),
+    "tokenfeed.commands.completion": {"shtab"},
+    "tokenfeed.sampling": {"numpy"},
+    "tokenfeed.stream": CONTRACT,
+    "tokenfeed.wire": CONTRACT | {"google_crc32c"},
+    "server": CONTRACT | {"google_crc32c"},
+    "server.runtime": set(),
+    "server.probe": {"grpc", "grpc_health"},
+    "server.rpc": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
+    "server.cli": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
+    "server.__main__": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
+    "server.ingest": CONTRACT | {"google_crc32c", "pyarrow"},
+    "client": CONTRACT,
+    "client.transport": CONTRACT | {"grpc"},
+    "client.stream": CONTRACT | {"google_crc32c", "grpc"},
+    "client.device": CONTRACT | {"torch"},
+    "client.feed": CONTRACT | {"grpc", "torch"},
+    "client.batches": CONTRACT | {"google_crc32c", "grpc", "torch"},
+    "client.__main__": CONTRACT | {"google_crc32c", "grpc"},
+}
+# What single modules import beyond that, once it is needed.
+EXTRA_IMPORTS: dict[str, set[str]] = {
+    "server.ingest.tokenize.executors": {"ray"},
+    "server.ingest.tokenize.tokenizer": {"tokenizers"},
+    "server.inspect": {"tokenizers"},
+    "client.__main__": {"tokenizers", "torch"},
+}
+# What only acts, and has no place where it is decided which tokens arrive.
+ACTS = {"os", "socket", "threading", "time", "subprocess", "asyncio", "multiprocessing", "signal"}
+PURE = ("tokenfeed.errors", "tokenfeed.stream", "tokenfeed.sampling", "tokenfeed.wire")
+# What a docstring may say that it knows nothing of -> what it then never reaches.
+KNOWS_NOTHING_OF = {
+    "gRPC": ("grpc",),
+    "torch": ("torch",),
+    "servers": ("grpc",),
+    "tokens": ("numpy", "server.storage", "server.datasets"),
 }
 
 
-def modules(room: str) -> list[Path]:
-    # The two links in tokenfeed/ lead to the other rooms; rglob follows no link.
-    return [path for path in sorted((ROOT / room).rglob("*.py")) if "_pb2" not in path.name]
+def folders() -> list[str]:
+    """Every package, by name."""
+    return [name for name, path in modules().items() if path.name == "__init__.py"]
 
 
-def imports(path: Path) -> list[tuple[str, int]]:
-    """Absolute imports of a module, with their lines; relative ones stay within the room."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.append((node.module or "", node.lineno))
-    return found
+def within(name: str, package: str) -> bool:
+    """Whether a module is a package, or lies in it."""
+    return name == package or name.startswith(f"{package}.")
 
 
-def allowed(name: str, permitted: set[str]) -> bool:
-    return any(name == module or name.startswith(f"{module}.") for module in permitted)
+def others(names: frozenset[str]) -> set[str]:
+    """Those of some names that are neither ours nor Python's."""
+    ours = (*PACKAGES, *modules())
+    return {
+        name
+        for name in names
+        if name.partition(".")[0] not in sys.stdlib_module_names
+        and not any(within(name, package) for package in ours)
+    }
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_room_imports_only_what_it_may(room: str) -> None:
-    """The client never needs the server, the server never needs torch, the contract nothing."""
-    permitted, forbidden = ROOMS[room]
-    culprits = []
-    for path in modules(room):
-        name = path.relative_to(ROOT).as_posix()
-        here = permitted | DOORS.get(name, set())
-        for module, line in imports(path):
-            top = module.partition(".")[0]
-            if top in forbidden or not (top in STANDARD or allowed(module, here)):
-                culprits.append(f"{name}:{line}: {module}")
+@pytest.mark.parametrize("folder", LAYERS)
+def test_every_box_imports_only_what_is_below_it(folder: str) -> None:
+    """The path of a batch goes one way, and so does whoever reads it."""
+    layers = LAYERS[folder]
+    found = arrows(folder)
+
+    assert found.keys() <= layers.keys()
+    assert {box: targets - layers[box] for box, targets in found.items()} == {
+        box: set() for box in found
+    }
+    listed = list(layers)
+    assert all(
+        listed.index(target) < listed.index(box) or "__" in box
+        for box, targets in layers.items()
+        for target in targets
+    )
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """Neither within a folder, nor between single modules."""
+    for folder in folders():
+        graph = {
+            box: targets - {"__init__"}
+            for box, targets in arrows(folder).items()
+            if box != "__init__"
+        }
+        TopologicalSorter(graph).prepare()
+    TopologicalSorter(
+        {name: {one.name for one in imports(name) if one.is_eager} for name in modules()}
+    ).prepare()
+
+
+def test_no_folder_has_more_entries_than_one_takes_in_at_a_glance() -> None:
+    """Whoever looks for a place reads a dozen names, and not thirty."""
+    crowded = {
+        folder: count
+        for folder in folders()
+        if (count := sum(_is_entry(path) for path in modules()[folder].parent.iterdir()))
+        > ENTRIES_MAX
+    }
+
+    assert crowded == {}
+
+
+def _is_entry(path: Path) -> bool:
+    return path.name != "__pycache__"
+
+
+def test_the_sides_know_nothing_of_each_other() -> None:
+    """The server's image has no client, a trainer needs no server, and the contract neither."""
+    culprits = [
+        f"{name}: {one.name}"
+        for name in modules()
+        for one in imports(name)
+        for package in ("server", "client")
+        if within(one.name, package) and not within(name, package)
+        if (name, one.is_eager) != ("tokenfeed", False)
+    ]
 
     assert culprits == []
 
 
-def test_relative_imports_stay_within_their_room() -> None:
-    """`client/` works under any name, so a project with a clash can vendor it."""
-    for room in ROOMS:
-        for path in modules(room):
-            depth = len(path.relative_to(ROOT / room).parts)
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom):
-                    assert node.level <= depth, f"{path}:{node.lineno}"
+@pytest.mark.parametrize("name", modules())
+def test_a_module_reaches_only_what_it_may(name: str) -> None:
+    """Also by way of others: a machine has to have installed all that is reached."""
+    allowed = REACHES[max((one for one in REACHES if within(name, one)), key=len)]
+    eager = others(reached(name))
+    lazy = others(frozenset(one.name for one in imports(name) if not one.is_eager))
+    extra = allowed | EXTRA_IMPORTS.get(name, set())
+
+    assert {one for one in eager if not any(within(one, may) for may in allowed)} == set()
+    assert {one for one in lazy if not any(within(one, may) for may in extra)} == set()
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_the_contract_is_pure(package: str) -> None:
+    """The same call answers in a server, in a test and in a notebook: no file, thread or clock."""
+    for name in modules():
+        if within(name, package):
+            assert {one.partition(".")[0] for one in reached(name)} & ACTS == set(), name
+
+
+def test_what_a_docstring_says_it_knows_nothing_of_is_not_reached() -> None:
+    """Or it says so once, and nobody can rely on it."""
+    claims = 0
+    for package, path in modules().items():
+        for subject in re.findall(r"Knows nothing of (\w+)", path.read_text()):
+            claims += 1
+            inside = [name for name in modules() if within(name, package)]
+            reached_names = set().union(*map(reached, inside))
+            culprits = [
+                name
+                for name in reached_names
+                if any(within(name, unknown) for unknown in KNOWS_NOTHING_OF[subject])
+            ]
+            assert culprits == [], f"{package} knows {subject}"
+    assert claims >= 6
+
+
+def test_relative_imports_stay_within_their_package() -> None:
+    """Across packages the name of the package is written out, as it is installed."""
+    for name, path in modules().items():
+        depth = len(path.relative_to(ROOT).parts) - 1
+        dots = [
+            len(match) for match in re.findall(r"^\s*from (\.+)", path.read_text(), re.MULTILINE)
+        ]
+        assert max(dots, default=0) <= depth, name
 
 
 def test_a_format_is_one_small_module() -> None:
     """What takes more than a page to recognise is better converted."""
-    formats = modules("server/storage/formats")
+    formats = [path for name, path in modules().items() if within(name, "server.storage.formats")]
 
     assert len(formats) > 8
     assert [path.name for path in formats if len(path.read_text().splitlines()) >= 100] == []
@@ -128,7 +266,7 @@ def test_importing_the_server_imports_no_torch_and_no_client() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_the_door_of_the_client_shows_what_its_all_says() -> None:
+def test_the_client_shows_what_its_all_says() -> None:
     """What is imported from outside is decided in one place."""
     import client
 
@@ -140,7 +278,7 @@ def test_the_door_of_the_client_shows_what_its_all_says() -> None:
 
 
 def test_a_missing_name_of_the_client_is_an_ordinary_error() -> None:
-    """The lazy door must not swallow typing errors."""
+    """The lazy import must not hide a typing error."""
     import client
 
     with pytest.raises(AttributeError, match="RemoteBatch'"):

@@ -7,10 +7,13 @@
 
 `tokenfeed.client` is the trainer's side, `tokenfeed.server` the other one; `import client` and
 `python -m server` are the same modules by shorter names. What lies directly in here is the contract
-in code, which both sides and the tests agree on: numpy, protobuf and a checksum; no file, socket,
-thread or clock. Read it in the order in which a token travels: `position` (which samples), `orders`
-and `plan` (which tokens), `frame` (as which bytes), `identity` (which stream), `errors` (what may
-go wrong, and who must act).
+in code, on which both sides and the tests agree: numpy, protobuf and a checksum; no file, socket,
+thread or clock. A token passes through it in this order:
+
+    stream/     what a stream is: its specification, its positions, its identity
+    sampling/   which tokens each sample has: the orders, and the plan
+    wire/       rows and requests as bytes
+    errors      what may go wrong, and who must act
 
 Importing this imports none of it.
 """

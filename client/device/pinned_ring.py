@@ -1,4 +1,4 @@
-"""A ring of pinned buffers and their events: rows on their way to a CUDA device. No grpc.
+"""A ring of pinned buffers and their events: rows on their way to a CUDA device.
 
 A batch takes two steps. `stage` copies its rows into pinned memory and enqueues the copy to the
 device, as narrow as they are served, on a stream of its own, so that it runs under whatever the

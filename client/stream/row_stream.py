@@ -1,4 +1,4 @@
-"""Rows in order, whatever happens to the server. Knows nothing of torch.
+"""Rows in order, whatever happens to the server.
 
 One thread receives: it asks for as many batches as there is room for, sends the next request before
 the call ends, checks every frame and queues its rows. It never stops reading a call for lack of

@@ -1,12 +1,12 @@
-"""Where tokens lie, and how they are read: a `TokenStore` for each dataset.
+"""The tokens of a dataset, wherever they lie: a `TokenStore` for each dataset.
 
-    store.py     TokenStore: what a dataset, the warm-up and the service know of any store
-    choice.py    which store a dataset has, and why: one line for each store
-    local.py     what stores of local files have in common: rows, narrowing, the check for cut files
-    mapped.py    MapStore: files in one range of memory; the kernel copies rows out of the map
-    pread.py     PreadStore: files read by pread, for network file systems
-    opened.py    what became of the files since they were opened, and errors that heal
-    looks.py     how often files are looked at: the budget of stats
+    store.py       what a dataset, the preloader and the service know of any store
+    choice.py      which store a dataset has, and why: one line for each store
+    formats/       where the tokens lie in a file: one module per format
+    local/         files on this machine's file systems
+    narrowing.py   stored tokens -> served tokens of fewer bytes
+    halves.py      finds uint32 tokens that were taken for uint16
+    files.py       opened files, as the formats read them
 
-A further store is a module here and a line in choice.py.
+A further store is a package here and a line in choice.py.
 """
