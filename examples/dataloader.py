@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 
 BATCH_SIZE, CONTEXT_LENGTH, STEPS = 16, 128, 30
 

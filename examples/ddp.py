@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 
 BATCH_SIZE, CONTEXT_LENGTH = 8, 64
 

@@ -20,7 +20,7 @@ from serving import parser, server_at
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 
 try:
     import accelerate  # noqa: F401  The Trainer cannot do without it.

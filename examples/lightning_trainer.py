@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 
 try:
     import lightning

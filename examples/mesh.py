@@ -17,7 +17,7 @@ import torch.distributed as dist
 from serving import parser, server_at
 from torch.distributed.device_mesh import init_device_mesh
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 
 BATCH_SIZE, CONTEXT_LENGTH, BATCH_COUNT = 8, 64, 5
 
@@ -38,6 +38,7 @@ def main() -> int:
             BATCH_SIZE,
             CONTEXT_LENGTH,
             dataset=options.dataset,
+            order="shuffled",
             group=mesh["dp"],
             num_batches=BATCH_COUNT,
         ) as feed,

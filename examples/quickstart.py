@@ -8,6 +8,8 @@ The corpus is the documentation that comes with every Python. Run it from the re
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from corpus import NotEmptyError, make_corpus
 from serving import serving
 from tokenizers import Tokenizer
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 
 BATCH_SIZE, CONTEXT_LENGTH = 32, 1024
 TOKENS_SHOWN = 48
@@ -46,18 +48,15 @@ def main() -> int:
             end="",
         )
         print(f"batches of {BATCH_SIZE} x {CONTEXT_LENGTH} as int64 (x, y) on the CPU")
-    print("\nNow yourself, in two terminals:")
-    print(f"  python -m server --data {path} --port 50051")
-    print(f"  python -m client show localhost:50051 --tokenizer {tokenizer_path}")
-    print("\nor in your training script:")
-    print("  from client import RemoteBatches")
-    print(f'  for x, y in RemoteBatches("localhost:50051", {BATCH_SIZE}, {CONTEXT_LENGTH}): ...')
+    print_next_steps(path, tokenizer_path)
     return 0
 
 
 def show_rows(address: str, tokenizer: Tokenizer) -> None:
     """Print two rows as text, and how y follows x."""
-    with RemoteBatches(address, 2, CONTEXT_LENGTH, seed=1337, num_batches=1) as feed:
+    with RemoteBatches(
+        address, 2, CONTEXT_LENGTH, order="shuffled", seed=1337, num_batches=1
+    ) as feed:
         x, y = next(feed)
     print(f"x: {tuple(x.shape)} {x.dtype}, y the same, shifted by one token")
     for row in x:
@@ -68,7 +67,7 @@ def show_rows(address: str, tokenizer: Tokenizer) -> None:
 def tokens_per_second(address: str, seconds: float) -> float:
     """Return how many tokens of x arrive in a second."""
     token_count = 0
-    with RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH) as feed:
+    with RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH, order="shuffled") as feed:
         next(feed)
         begun = time.perf_counter()
         for x, _ in feed:
@@ -76,6 +75,31 @@ def tokens_per_second(address: str, seconds: float) -> float:
             if time.perf_counter() - begun >= seconds:
                 break
         return token_count / (time.perf_counter() - begun)
+
+
+def print_next_steps(path: Path, tokenizer_path: Path) -> None:
+    """Print commands that can be pasted, for two terminals in this folder."""
+    activate = ""
+    if sys.prefix != sys.base_prefix:
+        activate = f". {shlex.quote(os.path.relpath(sys.prefix))}/bin/activate\n"
+    tokens, tokenizer = shlex.quote(str(path)), shlex.quote(str(tokenizer_path))
+    sizes = f"{BATCH_SIZE}, {CONTEXT_LENGTH}"
+    print(
+        f"""
+Next, in this folder. In one terminal:
+
+{activate}tokenfeed serve --data {tokens} --port 50051
+
+In a second one:
+
+{activate}tokenfeed show localhost:50051 --order shuffled --tokenizer {tokenizer}
+python - <<'END'
+from tokenfeed import RemoteBatches
+
+for x, y in RemoteBatches("localhost:50051", {sizes}, order="shuffled", num_batches=3):
+    print(tuple(x.shape), tuple(y.shape))
+END"""
+    )
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def serving(*paths: Path) -> Iterator[str]:
     """Serve token files, each as a dataset, on a free port of this machine; lend the address."""
     # By default SIGTERM ends Python without `finally`, and the server would outlive us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    command = [sys.executable, "-m", "server", "--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-m", "tokenfeed", "serve", "--host", "127.0.0.1", "--port", "0"]
     datasets = [word for path in paths for word in ("--data", str(path))]
     server = subprocess.Popen(
         [*command, *datasets, "--log-level", "warning"], stdout=subprocess.PIPE, text=True

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 from tokenfeed.errors import TokenfeedError
 
 TOKENS_SHOWN = 12
@@ -45,6 +45,7 @@ def main() -> int:
         arguments.batch_size,
         arguments.context_length,
         dataset=arguments.dataset,
+        order="shuffled",
     )
     say_next = 0.0
     try:

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client import RemoteBatches
+from tokenfeed import RemoteBatches
 
 DATA_FOLDER = os.environ.get(
     "TOKENFEED_TEST_DATA", str(Path(__file__).parents[2] / "shared" / "data")

@@ -63,7 +63,7 @@ EXPERIMENTS = (
 def main() -> int:
     """Run, and print the table.  Returns: 0 if every promise was kept."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--long", action="store_true", help="as in the README; 80 minutes")
+    parser.add_argument("--long", action="store_true", help="as in docs/faults.md; 80 minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="PATH")

@@ -70,7 +70,7 @@ IN_GRPC = """
 import gc, os, sys, threading
 import torch
 from client import InvalidRequest, RemoteBatches, Unreachable
-from client.channel import describe
+from client.transport.channel import describe
 import grpc
 folder = os.path.dirname(grpc.__file__) + os.sep
 calls = []
