@@ -6,7 +6,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as tokenfeed_dot_v1_dot_tokenfeed__pb2
 
 
 class TokenFeedStub(object):
-    """Serves token batches. Everything is read-only, and every rpc may be repeated at will.
+    """Serves token batches. Everything is read-only, and every rpc may be retried at any time.
     """
 
     def __init__(self, channel):
@@ -28,17 +28,17 @@ class TokenFeedStub(object):
 
 
 class TokenFeedServicer(object):
-    """Serves token batches. Everything is read-only, and every rpc may be repeated at will.
+    """Serves token batches. Everything is read-only, and every rpc may be retried at any time.
     """
 
     def GetBatch(self, request, context):
         """Streams the rows of num_batches batches, in order, as frames.
 
-        Idempotent: after UNAVAILABLE or any status that a broken connection or server leaves behind (DEADLINE_EXCEEDED,
-        CANCELLED, ABORTED, UNKNOWN, INTERNAL), ask any server for what comes after the last row that arrived.
-        RESOURCE_EXHAUSTED means come again: after as many milliseconds as the trailing metadata "grpc-retry-pushback-ms"
-        says, or, without it, after a pause. Vary each pause at random, or all clients come back together.
-        DATA_LOSS may heal on another server, which has its own files.
+        Idempotent: after UNAVAILABLE, or any status that a broken connection or server can cause (DEADLINE_EXCEEDED,
+        CANCELLED, ABORTED, UNKNOWN, INTERNAL), request from any server what comes after the last row that arrived.
+        RESOURCE_EXHAUSTED means retry after the number of milliseconds in the trailing metadata "grpc-retry-pushback-ms",
+        or, without it, after a pause. Add random jitter to each pause, or all clients retry together.
+        After DATA_LOSS another server may work, because it has its own files.
         Any other status is a refusal: the same server will refuse the same request again. What to do then depends on the
         status: docs/protocol.md, Calls.
         """
@@ -47,7 +47,7 @@ class TokenFeedServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Says what is served: datasets, orders, limits, versions. Idempotent; retry as for GetBatch.
+        """Returns what is served: datasets, orders, limits, versions. Idempotent; retry as for GetBatch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +74,7 @@ def add_TokenFeedServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TokenFeed(object):
-    """Serves token batches. Everything is read-only, and every rpc may be repeated at will.
+    """Serves token batches. Everything is read-only, and every rpc may be retried at any time.
     """
 
     @staticmethod
