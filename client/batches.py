@@ -435,14 +435,7 @@ class RemoteBatches(IterableDataset[Batch]):
                 f"{epoch} is not in [0, {last}]: it has {windows} samples, and all of them stay "
                 "below 2^63",
             )
-        return EpochPlan(
-            windows,
-            position.batch_size,
-            position.rank,
-            position.world_size,
-            epoch,
-            tail,
-        )
+        return EpochPlan(windows, position, epoch, tail)
 
     def _require_windows(self) -> int:
         """Return the windows of an epoch.  Raises: InvalidRequest where no file is long enough for
