@@ -145,7 +145,9 @@ class RemoteBatches(IterableDataset[Batch]):
             ),
             num_batches,
         )
-        self._end_sample = SAMPLE_END if num_batches is None else self._sample_of(num_batches)
+        self._end_sample = SAMPLE_END
+        if num_batches is not None:
+            self._end_sample = self._request.position.batch_first_sample(num_batches)
         self._device = usable_device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
@@ -403,9 +405,6 @@ class RemoteBatches(IterableDataset[Batch]):
     def _go_to(self, sample: int, history: History | None = None) -> None:
         self._cursor.go_to(sample, history)
         self._drop_reader()
-
-    def _sample_of(self, batch: int) -> int:
-        return self._request.position.batch_first_sample(batch)
 
     def _parts(self) -> StreamParts:
         return self._spec.parts(self._dataset.await_described().fingerprint)
