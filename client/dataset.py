@@ -117,7 +117,7 @@ class RemoteDataset:
         """
         return self._process not in (0, os.getpid())
 
-    def tour(self, awaited_since: Callable[[], float | None] = lambda: -math.inf) -> Tour:
+    def tour(self, awaited_since: Callable[[], float | None]) -> Tour:
         """Return in which order the servers are asked, and how patiently, from now on.
 
         awaited_since: as for Tour.
