@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -222,12 +221,7 @@ class RemoteBatches(IterableDataset[Batch]):
         """Return this iterator; the `with` block closes it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 
