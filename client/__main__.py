@@ -132,7 +132,6 @@ def run_describe(arguments: argparse.Namespace) -> None:
         require_range("context_length", arguments.context_length, 1, SAMPLE_END)
     described = describe(
         arguments.target,
-        None,
         arguments.context_length,
         timeout_seconds=_WAIT_SECONDS,
         credentials=with_environment(),

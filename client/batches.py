@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -139,7 +138,9 @@ class RemoteBatches(IterableDataset[Batch]):
             ),
             num_batches,
         )
-        self._end_sample = SAMPLE_END if num_batches is None else self._sample_of(num_batches)
+        self._end_sample = SAMPLE_END
+        if num_batches is not None:
+            self._end_sample = self._request.position.batch_first_sample(num_batches)
         self._device = usable_device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
@@ -214,12 +215,7 @@ class RemoteBatches(IterableDataset[Batch]):
         """Return this iterator; the `with` block closes it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 
@@ -398,9 +394,6 @@ class RemoteBatches(IterableDataset[Batch]):
         self._cursor.go_to(sample, history)
         self._drop_reader()
 
-    def _sample_of(self, batch: int) -> int:
-        return self._request.position.batch_first_sample(batch)
-
     def _parts(self) -> StreamParts:
         return self._spec.parts(self._dataset.await_described().fingerprint)
 
@@ -429,14 +422,7 @@ class RemoteBatches(IterableDataset[Batch]):
                 f"{epoch} is not in [0, {last}]: it has {windows} samples, and all of them stay "
                 "below 2^63",
             )
-        return EpochPlan(
-            windows,
-            position.batch_size,
-            position.rank,
-            position.world_size,
-            epoch,
-            tail,
-        )
+        return EpochPlan(windows, position, epoch, tail)
 
     def _require_windows(self) -> int:
         """Return the windows of an epoch.  Raises: InvalidRequest where no file is long enough for

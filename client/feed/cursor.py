@@ -69,8 +69,7 @@ class Cursor:
         """Put it somewhere else.  history: that of a loaded state; None keeps what there is."""
         self.moves += 1
         self.placed = True
-        _, batches, before = self.now
-        self.standing = sample, Under(sample, batches, before if history is None else history)
+        self.leave(sample, history)
 
     def enter(self, first_sample: int, end_sample: int) -> int:
         """Return where to begin within samples: where it was placed, or else with the first."""
@@ -79,10 +78,10 @@ class Cursor:
         self.moves += 1
         return self.sample if begins_here else first_sample
 
-    def leave(self, end_sample: int) -> None:
-        """Go on behind samples of which none is handed out."""
+    def leave(self, sample: int, history: History | None = None) -> None:
+        """Go on with a sample; none is handed out on the way.  history: as for `go_to`."""
         _, batches, before = self.now
-        self.standing = end_sample, Under(end_sample, batches, before)
+        self.standing = sample, Under(sample, batches, before if history is None else history)
 
     def hand_out(
         self, first_sample: int, end_sample: int, next_sample: int, spec: StreamParts

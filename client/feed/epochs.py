@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.position import Position
 
 from ..device.widening import Batch
 from .batch_reader import Reader
@@ -30,14 +31,12 @@ PADDING = -100
 class EpochPlan:
     """Which samples an epoch's batches hold. Pure arithmetic.
 
-    windows: in an epoch, at least 0.  batch_size, rank, world_size: as for a position.  epoch: at
+    windows: in an epoch, at least 0.  position: its batch size and ranks are meant.  epoch: at
     least 0.
     """
 
     windows: int
-    batch_size: int
-    rank: int
-    world_size: int
+    position: Position
     epoch: int
     tail: Tail
 
@@ -53,26 +52,26 @@ class EpochPlan:
 
     def batch_count(self, first_sample: int) -> int:
         """Return the batches of each rank from a sample of this epoch on."""
-        samples_per_step = self.batch_size * self.world_size
-        left = max(0, self.end_sample - first_sample)
-        return left // samples_per_step if self.tail == "drop" else -(-left // samples_per_step)
+        left, stride = max(0, self.end_sample - first_sample), self.position.stride
+        return left // stride if self.tail == "drop" else -(-left // stride)
 
     def dropped_count(self, first_sample: int) -> int:
         """Return the samples that no rank gets."""
         left = max(0, self.end_sample - first_sample)
-        return left % (self.batch_size * self.world_size) if self.tail == "drop" else 0
+        return left % self.position.stride if self.tail == "drop" else 0
 
     def batch_end_sample(self, first_sample: int) -> int:
         """Return where the samples end, of all ranks, that the batch at a sample hands out: rows
         that are padding are of no sample.
         """
-        end_sample = first_sample + self.batch_size * self.world_size
+        end_sample = first_sample + self.position.stride
         return min(end_sample, self.end_sample) if self.tail == "pad" else end_sample
 
     def own_rows(self, first_sample: int) -> int:
         """Return how many rows of this rank's batch at a sample belong to the epoch, in [0, B]."""
-        first_row_sample = first_sample + self.rank * self.batch_size
-        return min(max(0, self.end_sample - first_row_sample), self.batch_size)
+        batch_size = self.position.batch_size
+        first_row_sample = first_sample + self.position.rank * batch_size
+        return min(max(0, self.end_sample - first_row_sample), batch_size)
 
 
 class Epoch(IterableDataset[Batch]):

@@ -74,13 +74,12 @@ def _in_group(group: Group) -> DataParallel:
     """Return this process' coordinates in a ProcessGroup or a DeviceMesh."""
     import torch.distributed as dist
 
-    if hasattr(group, "get_group"):
-        if group.ndim != 1:
-            raise InvalidRequest(
-                "group",
-                f"is a mesh with {group.ndim} dimensions; pass the data-parallel one, "
-                'such as mesh["dp"]',
-            )
+    if hasattr(group, "get_group") and group.ndim != 1:
+        raise InvalidRequest(
+            "group",
+            f"is a mesh with {group.ndim} dimensions; pass the data-parallel one, "
+            'such as mesh["dp"]',
+        )
     try:
         if hasattr(group, "get_group"):
             group = group.get_group()

@@ -116,7 +116,8 @@ class Supervisor:
         self._started = True
         if next(self._claims):
             return  # `add` was interrupted before it could say that there is a thread
-        _remember_until_exit(self)
+        _end_at_exit()
+        _RUNNING.add(self)
         try:
             next_look_seconds = self._look()
             while not self._is_over():
@@ -184,11 +185,6 @@ _IDLE_SECONDS = 60.0
 
 _RUNNING: set[Supervisor] = set()
 """Those of this process that have a thread."""
-
-
-def _remember_until_exit(supervisor: Supervisor) -> None:
-    _end_at_exit()
-    _RUNNING.add(supervisor)
 
 
 @functools.cache

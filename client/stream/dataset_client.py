@@ -80,7 +80,7 @@ class RemoteDataset:
         """
         self._targets = targets
         self._credentials = credentials
-        self._client_name = client_name
+        self.client_name = client_name
         self._request = request
         self._fingerprint = fingerprint
         self._agreement = agreement
@@ -106,11 +106,6 @@ class RemoteDataset:
         self._supervisor.end_with(owner)
 
     @property
-    def client_name(self) -> str:
-        """By which servers' logs name this client; "" is none."""
-        return self._client_name
-
-    @property
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._supervisor.closed
@@ -122,7 +117,7 @@ class RemoteDataset:
         """
         return self._process not in (0, os.getpid())
 
-    def tour(self, awaited_since: Callable[[], float | None] = lambda: -math.inf) -> Tour:
+    def tour(self, awaited_since: Callable[[], float | None]) -> Tour:
         """Return in which order the servers are asked, and how patiently, from now on.
 
         awaited_since: as for Tour.
@@ -334,7 +329,7 @@ class RemoteDataset:
     def _require_usable(
         self, replica: Replica, described: pb.DescribeResponse, reference: pb.Dataset | None
     ) -> None:
-        require_usable(replica.address, described, self._request, self._client_name, reference)
+        require_usable(replica.address, described, self._request, self.client_name, reference)
 
     @property
     def _own_length(self) -> int:

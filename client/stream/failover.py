@@ -55,7 +55,7 @@ class Tour:
         *,
         rank: int,
         timeouts: Timeouts,
-        awaited_since: Callable[[], float | None] = lambda: -math.inf,
+        awaited_since: Callable[[], float | None],
     ) -> None:
         """Ask replicas in turn.
 

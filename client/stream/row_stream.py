@@ -111,12 +111,7 @@ class FrameStream:
         return self._received_row - self._taken_row >= row_count
 
     def peek(self, row_count: int) -> list[RowBlock] | None:
-        """Return the next rows, in as many parts as frames brought them; None at the end. Waits.
-
-        The parts are read-only; row_count rows in all, at most a batch.
-        They stay the next ones until `advance`.
-        Raises: the error that ended the stream, once too few rows are left for a batch.
-        """
+        """As `RowSource.peek`; the parts are those that frames brought."""
         if not self._has_answer(row_count):
             self._await_rows(row_count)
         if self._is_closed():

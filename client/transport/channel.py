@@ -229,7 +229,6 @@ def _retry_hint(error: grpc.RpcError) -> float | None:
 
 def describe(
     target: str,
-    dataset: str | None = None,
     context_length: int | None = None,
     *,
     timeout_seconds: float = 10.0,
@@ -237,11 +236,10 @@ def describe(
 ) -> pb.DescribeResponse:
     """Return what the server at target serves, in one call.
 
-    dataset: only this one.  context_length: T for which windows are counted.  Raises: RequestError,
-    Unreachable.
+    context_length: T for which windows are counted.  Raises: RequestError, Unreachable.
     """
     require_address(target)
-    request = pb.DescribeRequest(dataset=dataset or "", context_length=context_length)
+    request = pb.DescribeRequest(context_length=context_length)
 
     def ask() -> pb.DescribeResponse:
         channel = Channel(target, credentials=credentials)

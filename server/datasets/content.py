@@ -56,23 +56,22 @@ class Content:
         self._firsts, self._ends = [0, *ends[:-1]], ends
         self.size_bytes: int = ends[-1]
 
-    def scan(self, blocks: Iterator[tuple[int, int]], vocab_size: int | None) -> Iterator[Block]:
-        """Read blocks, each (first_byte, end_byte), and look at their tokens.
+    def scan(self, vocab_size: int | None, *, complete: bool = False) -> Iterator[Block]:
+        """Read the blocks that the fingerprint is of, or all, and look at their tokens.
 
-        Yields: what was found, in the order of the blocks.  Raises: BadCorpus.
+        Yields: what was found, in order.  Raises: BadCorpus.
         """
-        return self._each(blocks, partial(self._scan_block, vocab_size))
+        return self._each(partial(self._scan_block, vocab_size), complete=complete)
 
-    def hashed(self, blocks: Iterator[tuple[int, int]]) -> Iterator[Block]:
-        """Read blocks, whatever tokens are in them.  Raises: BadCorpus if that cannot be done."""
-        return self._each(blocks, self.hash_block)
+    def hashed(self, *, complete: bool = False) -> Iterator[Block]:
+        """As `scan`, whatever tokens are in them.  Raises: BadCorpus if they cannot be read."""
+        return self._each(self._hash_block, complete=complete)
 
     def _each(
-        self,
-        blocks: Iterator[tuple[int, int]],
-        scan_block: Callable[[tuple[int, int]], Block],
+        self, scan_block: Callable[[tuple[int, int]], Block], *, complete: bool
     ) -> Iterator[Block]:
         """Read blocks in several threads, or ahead if they are small."""
+        blocks = identity.content_blocks(self.size_bytes, complete=complete)
         with ThreadPoolExecutor(_READERS, "tokenfeed-scan") as readers:
             while some := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
                 if some[0][1] - some[0][0] < _THREADED_BYTES_MIN:
@@ -93,8 +92,7 @@ class Content:
             Spans(int(count.max()), np.zeros_like(shard), shard.copy(), first, each_a_row)
         )
 
-    def hash_block(self, block: tuple[int, int]) -> Block:
-        """Read one block, whatever tokens are in it.  Raises: BadCorpus."""
+    def _hash_block(self, block: tuple[int, int]) -> Block:
         digest = hashlib.sha256()
         for index, first, end in self._pieces(*block):
             digest.update(self._read(index, first, end - first))

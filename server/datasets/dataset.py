@@ -83,7 +83,7 @@ class Dataset:
         content = Content(self.store, self.store.read_served)
         blocks = []
         try:
-            for block in content.hashed(identity.content_blocks(content.size_bytes)):
+            for block in content.hashed():
                 if stopped():
                     return True  # nobody will ask again
                 blocks.append(block)
@@ -138,15 +138,15 @@ def dataset_of(
     """
     content = Content(store, store.read)
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
-    first_pass = _first_pass(store, checks.vocab_size)
+    # What the fingerprint is of.
+    first_pass = list(content.scan(checks.vocab_size))
     require_no_halves(store, (block.halves for block in first_pass))
     token_max = max(block.token_max for block in first_pass)
     if checks.vocab_size is not None:
         token_max = checks.vocab_size - 1
     narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
     if (checks.all_tokens or narrowed) and not whole:
-        every = identity.content_blocks(content.size_bytes, complete=True)
-        found = content.scan(every, checks.vocab_size)
+        found = content.scan(checks.vocab_size, complete=True)
         for block in _with_progress(found, content.size_bytes):
             token_max = max(token_max, block.token_max)
     store.narrow(token_max)
@@ -168,14 +168,8 @@ def full_digest(store: TokenStore) -> bytes:
     BadCorpus.
     """
     content = Content(store, store.read)
-    blocks = content.hashed(identity.content_blocks(content.size_bytes, complete=True))
-    return digest_of(store, (block.sha256 for block in _with_progress(blocks, content.size_bytes)))
-
-
-def _first_pass(store: TokenStore, vocab_size: int | None) -> list[Block]:
-    """Read what the fingerprint is of.  Raises: BadCorpus."""
-    content = Content(store, store.read)
-    return list(content.scan(identity.content_blocks(content.size_bytes), vocab_size))
+    blocks = _with_progress(content.hashed(complete=True), content.size_bytes)
+    return digest_of(store, (block.sha256 for block in blocks))
 
 
 def _with_progress(blocks: Iterable[Block], total_bytes: int) -> Iterator[Block]:

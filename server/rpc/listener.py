@@ -107,13 +107,12 @@ def bind(
         )
     port = _require_free(family, address, port)
     where = f"[{address}]" if family == socket.AF_INET6 else address
-    try:
+    bound = 0
+    with suppress(RuntimeError):
         if credentials is None:
             bound = server.add_insecure_port(f"{where}:{port}")
         else:
             bound = server.add_secure_port(f"{where}:{port}", credentials)
-    except RuntimeError:
-        bound = 0
     if bound == 0:
         problem = "" if credentials is None else ", or gRPC does not take --tls-cert and --tls-key"
         raise InvalidRequest("--port", f"{where}:{port} cannot be bound{problem}")
@@ -146,10 +145,9 @@ def bind_unix(server: grpc.Server, path: str) -> str:
         pass
     except OSError as error:
         raise InvalidRequest("--unix", f"{path}: {error.strerror}") from error
-    try:
+    bound = 0
+    with suppress(RuntimeError):
         bound = server.add_insecure_port(address)
-    except RuntimeError:
-        bound = 0
     if bound == 0:
         raise InvalidRequest("--unix", f"{path} cannot be bound: is there such a folder?")
     return address

@@ -51,7 +51,3 @@ class RowBlock:
         return RowBlock(
             self.tokens[rows], tuple([plane[rows] for plane in planes]) if planes else planes
         )
-
-    def plane(self, kind: int) -> Plane | None:
-        """Return a plane; None if these rows have none of that kind."""
-        return next((plane for plane in self.planes if plane.kind == kind), None)

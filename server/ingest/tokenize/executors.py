@@ -1,7 +1,9 @@
 """Who encodes: processes of this machine, or a Ray cluster. Results come in the order of the units.
 
 Units are read by one and handed out, so no other machine needs the files; a few are on their way
-for each worker, so memory is bounded whatever the input.
+for each worker, so memory is bounded whatever the input. Each worker has a pipe of its own: all of
+a ProcessPoolExecutor share one, and whoever is killed in the middle of a result leaves the others
+waiting for the rest of it for ever.
 """
 
 from __future__ import annotations

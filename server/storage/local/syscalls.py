@@ -11,6 +11,7 @@ import errno
 import functools
 import mmap
 import os
+from ctypes import c_int, c_long, c_size_t, c_ssize_t, c_void_p
 from typing import Final
 
 import numpy as np
@@ -29,29 +30,15 @@ _MADV_POPULATE_READ: Final = 22
 _SYS_PROCESS_MADVISE: Final = 440  # the same on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_libc.pwritev.restype = ctypes.c_ssize_t
-_libc.pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long)
-_libc.syscall.restype = ctypes.c_long
-_libc.syscall.argtypes = (
-    ctypes.c_long,
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_long,
-    ctypes.c_long,
-    ctypes.c_long,
-)
+_libc.mmap.restype = c_void_p
+_libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_long)
+_libc.munmap.argtypes = (c_void_p, c_size_t)
+_libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
+_libc.mincore.argtypes = (c_void_p, c_size_t, c_void_p)
+_libc.pwritev.restype = c_ssize_t
+_libc.pwritev.argtypes = (c_int, c_void_p, c_int, c_long)
+_libc.syscall.restype = c_long
+_libc.syscall.argtypes = (c_long, c_long, c_void_p, c_long, c_long, c_long)
 
 Ranges = npt.NDArray[np.uint64]
 """uint64[n, 2], C-contiguous: address and length in bytes of n ranges, which is what the kernel
@@ -184,7 +171,7 @@ def _after(ranges: Ranges, part: Ranges, done_bytes: int) -> Ranges:
 
 
 def _address(result: int | None) -> int:
-    if result is None or result == ctypes.c_void_p(-1).value:
+    if result is None or result == c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.feed.epochs import EpochPlan, Tail
+from tokenfeed.stream.position import Position
 
 WORLDS = st.tuples(
     st.integers(0, 200), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3), st.integers(0, 40)
@@ -17,7 +18,8 @@ def plans(
     windows: int, batch_size: int, world_size: int, epoch: int, tail: Tail
 ) -> list[EpochPlan]:
     return [
-        EpochPlan(windows, batch_size, rank, world_size, epoch, tail) for rank in range(world_size)
+        EpochPlan(windows, Position(0, batch_size, rank, world_size), epoch, tail)
+        for rank in range(world_size)
     ]
 
 
@@ -25,8 +27,8 @@ def own_samples(plan: EpochPlan, first_sample: int) -> list[list[int]]:
     """Per batch, the samples that are of the epoch."""
     found = []
     for batch in range(plan.batch_count(first_sample)):
-        sample = first_sample + batch * plan.batch_size * plan.world_size
-        first = sample + plan.rank * plan.batch_size
+        sample = first_sample + batch * plan.position.stride
+        first = sample + plan.position.rank * plan.position.batch_size
         found.append(list(range(first, first + plan.own_rows(sample))))
     return found
 

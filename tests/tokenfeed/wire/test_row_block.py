@@ -63,18 +63,6 @@ def test_a_slice_copies_neither_tokens_nor_content() -> None:
     assert np.shares_memory(part.planes[0].content, block.planes[0].content)
 
 
-def test_a_plane_is_found_by_its_kind() -> None:
-    """Whoever needs a mask asks for it, and is told where there is none."""
-    block = block_of([b"abc"])
-
-    mask = block.plane(51)
-
-    assert mask is not None
-    assert contents_of(mask) == [b"cbacba"]
-    assert block.plane(52) is None
-    assert RowBlock(block.tokens).plane(50) is None
-
-
 def test_rows_of_more_than_4_gib_of_a_plane_are_counted_without_overflow() -> None:
     """Lengths are of 32 bits, their sums are not."""
     lengths = np.full(4, 2**31, dtype=np.uint32)

@@ -42,22 +42,44 @@ def has_encoded_a_quarter(worker: int, shard: Path) -> bool:
     return shard.exists() and shard.stat().st_size > 50_000_000
 
 
+def hands_over(worker: int, shard: Path) -> bool:
+    """Its parent is stopped and takes nothing: what does not fit into the pipe is left to write."""
+    process = Path(f"/proc/{worker}")
+    parent = status(process)[1]
+    if shard.exists() and status(Path(f"/proc/{parent}"))[0] != "T":
+        os.kill(int(parent), signal.SIGSTOP)
+        return False
+    return shard.exists() and status(process)[0] == "S"
+
+
 @pytest.mark.parametrize(
-    "moment", [has_begun, imports, has_encoded_something, has_encoded_a_quarter]
+    ("moment", "workers"),
+    [
+        (has_begun, 2),
+        (imports, 2),
+        (has_encoded_something, 2),
+        (has_encoded_a_quarter, 2),
+        (hands_over, 1),
+    ],
 )
 def test_a_worker_that_is_killed_is_said_and_what_is_done_is_kept(
-    tmp_path: Path, moment: Callable[[int, Path], bool]
+    tmp_path: Path, moment: Callable[[int, Path], bool], workers: int
 ) -> None:
     """As the kernel does where memory is short: also while it starts, which must not hang."""
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(100)))
-    words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--workers", "2"]
+    words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
+    words += ["--workers", str(workers)]
     command = [sys.executable, "-m", "server.ingest", *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         assert eventually(lambda: workers_of(running) != [])
         worker, shard = workers_of(running)[0], tmp_path / "out" / ".ingest/train/000000.ds"
         assert eventually(lambda: moment(worker, shard), 60)
         os.kill(worker, signal.SIGKILL)
-        _, said = running.communicate(timeout=20)
+        running.send_signal(signal.SIGCONT)
+        try:
+            _, said = running.communicate(timeout=20)
+        finally:
+            running.kill()
 
     assert running.returncode == 1
     assert "error: --workers: a process that encodes was killed; for want of memory?" in said

@@ -38,16 +38,17 @@ PIECE_BYTES = 1 << 20
 
 
 @pytest.fixture
-def open_store(storing: Storing) -> Iterator[Open]:
-    opened: list[Any] = []
+def open_store(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
+    stores: list[Any] = []
 
     def start(*paths: Path, looks: Looks | None = None) -> Any:
         kind = STORES[storing.read or ""]
-        opened.append(kind("train", [str(path) for path in paths], asked("<u2"), looks or Looks()))
-        return opened[-1]
+        stores.append(kind("train", [str(path) for path in paths], asked("<u2"), looks or Looks()))
+        return stores[-1]
 
     yield start
-    for store in opened:
+    for store in stores:
         store.close()
 
 
@@ -148,7 +149,6 @@ def test_an_error_that_heals_costs_no_dataset_although_its_file_was_replaced(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To replace files by rename is what operators are told to do."""
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
     path = write_tokens(range(1, 9))
     store = open_store(path)
     os.replace(write_tokens(range(11, 19), "new.bin"), path)
@@ -161,7 +161,6 @@ def test_what_has_no_name_and_cannot_be_read_to_the_end_is_lost_where_nothing_el
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been cut; with a descriptor one can still ask."""
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
     path = write_tokens(range(1, 9))
     store = open_store(path)
     path.unlink()
