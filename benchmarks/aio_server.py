@@ -22,8 +22,8 @@ import grpc.aio
 from server.cli.options import build_parser
 from server.cli.serve import open_datasets
 from server.datasets.warmup import WarmUp
-from server.rpc.admission import Calls, StreamLimits
-from server.rpc.service import TokenFeed, _parse
+from server.rpc.admission import AdmissionControl, StreamLimits, parse_message
+from server.rpc.service import TokenFeed
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 THREADS = 16
@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     datasets = open_datasets(arguments)
     feed = TokenFeed(
         datasets,
-        Calls(StreamLimits()),
-        Calls(StreamLimits()),
+        AdmissionControl(StreamLimits()),
+        AdmissionControl(StreamLimits()),
         batch_bytes_max=arguments.max_batch_bytes,
         request_bytes_max=arguments.max_request_bytes,
     )
@@ -55,12 +55,12 @@ async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
     loop = asyncio.get_running_loop()
 
     async def in_threads(message: bytes, _: object) -> AsyncIterator[bytes]:
-        frames = feed._open(_parse(pb.GetBatchRequest, message)).frames("")
+        frames = feed._open(parse_message(pb.GetBatchRequest, message)).frames("")
         while (frame := await loop.run_in_executor(pool, next, frames, None)) is not None:
             yield frame
 
     async def in_loop(message: bytes, _: object) -> AsyncIterator[bytes]:
-        for frame in feed._open(_parse(pb.GetBatchRequest, message)).frames(""):
+        for frame in feed._open(parse_message(pb.GetBatchRequest, message)).frames(""):
             yield frame
 
     server = grpc.aio.server(options=OPTIONS)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import print_table
-from server.storage.formats import Asked
+from server.storage.formats import FormatOptions
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.pread_store import PreadStore
 from tokenfeed.sampling.spans import Spans
@@ -58,8 +58,8 @@ def gathers(path: Path) -> dict[str, Gather]:
     tokens = np.memmap(path, np.uint16, "r")
     tokens.sum()
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
-    mapped = MapStore("train", [str(path)], Asked())
-    by_pread = PreadStore("train", [str(path)], Asked())
+    mapped = MapStore("train", [str(path)], FormatOptions())
+    by_pread = PreadStore("train", [str(path)], FormatOptions())
     shard = np.zeros(ROWS, dtype=np.int64)
     descriptor = os.open(path, os.O_RDONLY)
     block = np.empty((ROWS, ROW_TOKENS), dtype=np.uint16)

@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
 from client.stats import Counters
-from client.stream.dataset_client import RemoteDataset
-from client.stream.row_stream import PREFETCH_BYTES, FrameStream
+from client.stream.dataset_client import DatasetClient
+from client.stream.row_stream import PREFETCH_BYTES, RowStream
 from client.transport import channel as client_channel
 from client.transport.timeouts import Timeouts
 from tokenfeed.sampling import orders
@@ -95,8 +95,8 @@ def client_batches(address: str, number: int) -> Iterator[None]:
             client_channel._OPTIONS = (*client_channel._OPTIONS, option)
     spec = StreamSpec.of_dataset("", orders.find("random-1"), number, CONTEXT_LENGTH)
     request = StreamRequest(spec, Position(0, BATCH_SIZE))
-    remote = RemoteDataset(address, request, timeouts=Timeouts(reconnect_seconds=60.0))
-    received = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
+    remote = DatasetClient(address, request, timeouts=Timeouts(reconnect_seconds=60.0))
+    received = RowStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     received.start()
     try:
         while received.peek(BATCH_SIZE) is not None:

@@ -23,8 +23,8 @@ from tokenfeed.wire.request import StreamRequest
 
 from .bench import measure
 from .stats import Counters
-from .stream.dataset_client import RemoteDataset
-from .stream.row_stream import PREFETCH_BYTES, FrameStream
+from .stream.dataset_client import DatasetClient
+from .stream.row_stream import PREFETCH_BYTES, RowStream
 from .transport.channel import describe
 from .transport.credentials import with_environment
 from .transport.timeouts import Timeouts
@@ -171,13 +171,13 @@ def run_show(arguments: argparse.Namespace) -> None:
         first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
         num_batches=1,
     )
-    remote = RemoteDataset(
+    remote = DatasetClient(
         arguments.target,
         request,
         timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
         credentials=with_environment(),
     )
-    stream = FrameStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
+    stream = RowStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     stream.start()
     try:
         rows = [row for part in stream.peek(arguments.batch_size) or () for row in part.tokens]

@@ -15,10 +15,10 @@ from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
-from .device.transfer import delivery_to, indexed, usable_device
+from .device.transfer import indexed, transfer_for, usable_device
 from .device.widening import WIDE_NUMPY, Batch, require_fits
 from .feed.agreement import rank_agreement
-from .feed.batch_reader import Reader
+from .feed.batch_reader import BatchReader
 from .feed.cursor import Cursor
 from .feed.epochs import Epoch, EpochPlan, Tail
 from .feed.history import History, as_dicts
@@ -28,7 +28,7 @@ from .feed.rescale import is_rescaled, rescaled
 from .feed.state import log_differences, read_history, read_state, require_same_stream, write_state
 from .feed.streamed_dataset import StreamedDataset
 from .stats import Counters, FeedPosition, FeedStats
-from .stream.row_stream import PREFETCH_BYTES, RemoteStreams
+from .stream.row_stream import PREFETCH_BYTES, StreamClient
 from .transport.credentials import Credentials, with_environment
 from .transport.replicas import Targets
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -107,7 +107,7 @@ class RemoteBatches(IterableDataset[Batch]):
         text of up to 128 characters, such as "run-17 rank 3". By default the machine's name and the
         rank.
 
-        Raises: InvalidRequest, SamplesExhausted or NotServed (order), naming the argument and its
+        Raises: InvalidRequest, SamplesExhausted or NotFound (order), naming the argument and its
         limit.
         Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
         timeouts.reconnect_seconds.
@@ -144,7 +144,7 @@ class RemoteBatches(IterableDataset[Batch]):
         self._device = usable_device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
-        self._dataset: StreamedDataset = RemoteStreams(
+        self._dataset: StreamedDataset = StreamClient(
             target,
             self._request,
             timeouts=timeouts,
@@ -154,7 +154,7 @@ class RemoteBatches(IterableDataset[Batch]):
             agreement=rank_agreement(ranks, self._request, target),
         )
         self._dataset.end_with(self)
-        self._reader: Reader | None = None
+        self._reader: BatchReader | None = None
         self._cursor = Cursor(self._request.position)
         self._counters = Counters()
 
@@ -359,10 +359,10 @@ class RemoteBatches(IterableDataset[Batch]):
             raise
         if batch is not None:
             self._cursor.moves += 1
-            self._cursor.hand_out(sample, reader.sample, reader.sample, reader.spec)
+            self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
         return batch
 
-    def _open(self, sample: int, num_batches: int) -> Reader:
+    def _open(self, sample: int, num_batches: int) -> BatchReader:
         """Begin to read batches from a sample on."""
         if get_worker_info() is not None:
             raise InvalidRequest(
@@ -378,8 +378,8 @@ class RemoteBatches(IterableDataset[Batch]):
         shape = (position.batch_size, self._spec.context_length)
         # "cuda" is the device that is current now, and stays that one.
         self._device = indexed(self._device)
-        delivery = delivery_to(self._device, shape, self._x_dtype)
-        return Reader(self._dataset, request, rows, delivery)
+        transfer = transfer_for(self._device, shape, self._x_dtype)
+        return BatchReader(self._dataset, request, rows, transfer)
 
     @property
     def _spec(self) -> StreamSpec:
@@ -391,7 +391,7 @@ class RemoteBatches(IterableDataset[Batch]):
             reader.close()
 
     def _go_to(self, sample: int, history: History | None = None) -> None:
-        self._cursor.go_to(sample, history)
+        self._cursor.seek(sample, history)
         self._drop_reader()
 
     def _parts(self) -> StreamParts:

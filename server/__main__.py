@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
     signals = Signals()
     # Before the import below, which starts threads.
-    signals.take()
+    signals.install()
     from .cli.serve import main
 
     sys.exit(main(signals=signals))

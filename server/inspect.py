@@ -16,7 +16,7 @@ from tokenfeed.stream.position import require_range
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset, TokenChecks, open_dataset
 from .datasets.loss_masks import masks_beside
-from .runtime.output import failed, stdout_failed
+from .runtime.output import print_error, print_stdout_error
 from .storage.choice import Storing
 from .storage.store import TokenStore
 
@@ -62,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             dataset.close()
     except TokenfeedError as error:
-        return failed(error)
+        return print_error(error)
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        return stdout_failed(error)
+        return print_stdout_error(error)
     return 0
 
 
@@ -107,9 +107,9 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> Non
 
 
 def _why_served(store: TokenStore) -> str:
-    if store.narrowing.is_copy:
+    if store.narrowing.is_identity:
         return ", as they are stored"
-    if not store.narrowing.looks:
+    if not store.narrowing.needs_scan:
         return ", which holds them all"
     return ", by what was looked at; a server looks at every token, or takes --vocab-size"
 

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from tokenfeed.commands import program
-from tokenfeed.errors import BadCorpus, TokenfeedError
+from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import TokenChecks, full_digest, open_dataset
 from .datasets.sources import Source
-from .runtime.output import failed
+from .runtime.output import print_error
 from .storage.choice import Storing
-from .storage.formats import Asked
+from .storage.formats import FormatOptions
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,20 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         verify(*parse_dataset(arguments), Storing(arguments.read))
     except TokenfeedError as error:
-        return failed(error)
+        return print_error(error)
     except KeyboardInterrupt:
         print("interrupted: nothing was kept", file=sys.stderr)
         return 130
     return 0
 
 
-def verify(source: Source, asked: Asked, storing: Storing | None = None) -> None:
+def verify(source: Source, options: FormatOptions, storing: Storing | None = None) -> None:
     """Read a dataset in full, compare it with what is known of it, and keep its digest.
 
-    Raises: BadCorpus if its content is another one than when it was last verified, or it cannot be
-    read.
+    Raises: InvalidCorpus if its content is another one than when it was last verified, or it cannot
+    be read.
     """
-    dataset = open_dataset(source, asked, TokenChecks(serves=False), storing)
+    dataset = open_dataset(source, options, TokenChecks(serves=False), storing)
     try:
         store = dataset.store
         known = store.kept_digest()
@@ -61,7 +61,7 @@ def verify(source: Source, asked: Asked, storing: Storing | None = None) -> None
         print(f"fingerprint: {dataset.fingerprint.hex()}")
         print(f"digest:      {found.hex()}")
         if known and known != found:
-            raise BadCorpus(
+            raise InvalidCorpus(
                 store.shards[0].path,
                 f"has other content than when it was verified, with the same times of last write; "
                 f"{store.digest_path} says {known.hex()}",

@@ -3,19 +3,19 @@
 TokenfeedError
   RequestError        the caller changes something
     InvalidRequest      a field is missing, malformed or outside its range
-      OverLimit           allowed in principle, but more than this server gives
-    NotServed           no such dataset or order
+      LimitExceeded           allowed in principle, but more than this server gives
+    NotFound           no such dataset or order
     SamplesExhausted    the samples would reach 2^63
     StreamMismatch      the stream is not the one that the caller expects
-    NotTokenfeed        a gRPC server answers there, but not a tokenfeed server
-    OtherContract       a tokenfeed server of another revision of the contract, or of identities
-    NotAllowed          no valid token
+    NotATokenfeedServer        a gRPC server answers there, but not a tokenfeed server
+    ContractMismatch       a tokenfeed server of another revision of the contract, or of identities
+    Unauthenticated          no valid token
   CorpusError         the operator changes something
-    BadCorpus           a token file cannot be served as it is
+    InvalidCorpus           a token file cannot be served as it is
     CorpusChanged       a token file changed while it was served
-    BadSource           a file of text cannot be ingested as it is
-    NotWritten          tokens could not be written
-  ServerAway          nobody: try again, or the next server
+    InvalidSource           a file of text cannot be ingested as it is
+    WriteFailed          tokens could not be written
+  ServerUnavailable          nobody: try again, or the next server
     Unreachable         no answer
     Unreadable          tokens cannot be read at present
     Busy                an answer: come back later
@@ -60,11 +60,11 @@ class InvalidRequest(RequestError):
     status = "INVALID_ARGUMENT"
 
 
-class OverLimit(InvalidRequest):
+class LimitExceeded(InvalidRequest):
     """More than this server gives: a limit that its operator may raise."""
 
 
-class NotServed(RequestError):
+class NotFound(RequestError):
     """The dataset or the order is not served here."""
 
     status = "NOT_FOUND"
@@ -84,19 +84,19 @@ class StreamMismatch(RequestError):
     status = "FAILED_PRECONDITION"
 
 
-class NotTokenfeed(RequestError):
+class NotATokenfeedServer(RequestError):
     """A gRPC server answers at that address, but it does not know tokenfeed.v1."""
 
     status = "UNIMPLEMENTED"
 
 
-class OtherContract(RequestError):
+class ContractMismatch(RequestError):
     """The server speaks another revision of the contract than this client, or compares identities
     of other versions than this stream's.
     """
 
 
-class NotAllowed(RequestError):
+class Unauthenticated(RequestError):
     """The server wants a token, and this is none of its own."""
 
     status = "UNAUTHENTICATED"
@@ -106,7 +106,7 @@ class CorpusError(TokenfeedError):
     """The operator of the server has to mend its files or its command line."""
 
 
-class BadCorpus(CorpusError):
+class InvalidCorpus(CorpusError):
     """A file cannot be served as it is; found at start, before anything is served."""
 
 
@@ -116,27 +116,27 @@ class CorpusChanged(CorpusError):
     status = "DATA_LOSS"
 
 
-class BadSource(CorpusError):
+class InvalidSource(CorpusError):
     """A file of text cannot be ingested as it is."""
 
 
-class NotWritten(CorpusError):
+class WriteFailed(CorpusError):
     """What was ingested could not be written; what was written before is kept."""
 
 
-class ServerAway(TokenfeedError):
+class ServerUnavailable(TokenfeedError):
     """Nobody has to change anything: ask again, or ask another server."""
 
 
-class Unreachable(ServerAway):
+class Unreachable(ServerUnavailable):
     """No server answered in time."""
 
 
-class Unreadable(ServerAway):
+class Unreadable(ServerUnavailable):
     """The server cannot read a part of a dataset at present; its files have not changed."""
 
 
-class Busy(ServerAway):
+class Busy(ServerUnavailable):
     """The server, or a proxy in front of it, is at a limit that will pass."""
 
     status = "RESOURCE_EXHAUSTED"
@@ -147,7 +147,7 @@ class Busy(ServerAway):
         self.retry_seconds = retry_seconds
 
 
-class BadFrame(ServerAway):
+class BadFrame(ServerUnavailable):
     """What arrived is damaged, or is not what was asked for."""
 
     status = "DATA_LOSS"
@@ -178,11 +178,11 @@ _FINAL: dict[str, type[TokenfeedError]] = {
     kind.status: kind
     for kind in (
         InvalidRequest,
-        NotServed,
+        NotFound,
         SamplesExhausted,
         StreamMismatch,
-        NotTokenfeed,
-        NotAllowed,
+        NotATokenfeedServer,
+        Unauthenticated,
         CorpusChanged,
     )
 }

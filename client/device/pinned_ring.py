@@ -35,10 +35,10 @@ class Event(Protocol):
         """Have the host wait until the device has come past it."""
 
 
-Mark = TypeVar("Mark", bound=Event)
+EventT = TypeVar("EventT", bound=Event)
 
 
-class Engine(Protocol[Mark]):
+class CopyEngine(Protocol[EventT]):
     """What the ring needs of a device. Work is enqueued; only a mark's synchronize waits."""
 
     def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
@@ -47,37 +47,41 @@ class Engine(Protocol[Mark]):
     def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory on the device."""
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Mark | None) -> Mark:
+    def copy(self, source: torch.Tensor, target: torch.Tensor, after: EventT | None) -> EventT:
         """Copy pinned memory to the device on the side stream, once it is past `after`."""
 
-    def widen(self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: Mark) -> Mark:
+    def widen(
+        self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: EventT
+    ) -> EventT:
         """Widen on the consumer's current stream, once the device is past `after`."""
 
 
 @dataclass(slots=True)
-class _Slot(Generic[Mark]):
+class _Slot(Generic[EventT]):
     """Memory for one batch on its way.  copied, widened: None as long as it was never used."""
 
     pinned: torch.Tensor
     buffer: torch.Tensor
-    copied: Mark | None = None
-    widened: Mark | None = None
+    copied: EventT | None = None
+    widened: EventT | None = None
 
 
-class Ring(Generic[Mark]):
+class PinnedRing(Generic[EventT]):
     """Slots in turn: staged at one end, taken at the other."""
 
-    def __init__(self, engine: Engine[Mark], shape: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, engine: CopyEngine[EventT], shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
         """Make the slots.
 
         shape: (B, T + 1).  dtype: of the served tokens, signed; wider ones may come later.
         """
         self._engine = engine
         self._shape = shape
-        self._free: deque[_Slot[Mark]] = deque(
+        self._free: deque[_Slot[EventT]] = deque(
             _Slot(engine.pinned(shape, dtype), engine.buffer(shape, dtype)) for _ in range(SLOTS)
         )
-        self._staged: deque[_Slot[Mark]] = deque()
+        self._staged: deque[_Slot[EventT]] = deque()
 
     @property
     def staged_count(self) -> int:
@@ -97,7 +101,7 @@ class Ring(Generic[Mark]):
         slot.copied = self._engine.copy(slot.pinned, slot.buffer, slot.widened)
         self._staged.append(self._free.popleft())
 
-    def _widen_slot(self, slot: _Slot[Mark], dtype: torch.dtype) -> None:
+    def _widen_slot(self, slot: _Slot[EventT], dtype: torch.dtype) -> None:
         """Give a slot wider memory: another server took over, which serves wider tokens."""
         if slot.widened is not None:
             # The old buffer may not be given away as long as the device reads it.
@@ -114,15 +118,15 @@ class Ring(Generic[Mark]):
 
 
 @functools.cache
-def cuda_engine(device: torch.device) -> CudaEngine:
+def cuda_copy_engine(device: torch.device) -> CudaCopyEngine:
     """Return the engine of a CUDA device, the same for all feeds of this process.
 
     device: with its index.
     """
-    return CudaEngine(device)
+    return CudaCopyEngine(device)
 
 
-class CudaEngine:
+class CudaCopyEngine:
     """The engine of one CUDA device. A ring uses it on its consumer's thread alone."""
 
     def __init__(self, device: torch.device) -> None:

@@ -22,11 +22,11 @@ class RowSource(Protocol):
         """Return the next rows, in as many parts as they came in; None at the end. Waits.
 
         The parts are read-only; row_count rows in all, at most a batch. They stay the next ones
-        until `advance`.
+        until `consume`.
         Raises: the error that ended the stream, once too few rows are left for a batch.
         """
 
-    def advance(self, row_count: int) -> None:
+    def consume(self, row_count: int) -> None:
         """Leave behind rows that `peek` has returned, which makes room for others."""
 
     def close(self) -> None:

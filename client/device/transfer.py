@@ -9,7 +9,7 @@ import torch
 
 from tokenfeed.errors import InvalidRequest
 
-from .pinned_ring import Engine, Mark, Ring, cuda_engine
+from .pinned_ring import CopyEngine, EventT, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
 from .widening import (
     WIDE_NUMPY,
@@ -22,7 +22,7 @@ from .widening import (
 )
 
 
-class Delivery(Protocol):
+class DeviceTransfer(Protocol):
     """Takes batches from a source of rows and puts them where the model is."""
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
@@ -31,7 +31,7 @@ class Delivery(Protocol):
         """
 
 
-class HostDelivery:
+class CpuTransfer:
     """To the CPU: widened once, out of the frames that arrived."""
 
     def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype) -> None:
@@ -55,11 +55,11 @@ class HostDelivery:
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         widen_here(parts, x, y)
         # Last of all, so that a Ctrl-C on the way here leaves the stream where it was.
-        rows.advance(self._shape[0])
+        rows.consume(self._shape[0])
         return batch
 
 
-class _DeviceDelivery:
+class _ToDevice:
     """What the ways to a device have in common: size, type and place of a batch."""
 
     def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class _DeviceDelivery:
         )
 
 
-class PlainDelivery(_DeviceDelivery):
+class DirectTransfer(_ToDevice):
     """To a device without a ring, such as MPS: one narrow copy, widened there."""
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
@@ -89,11 +89,11 @@ class PlainDelivery(_DeviceDelivery):
         narrow = torch.empty((batch_size, context_length + 1), dtype=narrow_dtype(parts))
         join_into(parts, narrow)
         widen_there(narrow.to(self._device), *batch)
-        rows.advance(batch_size)
+        rows.consume(batch_size)
         return batch
 
 
-class StagedDelivery(_DeviceDelivery, Generic[Mark]):
+class PinnedTransfer(_ToDevice, Generic[EventT]):
     """To a CUDA device, through a ring: each call sends the following batch on its way too."""
 
     def __init__(
@@ -101,12 +101,12 @@ class StagedDelivery(_DeviceDelivery, Generic[Mark]):
         shape: tuple[int, int],
         x_dtype: torch.dtype,
         device: torch.device,
-        engine: Engine[Mark],
+        engine: CopyEngine[EventT],
     ) -> None:
         """engine: of that device."""
         super().__init__(shape, x_dtype, device)
         self._engine = engine
-        self._ring: Ring[Mark] | None = None
+        self._ring: PinnedRing[EventT] | None = None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch on the device; work that widens it is enqueued on the current
@@ -129,20 +129,22 @@ class StagedDelivery(_DeviceDelivery, Generic[Mark]):
         if self._ring is None:
             # How wide tokens are served is known from the first frame on.
             shape = (batch_size, context_length + 1)
-            self._ring = Ring(self._engine, shape, narrow_dtype(parts))
+            self._ring = PinnedRing(self._engine, shape, narrow_dtype(parts))
         require_tokens_fit(parts, self._x_dtype)
         self._ring.stage(parts)
-        rows.advance(batch_size)
+        rows.consume(batch_size)
         return True
 
 
-def delivery_to(device: torch.device, shape: tuple[int, int], x_dtype: torch.dtype) -> Delivery:
+def transfer_for(
+    device: torch.device, shape: tuple[int, int], x_dtype: torch.dtype
+) -> DeviceTransfer:
     """Return the way to a device for batches of shape (batch_size, context_length)."""
     if device.type == "cpu":
-        return HostDelivery(shape, x_dtype)
+        return CpuTransfer(shape, x_dtype)
     if device.type == "cuda":
-        return StagedDelivery(shape, x_dtype, device, cuda_engine(device))
-    return PlainDelivery(shape, x_dtype, device)
+        return PinnedTransfer(shape, x_dtype, device, cuda_copy_engine(device))
+    return DirectTransfer(shape, x_dtype, device)
 
 
 def usable_device(device: torch.device | str) -> torch.device:

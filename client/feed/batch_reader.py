@@ -6,19 +6,23 @@ from tokenfeed.stream.spec import StreamParts
 from tokenfeed.wire.request import StreamRequest
 
 from ..device.row_source import RowSource
-from ..device.transfer import Delivery
+from ..device.transfer import DeviceTransfer
 from ..device.widening import Batch
 from .streamed_dataset import StreamedDataset
 
 
-class Reader:
+class BatchReader:
     """Hands out the batches of a source in order, which begins to receive when this is made."""
 
     def __init__(
-        self, dataset: StreamedDataset, request: StreamRequest, rows: RowSource, delivery: Delivery
+        self,
+        dataset: StreamedDataset,
+        request: StreamRequest,
+        rows: RowSource,
+        transfer: DeviceTransfer,
     ) -> None:
         """Begin to receive ahead.  rows: what the request asks for, of dataset, not started yet."""
-        self._delivery = delivery
+        self._transfer = transfer
         self._stride = request.position.stride
         self._request = request
         self._dataset = dataset
@@ -45,7 +49,7 @@ class Reader:
         self._dataset.require_own_process()
         if self._dataset.closed:
             return None
-        batch = self._delivery.next(self._rows, out)
+        batch = self._transfer.next(self._rows, out)
         if batch is not None:
             self.sample += self._stride
         return batch

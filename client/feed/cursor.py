@@ -13,7 +13,7 @@ from .history import HISTORY_RUNS_MAX, History
 _LOG = logging.getLogger("tokenfeed.client")
 
 
-class Under(NamedTuple):
+class OpenRun(NamedTuple):
     """The run that is under way.
 
     first_sample: where it began; it ends where the feed stands.  batches: handed out by this feed
@@ -47,7 +47,7 @@ class Cursor:
         """
         self._position = position
         self._stride = position.stride
-        self.standing = position.first_sample, Under(position.first_sample, 0, History())
+        self.standing = position.first_sample, OpenRun(position.first_sample, 0, History())
         self.moves = 0
         self.placed = True
 
@@ -65,25 +65,25 @@ class Cursor:
         batches = run.batches + (sample - run.first_sample) // self._stride
         return sample, batches, self._handed_out(run.earlier, run.first_sample, sample, run.spec)
 
-    def go_to(self, sample: int, history: History | None = None) -> None:
+    def seek(self, sample: int, history: History | None = None) -> None:
         """Put it somewhere else.  history: that of a loaded state; None keeps what there is."""
         self.moves += 1
         self.placed = True
-        self.leave(sample, history)
+        self.skip_to(sample, history)
 
-    def enter(self, first_sample: int, end_sample: int) -> int:
+    def seek_epoch(self, first_sample: int, end_sample: int) -> int:
         """Return where to begin within samples: where it was placed, or else with the first."""
         begins_here = self.placed and first_sample <= self.sample < end_sample
         self.placed = False
         self.moves += 1
         return self.sample if begins_here else first_sample
 
-    def leave(self, sample: int, history: History | None = None) -> None:
-        """Go on with a sample; none is handed out on the way.  history: as for `go_to`."""
+    def skip_to(self, sample: int, history: History | None = None) -> None:
+        """Go on with a sample; none is handed out on the way.  history: as for `seek`."""
         _, batches, before = self.now
-        self.standing = sample, Under(sample, batches, before if history is None else history)
+        self.standing = sample, OpenRun(sample, batches, before if history is None else history)
 
-    def hand_out(
+    def commit(
         self, first_sample: int, end_sample: int, next_sample: int, spec: StreamParts
     ) -> None:
         """Count a batch.
@@ -101,9 +101,9 @@ class Cursor:
             after = self._handed_out(before, first_sample, end_sample, spec)
             _log_left_out(before, after)
             run = (
-                Under(first_sample, batches, before, spec)
+                OpenRun(first_sample, batches, before, spec)
                 if whole
-                else Under(next_sample, batches + 1, after)
+                else OpenRun(next_sample, batches + 1, after)
             )
         self.placed = False
         self.standing = next_sample, run

@@ -14,7 +14,7 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import Position
 
 from ..device.widening import Batch
-from .batch_reader import Reader
+from .batch_reader import BatchReader
 from .cursor import Cursor
 from .loaders import require_own_batches
 
@@ -85,7 +85,7 @@ class Epoch(IterableDataset[Batch]):
         self,
         cursor: Cursor,
         make_plan: Callable[[int, Tail], EpochPlan],
-        open_reader: Callable[[int, int], Reader],
+        open_reader: Callable[[int, int], BatchReader],
         epoch: int,
         tail: Tail,
         world_size: int,
@@ -121,12 +121,12 @@ class Epoch(IterableDataset[Batch]):
 
     def _batches(self) -> Iterator[Batch]:
         plan, cursor = self._make_plan(self._epoch, self._tail), self._cursor
-        begin = cursor.enter(plan.first_sample, plan.end_sample)
+        begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
         if dropped := plan.dropped_count(begin):
             _LOG.info("epoch=%d drops samples=%d", plan.epoch, dropped)
         batch_count = plan.batch_count(begin)
         if batch_count == 0:
-            cursor.leave(plan.end_sample)
+            cursor.skip_to(plan.end_sample)
             return
         moves = cursor.moves
         reader = self._open_reader(begin, batch_count)
@@ -145,7 +145,7 @@ class Epoch(IterableDataset[Batch]):
                 if plan.tail == "pad":
                     _pad_targets(batch[1], plan.own_rows(first_sample))
                 is_last = index == batch_count - 1
-                cursor.hand_out(
+                cursor.commit(
                     first_sample,
                     plan.batch_end_sample(first_sample),
                     plan.end_sample if is_last else reader.sample,

@@ -9,14 +9,14 @@ import time
 import weakref
 from collections.abc import Callable
 
-LOOK_SECONDS = 0.1
+RECHECK_SECONDS = 0.1
 """For how long a thread that a signal may interrupt waits at the most before it looks by itself. A
 signal that comes just before a wait begins does not end it: CPython 3.11 may have 0.1 ms in between
 to hand the GIL over. And a ring may have woken somebody else who waits.
 """
 
 
-class Bell:
+class Notifier:
     """One thread waits, others ring. A ring that nobody waits for wakes the next one who does, so
     look again at what was waited for.
     """
@@ -27,7 +27,7 @@ class Bell:
         # that interrupts itself (queue.SimpleQueue, "put is reentrant").
         self._rings: queue.SimpleQueue[object] = queue.SimpleQueue()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake whoever waits, or the next one."""
         self._rings.put(None)
 
@@ -42,7 +42,7 @@ class Bell:
         """Wait until something is done, or for so long, and return whether it is."""
         end = time.monotonic() + seconds
         while not is_done() and (left := end - time.monotonic()) > 0:
-            self.wait(min(left, LOOK_SECONDS))
+            self.wait(min(left, RECHECK_SECONDS))
         return is_done()
 
     def follow(self, owner: object) -> weakref.ref[object]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from .notifier import Bell
+from .notifier import Notifier
 from .threads import start_thread
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -64,7 +64,7 @@ class Supervisor:
         self._started = False
         self._retired = False
         self._ended = False
-        self._bell, self._end_bell = Bell(), Bell()
+        self._notifier, self._end_notifier = Notifier(), Notifier()
         self.closed = False
         """Whether its tasks have to end."""
 
@@ -74,7 +74,7 @@ class Supervisor:
 
     def watch(self, owner: object) -> weakref.ref[object]:
         """Return a reference to an object; it looks when that is let go of."""
-        return self._bell.follow(owner)
+        return self._notifier.follow(owner)
 
     def add(self, task: Task) -> None:
         """Look after a task.  Raises: RuntimeError if there can be no more threads."""
@@ -82,17 +82,17 @@ class Supervisor:
         if not self._started:
             start_thread(self._run, "tokenfeed-supervisor")
             self._started = True
-        self._bell.ring()
+        self._notifier.notify()
 
     def wake(self) -> None:
         """Have it look now."""
-        self._bell.ring()
+        self._notifier.notify()
 
     def retire(self, task: Task) -> None:
         """Leave a task that does not end behind, and end together with the last of the others."""
         self._forget(task)
         self._retired = True
-        self._bell.ring()
+        self._notifier.notify()
 
     def close(self) -> None:
         """End all tasks and the connections; waits, but not for ever. May be called twice, from any
@@ -104,13 +104,13 @@ class Supervisor:
     def begin_to_close(self) -> None:
         """As `close`, without waiting."""
         self.closed = True
-        self._bell.ring()
+        self._notifier.notify()
 
     def await_end(self, seconds: float) -> None:
         """Wait until all has ended, or for so long."""
         if self._started:
             # Its own thread needs as long at the most, and a moment.
-            self._end_bell.wait_until(lambda: self._ended, seconds + AGAIN_SECONDS)
+            self._end_notifier.wait_until(lambda: self._ended, seconds + AGAIN_SECONDS)
 
     def _run(self) -> None:
         self._started = True
@@ -121,14 +121,14 @@ class Supervisor:
         try:
             next_look_seconds = self._look()
             while not self._is_over():
-                self._bell.wait(next_look_seconds)
+                self._notifier.wait(next_look_seconds)
                 next_look_seconds = self._look()
-            self._bell.wait_until(self._all_ended, END_SECONDS)
+            self._notifier.wait_until(self._all_ended, END_SECONDS)
             self._close_connections()
         finally:
             self._ended = True
             _RUNNING.discard(self)
-            self._end_bell.ring()
+            self._end_notifier.notify()
 
     def _is_over(self) -> bool:
         if self._owner is not None and self._owner() is None:

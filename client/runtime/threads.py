@@ -19,7 +19,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from tokenfeed.errors import TokenfeedError
 
-from .notifier import LOOK_SECONDS
+from .notifier import RECHECK_SECONDS
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -66,7 +66,7 @@ class Outcome(Generic[Result]):
         look: called every LOOK_SECONDS; what it raises ends the wait.
         Raises: what the function raised, and KeyboardInterrupt meanwhile.
         """
-        while (come := self._get(LOOK_SECONDS)) is None:
+        while (come := self._get(RECHECK_SECONDS)) is None:
             look()
         return come()
 

@@ -19,8 +19,8 @@ from typing import Generic, Protocol, TypeVar
 
 from tokenfeed.errors import (
     InvalidRequest,
-    NotServed,
-    NotTokenfeed,
+    NotATokenfeedServer,
+    NotFound,
     RequestError,
     Unreachable,
     listed,
@@ -28,15 +28,15 @@ from tokenfeed.errors import (
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, StreamRequest
 
-from ..runtime.notifier import Bell
+from ..runtime.notifier import Notifier
 from ..runtime.supervisor import Supervisor, Task
 from ..runtime.threads import Outcome, start_thread, without_frames
 from ..transport.channel import Channel, DescribeCall
 from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
-from ..transport.replicas import Replica, Replicas, Targets
+from ..transport.replicas import Replica, ReplicaSet, Targets
 from ..transport.timeouts import Timeouts
-from .describe import survey
-from .failover import Tour
+from .describe import describe_all
+from .failover import Failover
 from .usable import plane_fingerprint, require_usable
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -53,7 +53,7 @@ class Agreement(Protocol):
         """Compare the corpus with that of other ranks.  Raises: StreamMismatch."""
 
 
-class RemoteDataset:
+class DatasetClient:
     """Where streams of one dataset come from. They all share its connections."""
 
     def __init__(
@@ -92,7 +92,7 @@ class RemoteDataset:
 
     def _connect(self) -> None:
         """Make all that has a lock, or a thread: none of that is kept where one does not end."""
-        self._replicas = Replicas(self._targets, self._credentials)
+        self._replicas = ReplicaSet(self._targets, self._credentials)
         self._supervisor = Supervisor(self._replicas.close)
         if self._owner is not None and (owner := self._owner()) is not None:
             self._supervisor.end_with(owner)
@@ -117,12 +117,12 @@ class RemoteDataset:
         """
         return self._process not in (0, os.getpid())
 
-    def tour(self, awaited_since: Callable[[], float | None]) -> Tour:
+    def failover(self, awaited_since: Callable[[], float | None]) -> Failover:
         """Return in which order the servers are asked, and how patiently, from now on.
 
         awaited_since: as for Tour.
         """
-        return Tour(
+        return Failover(
             self._replicas,
             rank=self._request.position.rank,
             timeouts=self._timeouts,
@@ -137,7 +137,7 @@ class RemoteDataset:
         others.
 
         asked: holds the calls that are waited for, so that another thread can cancel them.
-        Raises: ServerAway; StreamMismatch, naming it; RequestError.
+        Raises: ServerUnavailable; StreamMismatch, naming it; RequestError.
         """
         reference = self.described(timeout_seconds, asked)
         try:
@@ -153,7 +153,7 @@ class RemoteDataset:
                 raise
             # They were good before: somebody is renewing them.
             raise Unreachable(replica.address, str(error)) from None
-        except NotTokenfeed as error:
+        except NotATokenfeedServer as error:
             if not replica.has_served:
                 raise
             # It is one: this is what a proxy says while the server behind it is replaced.
@@ -164,9 +164,9 @@ class RemoteDataset:
 
         Asks all of them, once, from whatever thread comes first; the first in order that answers is
         believed, unless it is known which corpus it has to be.
-        Raises: ServerAway, RequestError where none answers; StreamMismatch where none has that
-        corpus; InvalidRequest where several datasets are served and none was named, or once it is
-        closed.
+        Raises: ServerUnavailable, RequestError where none answers; StreamMismatch where none has
+        that corpus; InvalidRequest where several datasets are served and none was named, or once it
+        is closed.
         """
         with self._surveying:
             if self._described is None:
@@ -223,7 +223,7 @@ class RemoteDataset:
         `await_described`.
 
         context_length: another one than the request's.
-        Raises: NotServed if servers do not know the order; StreamMismatch if they have another
+        Raises: NotFound if servers do not know the order; StreamMismatch if they have another
         corpus by now; as `await_described`.
         """
         described = self.await_described()
@@ -232,7 +232,7 @@ class RemoteDataset:
         for counted in described.rows:
             if counted.order == order:
                 return counted.rows
-        raise NotServed("order", f"{order} is not known to the servers of this feed")
+        raise NotFound("order", f"{order} is not known to the servers of this feed")
 
     def require_own_process(self) -> None:
         """Raise InvalidRequest in the copy that a fork made of one in use."""
@@ -260,7 +260,7 @@ class RemoteDataset:
         context_length: for which windows are counted.
         """
         replicas = self._replicas.known()
-        answers = survey(
+        answers = describe_all(
             replicas,
             lambda channel: self._ask(channel, context_length, timeout_seconds, asked),
             timeout_seconds,
@@ -339,18 +339,18 @@ class RemoteDataset:
 class _Question(Generic[Result]):
     """What a consumer's thread asks servers, and waits for."""
 
-    def __init__(self, remote: RemoteDataset, ask: Ask[Result]) -> None:
+    def __init__(self, remote: DatasetClient, ask: Ask[Result]) -> None:
         """ask: asks all servers."""
         self._remote = remote
         self._supervisor = remote.begin_use()
         self._ask = ask
         self._asked: set[DescribeCall] = set()
         self._outcome: Outcome[Result] = Outcome()
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._given_up = False
         self._begun = False
         began = time.monotonic()
-        self._tour = remote.tour(lambda: began)
+        self._failover = remote.failover(lambda: began)
         self.ended = False
 
     def answer(self) -> Result:
@@ -371,7 +371,7 @@ class _Question(Generic[Result]):
             return math.inf
         if not self._begun:
             self.ended = True  # its thread never began, or finds that it is over
-        self._bell.ring()
+        self._notifier.notify()
         return 0.0
 
     def cancel(self) -> None:
@@ -389,14 +389,14 @@ class _Question(Generic[Result]):
         self._supervisor.wake()
 
     def _require_in_time(self) -> None:
-        self._tour.require_in_time(0.0)
+        self._failover.require_in_time(0.0)
         if self._remote.closed:
             raise _closed_unused()
 
     def _ask_all(self) -> Result:
-        answer = self._tour.until_done(
-            lambda _: self._ask(self._tour.read_seconds, self._asked),
-            pause=self._bell.wait,
+        answer = self._failover.run(
+            lambda _: self._ask(self._failover.read_seconds, self._asked),
+            pause=self._notifier.wait,
             is_over=self._is_over,
             asks_all=True,
         )

@@ -13,24 +13,24 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tokenfeed.errors import Busy, ServerAway, TokenfeedError, Unreachable
+from tokenfeed.errors import Busy, ServerUnavailable, TokenfeedError, Unreachable
 
 from ..runtime.threads import without_frames
-from ..transport.replicas import Replica, Replicas
+from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 _READ_SECONDS_MAX = 60.0
 _READ_SECONDS_MIN = 1.0
-_MARGIN = 3.0
+_TIMEOUT_FACTOR = 3.0
 """Patience with a slow line, as a multiple of what its last frame took: frames grow at the start,
 and those of two calls share the line.
 """
-_FORGET = 0.95
+_TIMEOUT_DECAY = 0.95
 """What is left of that after a frame that came at once."""
-_PAUSE_SECONDS_FIRST = 0.1
-_PAUSE_SECONDS_MAX = 2.0
+_BACKOFF_SECONDS_FIRST = 0.1
+_BACKOFF_SECONDS_MAX = 2.0
 _ASKED_SECONDS_MAX = 30.0
 _JITTER = (1.0, 1.5)
 """Pauses are varied by a factor in this range, or all that lost a server together come back to it
@@ -46,12 +46,12 @@ each time on a new connection.
 Result = TypeVar("Result")
 
 
-class Tour:
+class Failover:
     """Patience with some servers. The time until it gives up begins anew with each sign of life."""
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: ReplicaSet,
         *,
         rank: int,
         timeouts: Timeouts,
@@ -69,7 +69,7 @@ class Tour:
         self._awaited_since = awaited_since
         self._logged = -math.inf
         self._patience_seconds = self._usual_seconds = timeouts.read_seconds
-        self.alive()
+        self.record_progress()
 
     @property
     def read_seconds(self) -> float:
@@ -83,10 +83,10 @@ class Tour:
         shortest = min(self._timeouts.read_seconds, _READ_SECONDS_MIN)
         return max(min(self._patience_seconds, left), shortest)
 
-    def alive(self, waited_seconds: float = 0.0) -> None:
+    def record_progress(self, waited_seconds: float = 0.0) -> None:
         """Begin anew: a server has sent what was asked for, after so long."""
         if self._patience_seconds > self._timeouts.read_seconds:
-            self._learn(_MARGIN * waited_seconds)
+            self._adapt_timeout(_TIMEOUT_FACTOR * waited_seconds)
         self._say_back()
         self._patience_seconds = self._usual_seconds
         self._alive_at = time.monotonic()
@@ -94,9 +94,9 @@ class Tour:
         self._waits_seconds: list[float] = []
         self._refusals = 0
         self._away_since: float | None = None
-        self._pause_seconds = _PAUSE_SECONDS_FIRST
+        self._backoff_seconds = _BACKOFF_SECONDS_FIRST
 
-    def until_done(
+    def run(
         self,
         attempt: Callable[[Replica], Result],
         *,
@@ -160,15 +160,15 @@ class Tour:
             )
 
     def _end_tour(self) -> float:
-        """Return how long to pause before the next tour.  Raises: as `until_done`."""
+        """Return how long to pause before the next tour.  Raises: as `run`."""
         failures, self._failures = self._failures, []
-        self._learn(2 * min(self._waits_seconds))
+        self._adapt_timeout(2 * min(self._waits_seconds))
         # A server that refuses at once says nothing of how long another one takes.
         longest_seconds = max(self._patience_seconds, 2 * max(self._waits_seconds))
         self._patience_seconds = self._bounded(longest_seconds)
         self._waits_seconds = []
-        self._replicas.look_again()
-        if not any(isinstance(failure, ServerAway) for failure in failures):
+        self._replicas.refresh()
+        if not any(isinstance(failure, ServerUnavailable) for failure in failures):
             self._refusals += 1
             if self._refusals == _REFUSALS:
                 raise failures[0]
@@ -191,10 +191,10 @@ class Tour:
                 "waiting for server rank=%d target=%s reason=%s", self._rank, self._replicas, reason
             )
         busy = [failure.retry_seconds for failure in failures if isinstance(failure, Busy)]
-        pause_seconds = self._pause_seconds
-        self._pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
+        pause_seconds = self._backoff_seconds
+        self._backoff_seconds = min(2 * pause_seconds, _BACKOFF_SECONDS_MAX)
         if len(busy) == len(failures):
-            pause_seconds = max(_PAUSE_SECONDS_FIRST, min(*busy, _ASKED_SECONDS_MAX))
+            pause_seconds = max(_BACKOFF_SECONDS_FIRST, min(*busy, _ASKED_SECONDS_MAX))
         return min(pause_seconds * random.uniform(*_JITTER), left_seconds)
 
     def _say_back(self) -> None:
@@ -206,11 +206,11 @@ class Tour:
             )
             self._logged = -math.inf
 
-    def _learn(self, needed_seconds: float) -> None:
+    def _adapt_timeout(self, needed_seconds: float) -> None:
         """Remember how patient one has to be on a slow line. That is forgotten slowly: one frame
         comes late, and the next one right behind it.
         """
-        seconds = max(needed_seconds, _FORGET * self._usual_seconds)
+        seconds = max(needed_seconds, _TIMEOUT_DECAY * self._usual_seconds)
         self._usual_seconds = self._bounded(seconds)
 
     def _bounded(self, seconds: float) -> float:

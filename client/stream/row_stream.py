@@ -18,13 +18,13 @@ from tokenfeed.wire.request import Expected, StreamRequest, to_message
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.malloc import keep_freed_memory
-from ..runtime.notifier import LOOK_SECONDS, Bell
+from ..runtime.notifier import RECHECK_SECONDS, Notifier
 from ..runtime.supervisor import END_SECONDS
 from ..runtime.threads import handed_over, start_thread, without_frames
 from ..stats import Counters
-from ..transport.channel import Call, Channel, DescribeCall, RpcError, settle, translated
+from ..transport.channel import Call, Channel, DescribeCall, RpcError, drain_events, error_from_rpc
 from ..transport.replicas import Replica
-from .dataset_client import RemoteDataset
+from .dataset_client import DatasetClient
 
 PREFETCH_BYTES = 32 << 20
 """Two calls of 16 frames: one being read, one sent ahead. That ran as fast as a stream without
@@ -39,12 +39,12 @@ after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a
 """
 
 
-class FrameStream:
+class RowStream:
     """The rows of a stream, received in the background and checked."""
 
     def __init__(
         self,
-        remote: RemoteDataset,
+        remote: DatasetClient,
         request: StreamRequest,
         *,
         prefetch_bytes: int,
@@ -66,7 +66,7 @@ class FrameStream:
         # A long row is one frame, of which nothing is seen before all of it is there.
         row_bytes = min(4 * request.spec.row_tokens, _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
-        self._tour = remote.tour(lambda: self._awaited_since)
+        self._failover = remote.failover(lambda: self._awaited_since)
 
         # Used by the receiving thread alone.
         self._taken_up = False
@@ -90,7 +90,11 @@ class FrameStream:
         self._rows_awaited = False
         self._room_awaited = False
         self._awaited_since: float | None = None
-        self._consumer_bell, self._receiver_bell, self._end_bell = Bell(), Bell(), Bell()
+        self._consumer_notifier, self._receiver_notifier, self._end_notifier = (
+            Notifier(),
+            Notifier(),
+            Notifier(),
+        )
         self.ended = True
         """Whether no thread receives."""
 
@@ -133,7 +137,7 @@ class FrameStream:
             row_count -= len(parts[-1])
         return parts
 
-    def advance(self, row_count: int) -> None:
+    def consume(self, row_count: int) -> None:
         """Leave behind rows that `peek` has returned, which makes room for others."""
         first = self._first_row + row_count
         while self._queue and first >= (size := len(self._queue[0].tokens)):
@@ -143,7 +147,7 @@ class FrameStream:
         self._taken_row += row_count
         if self._room_awaited:
             self._room_awaited = False
-            self._receiver_bell.ring()
+            self._receiver_notifier.notify()
 
     def _has_answer(self, row_count: int) -> bool:
         return self.ready(row_count) or self.ended or self._is_closed()
@@ -154,8 +158,8 @@ class FrameStream:
             while not self._has_answer(row_count):
                 self._rows_awaited = True
                 if not self._has_answer(row_count):
-                    self._consumer_bell.wait(LOOK_SECONDS)
-                self._tour.require_in_time(self._frame_seconds)
+                    self._consumer_notifier.wait(RECHECK_SECONDS)
+                self._failover.require_in_time(self._frame_seconds)
         finally:
             self._awaited_since = None
         self._counters.wait_seconds += time.monotonic() - began
@@ -167,9 +171,9 @@ class FrameStream:
         self._closed = True
         if self.ended:
             return
-        self._consumer_bell.ring()
+        self._consumer_notifier.notify()
         self._supervisor.wake()
-        if not self._end_bell.wait_until(lambda: self.ended, END_SECONDS):
+        if not self._end_notifier.wait_until(lambda: self.ended, END_SECONDS):
             self._remote.leave_behind(self)
 
     def due_seconds(self, now: float) -> float:
@@ -181,8 +185,8 @@ class FrameStream:
         if self._is_closed():
             if not self._begun:
                 self.ended = True  # its thread never began, or finds that it is over
-            self._consumer_bell.ring()
-            self._receiver_bell.ring()
+            self._consumer_notifier.notify()
+            self._receiver_notifier.notify()
             return 0.0
         patience_seconds = left_seconds = self._patience_seconds()
         if self._calls:
@@ -203,16 +207,16 @@ class FrameStream:
         """The receiving thread."""
         self._begun = True
         try:
-            self._tour.until_done(self._attempt, pause=self._pause, is_over=self._is_closed)
+            self._failover.run(self._attempt, pause=self._pause, is_over=self._is_closed)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
             self._error = handed_over(error)
         self.ended = True
-        self._consumer_bell.ring()
-        self._end_bell.ring()
+        self._consumer_notifier.notify()
+        self._end_notifier.notify()
         self._supervisor.wake()
 
     def _patience_seconds(self) -> float:
-        return self._tour.read_seconds + self._frame_seconds
+        return self._failover.read_seconds + self._frame_seconds
 
     def _attempt(self, replica: Replica) -> None:
         """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
@@ -244,12 +248,12 @@ class FrameStream:
             return None
         if self._silent_seconds:
             return Unreachable(replica.address, f"sent nothing for {self._silent_seconds:.1f} s")
-        return translated(error, replica.address) if isinstance(error, RpcError) else error
+        return error_from_rpc(error, replica.address) if isinstance(error, RpcError) else error
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self._is_closed() and (left := end - time.monotonic()) > 0:
-            self._receiver_bell.wait(left)
+            self._receiver_notifier.wait(left)
 
     def _is_closed(self) -> bool:
         return self._closed or self._remote.closed
@@ -273,13 +277,13 @@ class FrameStream:
                 self._counters.reconnects += self._taken_up
                 self._taken_up = False
                 now = time.monotonic()
-                self._tour.alive(now - self._moved)
+                self._failover.record_progress(now - self._moved)
                 self._moved = now
                 self._queue.append(rows)
                 self._received_row += len(rows)
                 if self._rows_awaited:
                     self._rows_awaited = False
-                    self._consumer_bell.ring()
+                    self._consumer_notifier.notify()
                 self._send_ahead(channel, expected, wait=False)
             self._calls.popleft()
             if not self._calls and self._received_row < self._requested_batch * self._batch_rows:
@@ -312,7 +316,7 @@ class FrameStream:
         while not (self._is_closed() or self._has_room(batches)):
             self._room_awaited = True
             if not (self._is_closed() or self._has_room(batches)):
-                self._receiver_bell.wait()
+                self._receiver_notifier.wait()
 
     def _room(self) -> int:
         """Return how many batches may be asked for and not yet taken.
@@ -333,14 +337,14 @@ class FrameStream:
     def _drop_calls(self) -> None:
         self.cancel()
         while self._calls:
-            settle(self._calls.popleft())
+            drain_events(self._calls.popleft())
 
 
-class RemoteStreams(RemoteDataset):
+class StreamClient(DatasetClient):
     """A dataset on servers, and the rows of its streams as they send them."""
 
     def open_rows(
         self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
-    ) -> FrameStream:
+    ) -> RowStream:
         """Return the rows of a stream, which has not begun to receive."""
-        return FrameStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)
+        return RowStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenfeed.errors import OtherContract, OverLimit, StreamMismatch
+from tokenfeed.errors import ContractMismatch, LimitExceeded, StreamMismatch
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, require_size
@@ -28,8 +28,8 @@ def require_usable(
     try:
         request.require_within(described.limits, dataset.token_bytes)
         require_size(request, described.limits, client_name)
-    except OverLimit as error:
-        raise OverLimit(error.subject, f"{error.problem} ({address})") from None
+    except LimitExceeded as error:
+        raise LimitExceeded(error.subject, f"{error.problem} ({address})") from None
     for kind in request.spec.planes:
         if not plane_fingerprint(dataset, kind):
             raise StreamMismatch(address, f"has no plane {kind} ({KINDS[kind]}) of this dataset")
@@ -57,21 +57,21 @@ def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
 
 
 def _require_contract(address: str, described: pb.DescribeResponse, identity_version: int) -> None:
-    """Raise OtherContract unless a server speaks the revision of the contract that we do, and can
-    compare identities of that version.
+    """Raise ContractMismatch unless a server speaks the revision of the contract that we do, and
+    can compare identities of that version.
     """
     spoken, versions = described.contract_revisions, described.identity_versions
     if CONTRACT_REVISION in spoken:
         if identity_version in versions:
             return
         known = ", ".join(map(str, versions)) or "none"
-        raise OtherContract(
+        raise ContractMismatch(
             address,
             f"compares identities of version {known}, and this stream has one of version "
             f"{identity_version}: upgrade the {_older(versions, identity_version)}",
         )
     theirs = f"revision {', '.join(map(str, spoken))}" if spoken else "one before revision 2"
-    raise OtherContract(
+    raise ContractMismatch(
         address,
         f"speaks another contract, {theirs}, and this client revision {CONTRACT_REVISION}: upgrade "
         f"the {_older(spoken, CONTRACT_REVISION)}",

@@ -24,7 +24,7 @@ from grpc.experimental import ChannelOptions
 if not _IS_SET:
     del os.environ["GRPC_VERBOSITY"]
 
-from tokenfeed.errors import Busy, OverLimit, TokenfeedError, Unreachable, from_status
+from tokenfeed.errors import Busy, LimitExceeded, TokenfeedError, Unreachable, from_status
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.threads import Outcome, start_thread, without_frames
@@ -63,7 +63,7 @@ class Call(Protocol):
         """End the call, from any thread."""
 
 
-def settle(call: Call) -> None:
+def drain_events(call: Call) -> None:
     """Take what a cancelled call of GetBatch still has to say, in the thread that iterated it.
 
     grpcio counts such a call as under way until then, and its connection stays open even once the
@@ -90,14 +90,14 @@ class DescribeCall:
         """Wait for the answer.
 
         is_first_contact: nobody has answered yet, so that credentials may be wrong.
-        Raises: TokenfeedError, as `translated`; InvalidRequest where they are, which takes up to
-        TLS_CHECK_SECONDS longer.
+        Raises: TokenfeedError, as `error_from_rpc`; InvalidRequest where they are, which takes up
+        to TLS_CHECK_SECONDS longer.
         """
         try:
             return pb.DescribeResponse.FromString(self._call.result())
         except grpc.RpcError as error:
             is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-            failure = translated(without_frames(error), self._target)
+            failure = error_from_rpc(without_frames(error), self._target)
         except grpc.FutureCancelledError:
             raise Unreachable(self._target, "was not waited for any longer") from None
         except DecodeError:
@@ -197,14 +197,14 @@ def _open(
     return grpc.secure_channel(target, protection, options)
 
 
-def translated(error: grpc.RpcError, target: str) -> TokenfeedError:
-    """Return the exception that a failed call stands for: a ServerAway where asking again, or
-    another server, may help.
+def error_from_rpc(error: grpc.RpcError, target: str) -> TokenfeedError:
+    """Return the exception that a failed call stands for: a ServerUnavailable where asking again,
+    or another server, may help.
     """
     status, details = error.code().name, error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if _TOO_LARGE in details:
-            return OverLimit("request", f"{details} (gRPC's own limit at {target})")
+            return LimitExceeded("request", f"{details} (gRPC's own limit at {target})")
         hint = _retry_hint(error)
         # A proxy's says none.
         return Busy("server", details) if hint is None else Busy("server", details, hint)

@@ -65,7 +65,7 @@ class Credentials:
             return ()
         if self.tls_ca is None and not is_local(target):
             raise InvalidRequest("token", f"would travel to {target} in plaintext; give tls_ca too")
-        token = _present(self.token)
+        token = _resolve_token(self.token)
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise InvalidRequest("token", "is no printable ASCII text")
         return (("authorization", f"Bearer {token}"),)
@@ -129,7 +129,7 @@ def _pem(name: str, path: str | None, kind: bytes) -> bytes | None:
     return content
 
 
-def _present(token: Token) -> str:
+def _resolve_token(token: Token) -> str:
     if isinstance(token, os.PathLike):
         words = _read("token", token).split()
         if len(words) != 1:

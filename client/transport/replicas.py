@@ -17,11 +17,11 @@ from tokenfeed.errors import InvalidRequest, Unreachable
 from .addresses import require_address
 from .channel import Channel
 from .credentials import PLAINTEXT, Credentials
-from .resolver import Name
+from .resolver import TargetResolver
 
-_LOOK_UP_SECONDS = 30.0
+_RESOLVE_SECONDS = 30.0
 """So old may addresses be when a connection is made."""
-_OTHERS_SECONDS = 1.0
+_STRAGGLER_SECONDS = 1.0
 """For how long other names are waited for when one is resolved, the first time."""
 _LOOK_SECONDS = 0.1
 """How often a wait looks whether it is over."""
@@ -97,7 +97,7 @@ class Replica:
             channel.close()
 
 
-class Replicas:
+class ReplicaSet:
     """All servers of a feed, in the order in which they were named; those of one name by
     address.
     """
@@ -116,7 +116,7 @@ class Replicas:
             raise InvalidRequest("target", "names no server; write HOST:PORT")
         for target in targets:
             require_address(target)
-        self._names = [Name(target) for target in targets]
+        self._names = [TargetResolver(target) for target in targets]
         self._credentials = credentials
         self._lock = threading.RLock()  # for moments only: no name is resolved under it
         self._known: dict[str, Replica] = {}
@@ -132,7 +132,7 @@ class Replicas:
 
         is_over: nobody wants the servers any more.  Raises: Unreachable if no name is resolved.
         """
-        self._look_up(_LOOK_UP_SECONDS)
+        self._look_up(_RESOLVE_SECONDS)
         self._await_names(timeout_seconds, is_over)
         if replicas := self.known():
             return replicas
@@ -147,7 +147,7 @@ class Replicas:
                 self._known[address] = Replica(address, self._credentials, wanted[address])
             return [self._known[address] for address in wanted]
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Have names looked up now, in the background."""
         self._look_up(0.0)
 
@@ -161,12 +161,12 @@ class Replicas:
     def _look_up(self, age_seconds: float) -> None:
         with self._lock:
             for name in self._names:
-                name.look_up(age_seconds=age_seconds)
+                name.resolve(age_seconds=age_seconds)
 
     def _await_names(self, timeout_seconds: float, is_over: Callable[[], bool]) -> None:
         """Wait until some name is resolved, and the first time a moment longer for the others."""
         end = time.monotonic() + timeout_seconds
-        self._others_end = min(self._others_end, time.monotonic() + _OTHERS_SECONDS)
+        self._others_end = min(self._others_end, time.monotonic() + _STRAGGLER_SECONDS)
         while not is_over():
             if any(name.addresses for name in self._names):
                 end = min(end, self._others_end)

@@ -14,7 +14,7 @@ import time
 from .addresses import DNS
 
 
-class Name:
+class TargetResolver:
     """A target, and the addresses that it is known to stand for."""
 
     def __init__(self, target: str) -> None:
@@ -30,7 +30,7 @@ class Name:
         self._looked_up = -math.inf
         self._thread: threading.Thread | None = None
 
-    def look_up(self, *, age_seconds: float) -> None:
+    def resolve(self, *, age_seconds: float) -> None:
         """Begin to look a name up, unless somebody does, or did so less than age_seconds ago."""
         now = time.monotonic()
         if self.authority is None or self.pending or now - self._looked_up < age_seconds:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from tokenfeed.errors import BadCorpus, InvalidRequest
+from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ..datasets.sources import Source, parse_datasets
-from ..storage.formats import FORMAT_NAMES, STORED, Asked
+from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS
 
 
@@ -32,13 +32,13 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_dataset(arguments: argparse.Namespace) -> tuple[Source, Asked]:
-    """Return the dataset that a command was asked for.  Raises: BadCorpus."""
+def parse_dataset(arguments: argparse.Namespace) -> tuple[Source, FormatOptions]:
+    """Return the dataset that a command was asked for.  Raises: InvalidCorpus."""
     source, *others = parse_datasets(arguments.data)
     if others:
         folder = arguments.data[0]
-        raise BadCorpus(folder, f"holds several datasets; name one: {folder}/{source.name}")
-    return source, Asked.of(arguments.format, arguments.dtype, source.tensor)
+        raise InvalidCorpus(folder, f"holds several datasets; name one: {folder}/{source.name}")
+    return source, FormatOptions.parse(arguments.format, arguments.dtype, source.tensor)
 
 
 def parse_per_dataset(

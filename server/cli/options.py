@@ -193,7 +193,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         help="and so many of them from one address (default: half of --max-streams)",
     )
     group.add_argument(
-        "--stall-seconds",
+        "--send-timeout-seconds",
         type=float,
         default=30.0,
         metavar="S",

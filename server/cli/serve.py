@@ -19,22 +19,22 @@ from tokenfeed.wire.frame import require_fast_checksum
 from ..datasets import loss_masks
 from ..datasets.dataset import Dataset, TokenChecks, open_dataset
 from ..datasets.sources import Source, is_text, parse_datasets, parse_text, require_distinct_names
-from ..datasets.text_cache import Tokenizing
+from ..datasets.text_cache import TextCache
 from ..datasets.warmup import WarmUp
 from ..rpc import listener
-from ..rpc.admission import DESCRIBE_LIMITS, Calls, StreamLimits
+from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, StreamLimits
 from ..rpc.health import SERVICE as HEALTH_SERVICE
 from ..rpc.health import Health
 from ..rpc.reflection import Reflection
-from ..rpc.security import TlsFiles, TokenInterceptor, Tokens, server_credentials
+from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
 from ..runtime.malloc import keep_freed_memory
-from ..runtime.output import failed
-from ..runtime.poll_rate import Looks, pause_seconds
-from ..runtime.poller import Rereads, Watch
+from ..runtime.output import print_error
+from ..runtime.poll_rate import PollRate, pause_seconds
+from ..runtime.poller import Poller, RescanWorker
 from ..runtime.signals import Signals
 from ..storage.choice import Storing
-from ..storage.formats import Asked
+from ..storage.formats import FormatOptions
 from .dataset_options import parse_per_dataset
 from .options import build_parser
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     try:
         serve(arguments, signals or Signals())
     except TokenfeedError as error:
-        return failed(error)
+        return print_error(error)
     return 0
 
 
@@ -66,9 +66,9 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     listener.allow_connections()
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
-    tokens = Tokens(arguments.token_file) if arguments.token_file else None
+    tokens = BearerTokens(arguments.token_file) if arguments.token_file else None
     datasets = open_datasets(arguments)
-    calls, describe_calls = Calls(limits), Calls(DESCRIBE_LIMITS)
+    calls, describe_calls = AdmissionControl(limits), AdmissionControl(DESCRIBE_LIMITS)
     service = TokenFeed(
         datasets,
         calls,
@@ -94,20 +94,20 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         listener.bind(server, arguments.host, arguments.port, credentials, has_secrets=has_secrets)
     ]
     addresses += [listener.bind_unix(server, path) for path in arguments.unix]
-    hangups = signals.hangups(arguments.drain_seconds)
-    rereads = Rereads()
+    reloads = signals.reloads(arguments.drain_seconds)
+    rescans = RescanWorker()
     # Each is a thread of its own: no file system of a dataset holds up health, tokens or others.
-    watches = [Watch({"health": health.look})]
+    pollers = [Poller({"health": health.poll})]
     if not arguments.immutable:
-        watches += [watch_files(dataset, rereads) for dataset in datasets.values()]
+        pollers += [poll_files(dataset, rescans) for dataset in datasets.values()]
     if tokens:
-        watches.append(Watch({"tokens": tokens.look}))
+        pollers.append(Poller({"tokens": tokens.poll}))
     server.start()
-    _say(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
+    _print_line(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
-    for _ in hangups:
+    for _ in reloads:
         if tokens:
-            tokens.read_anew()
+            tokens.request_reload()
         else:
             _LOG.info("ignored SIGHUP: there is no --token-file to read anew")
     _LOG.info("stopping")
@@ -115,24 +115,24 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         drain()
     stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
-    rereads.close()
-    for watch in watches:
-        watch.close()
+    rescans.close()
+    for poller in pollers:
+        poller.close()
     stopped.wait(arguments.drain_seconds)
 
 
-def watch_files(dataset: Dataset, rereads: Rereads) -> Watch:
+def poll_files(dataset: Dataset, rescans: RescanWorker) -> Poller:
     """Look at the files of a dataset from now on, one after the other, again and again."""
     count = len(dataset.store.shards)
     turns = itertools.cycle(range(count))
 
-    def look() -> None:
-        dataset.look_at(next(turns), rereads.later, rereads.closed)
+    def poll() -> None:
+        dataset.poll_file(next(turns), rescans.submit, rescans.closed)
 
-    return Watch({f"dataset={dataset.name}": look}, pause_seconds(count))
+    return Poller({f"dataset={dataset.name}": poll}, pause_seconds(count))
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print a line.  Raises: InvalidRequest where nobody can read it."""
     try:
         print(line, flush=True)
@@ -159,10 +159,10 @@ def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
     if peer_streams is None:
         peer_streams = max(1, arguments.max_streams // 2)
     require_range("--max-streams-per-peer", peer_streams, 1, 1 << 15)
-    for name in ("stall_seconds", "drain_seconds"):
+    for name in ("send_timeout_seconds", "drain_seconds"):
         if not getattr(arguments, name) > 0:
             raise InvalidRequest(f"--{name.replace('_', '-')}", "has to be above 0")
-    return StreamLimits(arguments.max_streams, peer_streams, arguments.stall_seconds)
+    return StreamLimits(arguments.max_streams, peer_streams, arguments.send_timeout_seconds)
 
 
 def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
@@ -183,13 +183,13 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
     reads = parse_per_dataset("--read", arguments.read, names)
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
-    looks = Looks(never=arguments.immutable)
+    poll_rate = PollRate(never=arguments.immutable)
     datasets = {}
     for source in sources:
         loss_masks.require_none(source, ignored=arguments.ignore_loss_mask)
-        asked = Asked.of(formats[source.name], dtypes[source.name], source.tensor)
-        storing = Storing(reads[source.name], looks)
-        dataset = open_dataset(source, asked, checks, storing)
+        options = FormatOptions.parse(formats[source.name], dtypes[source.name], source.tensor)
+        storing = Storing(reads[source.name], poll_rate)
+        dataset = open_dataset(source, options, checks, storing)
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets
@@ -203,14 +203,14 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Source
         cure = "pass --tokenizer, or ingest it first: python -m server.ingest"
         raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    how = Tokenizing(
+    texts = TextCache(
         arguments.tokenizer,
         arguments.text_column,
         arguments.append_token,
         arguments.cache_dir or os.path.join(cache, "tokenfeed"),
     )
     text = parse_text(words)
-    return [how.source(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]
+    return [texts.tokenized(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]
 
 
 def log_opened(dataset: Dataset) -> None:

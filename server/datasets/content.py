@@ -15,13 +15,13 @@ from functools import partial
 
 import numpy as np
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.stream import identity
 
 from ..storage.formats import Stored
 from ..storage.halves import Halves, Tokens
-from ..storage.narrowing import Look
+from ..storage.narrowing import TokenScan
 from ..storage.store import PIECE_BYTES, Piece, StoredShard, TokenStore
 
 _READERS = 16
@@ -59,12 +59,12 @@ class Content:
     def scan(self, vocab_size: int | None, *, complete: bool = False) -> Iterator[Block]:
         """Read the blocks that the fingerprint is of, or all, and look at their tokens.
 
-        Yields: what was found, in order.  Raises: BadCorpus.
+        Yields: what was found, in order.  Raises: InvalidCorpus.
         """
         return self._each(partial(self._scan_block, vocab_size), complete=complete)
 
     def hashed(self, *, complete: bool = False) -> Iterator[Block]:
-        """As `scan`, whatever tokens are in them.  Raises: BadCorpus if they cannot be read."""
+        """As `scan`, whatever tokens are in them.  Raises: InvalidCorpus if they cannot be read."""
         return self._each(self._hash_block, complete=complete)
 
     def _each(
@@ -108,7 +108,7 @@ class Content:
             content = self._read(index, first, end - first)
             digest.update(content)
             tokens, first_token = _whole_tokens(content, first, stored)
-            look = self._store.narrowing.look(tokens, vocab_size)
+            look = self._store.narrowing.scan(tokens, vocab_size)
             if look.wrong_place is not None:
                 raise _no_token(shard, tokens, first_token, look, vocab_size)
             token_max = max(token_max, look.greatest)
@@ -139,8 +139,8 @@ def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Token
 
 
 def _no_token(
-    shard: StoredShard, tokens: Tokens, first_token: int, look: Look, vocab_size: int | None
-) -> BadCorpus:
+    shard: StoredShard, tokens: Tokens, first_token: int, look: TokenScan, vocab_size: int | None
+) -> InvalidCorpus:
     assert look.wrong_place is not None
     place, value = first_token + look.wrong_place, int(tokens[look.wrong_place])
     if value < 0:
@@ -149,7 +149,7 @@ def _no_token(
         limit = "above what uint32 holds"
     else:
         limit = f"not below --vocab-size {vocab_size}"
-    return BadCorpus(shard.path, f"token {place} is {value}, {limit}")
+    return InvalidCorpus(shard.path, f"token {place} is {value}, {limit}")
 
 
 class InOrder:

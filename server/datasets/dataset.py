@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from tokenfeed.errors import BadCorpus, CorpusChanged, Unreadable
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.stream import identity
 
 from ..storage.choice import Storing, open_store
-from ..storage.formats import Asked
+from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.local.sidecar import Digest
-from ..storage.store import Later, TokenStore, at_once
+from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, digest_of, fingerprint_of
 from .loss_masks import require_listed
-from .manifest import MadeSplit
+from .manifest import ManifestSplit
 from .sources import Source
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -64,17 +64,17 @@ class Dataset:
         counts = [documents.count for documents in known if documents is not None]
         return Documents(sum(counts), len(counts)) if counts else None
 
-    def look_at(
+    def poll_file(
         self,
         shard: int,
-        later: Later = at_once,
+        submit: Submit = run_inline,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Look at what has become of one of its files.
 
         later: calls what it is given, which reads the files anew until stopped() is true.
         """
-        self.store.look_at(shard, partial(self._same_content, stopped), later)
+        self.store.poll_file(shard, partial(self._same_content, stopped), submit)
 
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
         """Say whether what the fingerprint is of is still the same, as far as that can be told;
@@ -112,16 +112,16 @@ class TokenChecks:
 
 
 def open_dataset(
-    source: Source, asked: Asked, checks: TokenChecks, storing: Storing | None = None
+    source: Source, options: FormatOptions, checks: TokenChecks, storing: Storing | None = None
 ) -> Dataset:
     """Open a dataset's files, check them and take their fingerprint.
 
     Tokens that are narrowed before they are served are all looked at, unless vocab_size is known.
-    Raises: BadCorpus, naming the file, what is wrong with it, and what to do.
+    Raises: InvalidCorpus, naming the file, what is wrong with it, and what to do.
     """
     if source.made is not None:
         require_listed(source.made)
-    store, why_store = open_store(source.name, source.paths, asked, storing or Storing())
+    store, why_store = open_store(source.name, source.paths, options, storing or Storing())
     try:
         return dataset_of(store, checks, source.made, why_store)
     except BaseException:
@@ -130,7 +130,7 @@ def open_dataset(
 
 
 def dataset_of(
-    store: TokenStore, checks: TokenChecks, made: MadeSplit | None = None, why_store: str = ""
+    store: TokenStore, checks: TokenChecks, made: ManifestSplit | None = None, why_store: str = ""
 ) -> Dataset:
     """Check what a store holds, and take its fingerprint; as `open_dataset`, for any store.
 
@@ -144,7 +144,7 @@ def dataset_of(
     token_max = max(block.token_max for block in first_pass)
     if checks.vocab_size is not None:
         token_max = checks.vocab_size - 1
-    narrowed = checks.serves and store.narrowing.looks and checks.vocab_size is None
+    narrowed = checks.serves and store.narrowing.needs_scan and checks.vocab_size is None
     if (checks.all_tokens or narrowed) and not whole:
         found = content.scan(checks.vocab_size, complete=True)
         for block in _with_progress(found, content.size_bytes):
@@ -153,7 +153,7 @@ def dataset_of(
     fingerprint = fingerprint_of(store, first_pass)
     if made is not None and made.fingerprint != fingerprint:
         problem = "has other shards than its manifest says: one was written to, or replaced"
-        raise BadCorpus(os.path.dirname(store.shards[0].path), problem)
+        raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
     if whole:
         digest = digest_of(store, (block.sha256 for block in first_pass))
     elif made is not None:
@@ -165,7 +165,7 @@ def dataset_of(
 
 def full_digest(store: TokenStore) -> bytes:
     """Read all of a store and return its digest, 32 bytes; says in the log how far it is.  Raises:
-    BadCorpus.
+    InvalidCorpus.
     """
     content = Content(store, store.read)
     blocks = _with_progress(content.hashed(complete=True), content.size_bytes)

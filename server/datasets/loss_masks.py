@@ -10,11 +10,11 @@ import logging
 import os
 from collections.abc import Sequence
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
-from ..runtime.exceptions import file_name
+from ..runtime.exceptions import log_safe_name
 from ..storage.formats.datatrove import SUFFIX
-from .manifest import MadeSplit
+from .manifest import ManifestSplit
 from .sources import Source
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -38,11 +38,11 @@ def masks_beside(paths: Sequence[str]) -> list[str]:
 def require_none(source: Source, *, ignored: bool) -> None:
     """Refuse a dataset whose masks would be ignored, or warn if they are ignored on purpose.
 
-    Raises: BadCorpus, naming the first mask.
+    Raises: InvalidCorpus, naming the first mask.
     """
     masks = masks_beside(source.paths)
     if masks and not ignored:
-        raise BadCorpus(
+        raise InvalidCorpus(
             masks[0],
             f"the loss mask of dataset {source.name!r} would be ignored, and prompts learned like "
             f"responses; pass {_OPTION} if that is meant",
@@ -53,12 +53,12 @@ def require_none(source: Source, *, ignored: bool) -> None:
             "responses",
             source.name,
             len(masks),
-            file_name(masks[0]),
+            log_safe_name(masks[0]),
         )
 
 
-def require_listed(made: MadeSplit) -> None:
-    """Raise BadCorpus unless each mask that a manifest lists is there, as long as it was."""
+def require_listed(made: ManifestSplit) -> None:
+    """Raise InvalidCorpus unless each mask that a manifest lists is there, as long as it was."""
     for path, size_bytes in made.loss_masks:
         try:
             found = os.stat(path).st_size
@@ -69,4 +69,6 @@ def require_listed(made: MadeSplit) -> None:
                 continue
             problem = f"has {found} bytes, not {size_bytes}"
         cure = "restore this loss mask, or remove the folder and ingest anew"
-        raise BadCorpus(path, f"is damaged, since its manifest lists it and it {problem}; {cure}")
+        raise InvalidCorpus(
+            path, f"is damaged, since its manifest lists it and it {problem}; {cure}"
+        )

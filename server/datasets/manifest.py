@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 NAME = "manifest.json"
 VERSION = 1
@@ -20,7 +20,7 @@ WORK_FOLDER = ".ingest"
 
 
 @dataclass(frozen=True, slots=True)
-class MadeSplit:
+class ManifestSplit:
     """One dataset of a manifest.
 
     name: "train" or "val".  paths: of its shards.  fingerprint, digest: 32 bytes each.
@@ -34,20 +34,22 @@ class MadeSplit:
     loss_masks: tuple[tuple[str, int], ...] = ()
 
 
-def read_splits(folder: str) -> list[MadeSplit] | None:
+def read_splits(folder: str) -> list[ManifestSplit] | None:
     """Return the datasets that were ingested into a folder, None if none were.
 
-    Raises: BadCorpus if that is not finished, or the manifest is damaged.
+    Raises: InvalidCorpus if that is not finished, or the manifest is damaged.
     """
     content = read_manifest(folder)
     if content is None:
         if os.path.isdir(os.path.join(folder, WORK_FOLDER)):
-            raise BadCorpus(folder, "holds an ingest that is not finished; run its command again")
+            raise InvalidCorpus(
+                folder, "holds an ingest that is not finished; run its command again"
+            )
         return None
     path = os.path.join(folder, NAME)
     try:
         splits = [
-            MadeSplit(
+            ManifestSplit(
                 name,
                 tuple(os.path.join(folder, name, shard["name"]) for shard in split["shards"]),
                 _hash(split["fingerprint"]),
@@ -62,9 +64,9 @@ def read_splits(folder: str) -> list[MadeSplit] | None:
             for name, split in content["splits"].items()
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
+        raise InvalidCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
     if not splits or not all(split.paths for split in splits):
-        raise BadCorpus(path, "names no shards")
+        raise InvalidCorpus(path, "names no shards")
     return splits
 
 
@@ -76,7 +78,7 @@ def _hash(digits: str) -> bytes:
 
 
 def read_manifest(folder: str) -> dict[str, Any] | None:
-    """Return the content of a folder's manifest, None if it has none.  Raises: BadCorpus."""
+    """Return the content of a folder's manifest, None if it has none.  Raises: InvalidCorpus."""
     path = os.path.join(folder, NAME)
     try:
         with open(path, encoding="utf-8") as file:
@@ -84,11 +86,11 @@ def read_manifest(folder: str) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+        raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise BadCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
+        raise InvalidCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
     if not isinstance(content, dict) or "job" not in content:
         return None  # somebody else's
     if content.get("version") != VERSION:
-        raise BadCorpus(path, f"is no manifest of version {VERSION}")
+        raise InvalidCorpus(path, f"is no manifest of version {VERSION}")
     return content

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
@@ -29,7 +29,7 @@ _BESIDE = (
 
 def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
     """Return the files that one word stands for, in order; of a folder those with such a suffix.
-    Raises: BadCorpus.
+    Raises: InvalidCorpus.
     """
     if os.path.isdir(word):
         found = files_in(word, suffixes)
@@ -42,7 +42,7 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
     else:
         return [word]
     if not found:
-        raise BadCorpus(word, problem)
+        raise InvalidCorpus(word, problem)
     return sorted(found, key=os.fsencode)
 
 
@@ -71,7 +71,7 @@ def files_in(folder: str, suffixes: tuple[str, ...]) -> list[str]:
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
-        raise BadCorpus(folder, f"cannot be read: {error.strerror}") from error
+        raise InvalidCorpus(folder, f"cannot be read: {error.strerror}") from error
     return [
         entry.path
         for entry in entries

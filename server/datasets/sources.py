@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenfeed.errors import BadCorpus, InvalidRequest
+from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from .manifest import NAME as MANIFEST
-from .manifest import MadeSplit, read_splits
+from .manifest import ManifestSplit, read_splits
 from .paths import SHARD_SUFFIXES, TEXT_SUFFIXES, expand, files_in, tokens_of
 
 _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
@@ -31,7 +31,7 @@ class Source:
     name: str
     paths: tuple[str, ...]
     tensor: str | None = None
-    made: MadeSplit | None = None
+    made: ManifestSplit | None = None
 
 
 def parse_datasets(words: Sequence[str]) -> list[Source]:
@@ -40,7 +40,7 @@ def parse_datasets(words: Sequence[str]) -> list[Source]:
     A folder that text was ingested into stands for its splits: train and val, or NAME-train and
     NAME-val; the only one there is has the name alone. All else is one dataset, as `parse_data` has
     it.
-    Raises: BadCorpus.
+    Raises: InvalidCorpus.
     """
     name, folder = _without_name(words[0])
     splits = read_splits(folder) if len(words) == 1 and os.path.isdir(folder) else None
@@ -56,13 +56,13 @@ def parse_datasets(words: Sequence[str]) -> list[Source]:
 
 def is_text(words: Sequence[str]) -> bool:
     """Say whether the words after one --data stand for text, by the names of its files.  Raises:
-    BadCorpus if some do and some do not.
+    InvalidCorpus if some do and some do not.
     """
     paths = [_without_name(words[0])[1], *words[1:]]
     answers = list(map(_is_text, paths))
     if len(set(answers)) > 1:
         problem = "is text, and other files of the dataset are not: tokens and text do not mix"
-        raise BadCorpus(paths[answers.index(True)], problem)
+        raise InvalidCorpus(paths[answers.index(True)], problem)
     return answers[0]
 
 
@@ -77,7 +77,7 @@ def _is_text(path: str) -> bool:
 
 def parse_text(words: Sequence[str]) -> Source:
     """Return the name and the files of text that the words after one --data stand for.  Raises:
-    BadCorpus.
+    InvalidCorpus.
     """
     name, first = _without_name(words[0])
     paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
@@ -91,13 +91,13 @@ def parse_data(words: Sequence[str]) -> Source:
     of their names. An index stands for its tokens, and PATH#TENSOR names one of several tensors.
     NAME is what stands before the first "=", where that is [A-Za-z0-9_-]+; without it, it is the
     first file's stem, or the folder's name.
-    Raises: BadCorpus if there is no such file, or no name can be made.
+    Raises: InvalidCorpus if there is no such file, or no name can be made.
     """
     name, first = _without_name(words[0])
     parts = [_without_tensor(word) for word in (first, *words[1:])]
     tensors = {tensor for _, tensor in parts}
     if len(tensors) > 1:
-        raise BadCorpus(first, "is given with another tensor than other files of the dataset")
+        raise InvalidCorpus(first, "is given with another tensor than other files of the dataset")
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
     return Source(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
@@ -139,12 +139,14 @@ def _names_files(word: str) -> bool:
 
 
 def _own_name(word: str, first_path: str) -> str:
-    """Return the name of a folder, or the stem of the first file.  Raises: BadCorpus if it is
+    """Return the name of a folder, or the stem of the first file.  Raises: InvalidCorpus if it is
     none.
     """
     name = os.path.splitext(os.path.basename(first_path))[0]
     if os.path.isdir(word):
         name = os.path.basename(os.path.abspath(word))
     if not name or not name.isprintable() or " " in name:
-        raise BadCorpus(word, f"{name!r} is no name for a dataset; give it one: --data NAME={word}")
+        raise InvalidCorpus(
+            word, f"{name!r} is no name for a dataset; give it one: --data NAME={word}"
+        )
     return name

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenfeed.errors import BadCorpus, InvalidRequest
+from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from .manifest import VERSION, read_manifest
 from .sources import Source, parse_datasets
@@ -29,7 +29,7 @@ _Facts = dict[str, str | int]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenizing:
+class TextCache:
     """How text becomes tokens.
 
     tokenizer: path of a tokenizer.json, or "bytes".  text_column: of parquet and jsonl.
@@ -41,10 +41,10 @@ class Tokenizing:
     append_token: str | None
     cache: str
 
-    def source(self, text: Source, words: Sequence[str]) -> Source:
+    def tokenized(self, text: Source, words: Sequence[str]) -> Source:
         """Return the tokens of text, made now if they are not in the cache.
 
-        words: what its files were given as.  Raises: BadCorpus.
+        words: what its files were given as.  Raises: InvalidCorpus.
         """
         files = [_facts(path) for path in text.paths]
         folder = os.path.join(os.path.abspath(self.cache), self._key(files))
@@ -53,13 +53,13 @@ class Tokenizing:
         if not _is_made_of(files, folder):
             shutil.rmtree(folder, ignore_errors=True)
             problem = "changed, or others came beside it, while it was ingested; start again"
-            raise BadCorpus(text.paths[0], problem)
+            raise InvalidCorpus(text.paths[0], problem)
         (found,) = parse_datasets([folder])
         return Source(text.name, found.paths, made=found.made)
 
     def _ingest(self, text: Source, words: Sequence[str], folder: str) -> None:
         command = [sys.executable, "-m", "tokenfeed.server.ingest", *map(os.path.abspath, words)]
-        command += ["--wait", f"--out={folder}", f"--end-with={os.getpid()}"]
+        command += ["--wait", f"--out={folder}", f"--parent-pid={os.getpid()}"]
         command += [f"--tokenizer={self.tokenizer}", f"--text-column={self.text_column}"]
         if self.append_token is not None:
             command += [f"--append-token={self.append_token}"]
@@ -67,7 +67,7 @@ class Tokenizing:
         # A process of its own: what a tokenizer takes of memory goes when it is done.
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             cure = f"see above; where it is not the text, remove {folder}"
-            raise BadCorpus(text.paths[0], f"could not be ingested: {cure}")
+            raise InvalidCorpus(text.paths[0], f"could not be ingested: {cure}")
 
     def _key(self, files: list[_Facts]) -> str:
         facts: list[object] = [
@@ -93,7 +93,7 @@ def _facts(path: str) -> _Facts:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise BadCorpus(path, f"cannot be read: {error.strerror}") from error
+        raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
     return {
         "path": os.path.abspath(path),
         "size_bytes": status.st_size,

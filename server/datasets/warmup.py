@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tokenfeed.errors import CorpusChanged, Unreadable
 
 from ..runtime import memory_limit
-from ..runtime.exceptions import file_name, log_blame
+from ..runtime.exceptions import log_exception, log_safe_name
 from ..storage.store import Piece, TokenStore
 from .content import InOrder, read_in_turn
 from .dataset import Dataset
@@ -57,7 +57,7 @@ class WarmUp:
             os.nice(_NICENESS)  # of this thread alone, on Linux
             bytes_max = self._bytes_max
             if bytes_max is None:
-                bytes_max = int(_ROOM_SHARE * memory_limit.room_bytes())
+                bytes_max = int(_ROOM_SHARE * memory_limit.available_bytes())
             unknown = {dataset.name for dataset in self._datasets if not dataset.digest}
             for store in fitting([dataset.store for dataset in self._datasets], bytes_max):
                 reading = InOrder(store)
@@ -65,7 +65,7 @@ class WarmUp:
                 if warm(store, self._closed.is_set, told) == store.memory_bytes:
                     is_in[store.name] = reading
         except Exception:  # noqa: BLE001 - the server serves all the same
-            log_blame(logging.ERROR, "could not warm up")
+            log_exception(logging.ERROR, "could not warm up")
         # Once all are in: streams wait for pages, and for a digest nobody does.
         for dataset in self._datasets:
             if self._closed.is_set():
@@ -84,7 +84,7 @@ class WarmUp:
         try:
             return take_digest(dataset, self._closed.is_set, reading)
         except Exception:  # noqa: BLE001 - the others still have to be read
-            log_blame(logging.ERROR, "could not take the digest dataset=%s", dataset.name)
+            log_exception(logging.ERROR, "could not take the digest dataset=%s", dataset.name)
             return "its computation failed"
 
 
@@ -165,7 +165,7 @@ def take_digest(
     if not store.unchanged_since(reading.facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
     dataset.full_digest.known = found = reading.digest()
-    kept = sidecar = file_name(store.digest_path)
+    kept = sidecar = log_safe_name(store.digest_path)
     try:
         store.keep_digest(found)
     except OSError as error:

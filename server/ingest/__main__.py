@@ -16,10 +16,10 @@ from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 
-from ..runtime.output import failed, in_a_line, stdout_failed
+from ..runtime.output import print_error, print_stdout_error, single_line
 
 if TYPE_CHECKING:
-    from .tokenize.executors import Engine
+    from .tokenize.executors import Executor
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,10 +75,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="in a shard at most (default: %(default)s)",
     )
     add("--workers", type=int, metavar="N", help="processes (default: one a core)")
-    add("--engine", choices=("local", "ray"), default="local", help="(default: %(default)s)")
+    add("--executor", choices=("local", "ray"), default="local", help="(default: %(default)s)")
     add("--strict", action="store_true", help="end at the first thing that cannot be ingested")
     add("--wait", action="store_true", help="until another ingest into DIR has ended")
-    add("--end-with", type=int, metavar="PID", help=argparse.SUPPRESS)
+    add("--parent-pid", type=int, metavar="PID", help=argparse.SUPPRESS)
     return parser
 
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         made, tokens = run(arguments)
     except TokenfeedError as error:
-        return failed(error)
+        return print_error(error)
     except ImportError as error:
         print(f"error: {error}: pip install pyarrow tokenizers", file=sys.stderr)
         return 1
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(made, arguments.out, tokens, time.monotonic() - begun)
         sys.stdout.flush()
     except OSError as error:
-        return stdout_failed(error)
+        return print_stdout_error(error)
     return 0
 
 
@@ -119,21 +119,21 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """
     # Processes that encode import this module as well, and need nothing of these.
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
-    from .tokenize.executors import end_with, engine_of
+    from .tokenize.executors import end_with_parent, make_executor
 
-    if arguments.end_with is not None:
-        end_with(arguments.end_with)
+    if arguments.parent_pid is not None:
+        end_with_parent(arguments.parent_pid)
     require_range("--shuffle-buffer", arguments.shuffle_buffer, 1, BUFFER_DOCUMENTS_MAX)
     require_range("--seed", arguments.seed, 0, 1 << 64)
     require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << 40)
     if arguments.workers is not None:
         require_range("--workers", arguments.workers, 1, 1 << 12)
     # Who encodes starts while this process learns what to do.
-    with engine_of(arguments.engine, arguments.workers) as engine:
-        return _run(arguments, engine)
+    with make_executor(arguments.executor, arguments.workers) as executor:
+        return _run(arguments, executor)
 
 
-def _run(arguments: argparse.Namespace, engine: Engine) -> tuple[dict[str, Any], int]:
+def _run(arguments: argparse.Namespace, executor: Executor) -> tuple[dict[str, Any], int]:
     from .inputs.discovery import find_sources
     from .job import Job
     from .progress import Progress
@@ -153,7 +153,7 @@ def _run(arguments: argparse.Namespace, engine: Engine) -> tuple[dict[str, Any],
     made = ingest(
         job,
         arguments.out,
-        engine,
+        executor,
         strict=arguments.strict,
         wait=arguments.wait,
         progress=progress,
@@ -164,21 +164,23 @@ def _run(arguments: argparse.Namespace, engine: Engine) -> tuple[dict[str, Any],
 def recipe_of(arguments: argparse.Namespace, has_text: bool) -> Any:
     """Return how documents become tokens.  Raises: InvalidRequest."""
     from .tokenize.encoding import Recipe
-    from .tokenize.tokenizer import Vocabulary, load
+    from .tokenize.tokenizer import TokenizerFile, load_tokenizer
 
     if not 0 <= arguments.val_fraction < 1:
         raise InvalidRequest("--val-fraction", f"{arguments.val_fraction} is not in [0, 1)")
-    vocabulary = Vocabulary.read(arguments.tokenizer, parses_special=arguments.parse_special_tokens)
+    tokenizer_file = TokenizerFile.read(
+        arguments.tokenizer, parses_special=arguments.parse_special_tokens
+    )
     ids: dict[str, int | None] = {}
     for option in ("prepend_token", "append_token"):
         text = getattr(arguments, option)
-        ids[option] = None if text is None else load(vocabulary).token_id(text)
+        ids[option] = None if text is None else load_tokenizer(tokenizer_file).token_id(text)
         if text is not None and ids[option] is None:
-            problem = f"{text!r} is no token of {vocabulary.name}"
+            problem = f"{text!r} is no token of {tokenizer_file.name}"
             raise InvalidRequest(f"--{option.replace('_', '-')}", problem)
     columns = columns_of(arguments, has_text)
     return Recipe(
-        vocabulary, columns, ids["prepend_token"], ids["append_token"], arguments.val_fraction
+        tokenizer_file, columns, ids["prepend_token"], ids["append_token"], arguments.val_fraction
     )
 
 
@@ -201,7 +203,7 @@ def columns_of(arguments: argparse.Namespace, has_text: bool) -> tuple[str, ...]
 
 def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
     """Print what was made, and what could not be ingested.  tokens: of this run."""
-    out = in_a_line(out)
+    out = single_line(out)
     for name, split in made["splits"].items():
         folder = os.path.join(out, name)
         print(
@@ -222,7 +224,7 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
     for source in made["sources"]:
         for what, found in source["problems"].items():
             print(
-                f"not ingested: {in_a_line(source['path'])}: {what}, {found['count']:,} time(s), "
+                f"not ingested: {single_line(source['path'])}: {what}, {found['count']:,} time(s), "
                 f"first at {found['first']}"
             )
     options = ""

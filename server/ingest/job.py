@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .output.shard_writer import Counts, write_whole
+from .output.shard_writer import SplitProgress, write_whole
 from .tokenize.encoding import Recipe
-from .units import Place, Problem, Source
+from .units import Problem, Source, SourceOffset
 
 Tally = dict[str, tuple[int, str]]
 """Kind of problem -> how often, and where first."""
@@ -35,11 +35,11 @@ class Job:
         """Return what has to be the same for an ingest to go on."""
         recipe = self.recipe
         return {
-            "tokenizer_sha256": recipe.vocabulary.sha256,
+            "tokenizer_sha256": recipe.tokenizer_file.sha256,
             "columns": list(recipe.columns),
             "prepend_token": self.prepend_token,
             "append_token": self.append_token,
-            "special_tokens_in_text": recipe.vocabulary.parses_special,
+            "special_tokens_in_text": recipe.tokenizer_file.parses_special,
             "val_fraction": recipe.val_fraction,
             "shuffle_buffer": self.shuffle_buffer,
             "seed": self.seed,
@@ -59,8 +59,8 @@ class Checkpoint:
     before that place.  hashes: SHA-256 of sources in hexadecimal digits, by number.
     """
 
-    place: Place = field(default_factory=lambda: Place(0, 0))
-    splits: dict[str, Counts] = field(default_factory=dict)
+    place: SourceOffset = field(default_factory=lambda: SourceOffset(0, 0))
+    splits: dict[str, SplitProgress] = field(default_factory=dict)
     problems: dict[int, Tally] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Checkpoint:
         with open(path, encoding="utf-8") as file:
             kept = json.load(file)
         splits = {
-            name: Counts(**counts | {"shards": [tuple(shard) for shard in counts["shards"]]})
+            name: SplitProgress(**counts | {"shards": [tuple(shard) for shard in counts["shards"]]})
             for name, counts in kept["splits"].items()
         }
         problems = {
@@ -78,10 +78,10 @@ class Checkpoint:
             for number, tally in kept["problems"].items()
         }
         hashes = {int(number): sha256 for number, sha256 in kept.get("hashes", {}).items()}
-        return cls(Place(*kept["place"]), splits, problems, hashes)
+        return cls(SourceOffset(*kept["place"]), splits, problems, hashes)
 
     def write(self, path: str) -> None:
-        """Keep it, whole or not at all.  Raises: NotWritten."""
+        """Keep it, whole or not at all.  Raises: WriteFailed."""
         write_whole(path, json.dumps(asdict(self)))
 
     @property

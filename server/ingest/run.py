@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from tokenfeed.errors import BadCorpus, BadSource, NotWritten
+from tokenfeed.errors import InvalidCorpus, InvalidSource, WriteFailed
 
 from ..datasets.dataset import TokenChecks, full_digest, open_dataset
 from ..datasets.loss_masks import mask_path
@@ -25,20 +25,27 @@ from ..datasets.manifest import NAME as MANIFEST
 from ..datasets.manifest import VERSION, WORK_FOLDER, read_manifest
 from ..datasets.sources import Source as TokenSource
 from ..storage.files import open_file
-from ..storage.formats import Asked
+from ..storage.formats import FormatOptions
 from .inputs import READERS
-from .inputs.base import How
+from .inputs.base import ReaderContext
 from .inputs.discovery import require_same
 from .inputs.hashes import Hashes
 from .job import Checkpoint, Job
-from .output.shard_writer import Counts, Split, shard_name, sync_folder, told, write_whole
-from .output.shuffle import Batch, in_order, shuffled, without_first
+from .output.shard_writer import (
+    SplitProgress,
+    SplitWriter,
+    shard_name,
+    sync_folder,
+    write_errors,
+    write_whole,
+)
+from .output.shuffle import DocumentBatch, in_order, shuffled, skip_documents
 from .progress import Progress
 from .tokenize import splitting
-from .tokenize.encoding import Part
-from .tokenize.executors import Engine
-from .tokenize.tokenizer import load, token_dtype
-from .units import Place, Problem, Unit
+from .tokenize.encoding import EncodedUnit
+from .tokenize.executors import Executor
+from .tokenize.tokenizer import load_tokenizer, token_dtype
+from .units import Problem, SourceOffset, Unit
 
 SPLITS = ("train", "val")
 _JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
@@ -47,13 +54,13 @@ _HASHED_BYTES = 1 << 20
 
 
 def ingest(
-    job: Job, out: str, engine: Engine, *, strict: bool, wait: bool, progress: Progress
+    job: Job, out: str, executor: Executor, *, strict: bool, wait: bool, progress: Progress
 ) -> dict[str, Any]:
     """Make shards of text, going on where a run before this one was stopped.
 
     out: folder, made if it is not there.  strict: the first problem is an error.  wait: for another
     ingest into the same folder to end.
-    Returns: the manifest.  Raises: BadSource, BadCorpus, NotWritten.
+    Returns: the manifest.  Raises: InvalidSource, InvalidCorpus, WriteFailed.
     """
     work = os.path.join(out, WORK_FOLDER)
     _require_own(out, work)
@@ -62,12 +69,12 @@ def ingest(
             if read_manifest(out) is None:
                 if not os.path.exists(os.path.join(work, MANIFEST)):
                     _begin(job, out, work)
-                    _encode_all(job, work, engine, strict=strict, progress=progress)
+                    _encode_all(job, work, executor, strict=strict, progress=progress)
                 _publish(out, work)
             shutil.rmtree(work, ignore_errors=True)
     made = read_manifest(out)
     if made is None:
-        raise NotWritten(out, "was removed while it was made")
+        raise WriteFailed(out, "was removed while it was made")
     _require_same_job(out, made.get("job"), job)
     _require_whole(out, made)
     if strict:
@@ -79,7 +86,7 @@ def ingest(
 def _locked(work: str, out: str, *, wait: bool) -> Iterator[None]:
     """Keep other ingests out of a folder, for as long as this process lives at most."""
     descriptor = None
-    with told(out):
+    with write_errors(out):
         while descriptor is None:
             os.makedirs(work, exist_ok=True)
             sync_folder(os.path.dirname(os.path.abspath(out)))
@@ -105,7 +112,7 @@ def _lock(path: str, out: str, *, wait: bool) -> int | None:
             return descriptor
     except BlockingIOError as error:
         os.close(descriptor)
-        raise NotWritten(out, "another ingest is writing to it") from error
+        raise WriteFailed(out, "another ingest is writing to it") from error
     except FileNotFoundError:
         pass
     os.close(descriptor)
@@ -113,7 +120,7 @@ def _lock(path: str, out: str, *, wait: bool) -> int | None:
 
 
 def _require_own(out: str, work: str) -> None:
-    """Raise BadCorpus if there is something in a folder that no ingest has made."""
+    """Raise InvalidCorpus if there is something in a folder that no ingest has made."""
     for name in (*SPLITS, MANIFEST):
         # In this order: another ingest into it may be giving its final names just now.
         if (
@@ -121,7 +128,7 @@ def _require_own(out: str, work: str) -> None:
             and not os.path.exists(os.path.join(work, _JOB))
             and read_manifest(out) is None
         ):
-            raise BadCorpus(out, f"holds {name}, which no ingest has made; choose another")
+            raise InvalidCorpus(out, f"holds {name}, which no ingest has made; choose another")
 
 
 def _begin(job: Job, out: str, work: str) -> None:
@@ -134,13 +141,13 @@ def _begin(job: Job, out: str, work: str) -> None:
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        raise BadCorpus(path, "is damaged; remove its folder to begin anew") from error
+        raise InvalidCorpus(path, "is damaged; remove its folder to begin anew") from error
     write_whole(path, json.dumps(job.facts(), indent=1))
 
 
 def _require_whole(out: str, made: dict[str, Any]) -> None:
-    """Raise BadCorpus unless all shards of a manifest are there with what belongs to them, as long
-    as they were.
+    """Raise InvalidCorpus unless all shards of a manifest are there with what belongs to them, as
+    long as they were.
     """
     cure = f"is damaged; remove {out} to make it anew"
     try:
@@ -148,7 +155,7 @@ def _require_whole(out: str, made: dict[str, Any]) -> None:
         is_pairs = len(made["job"]["columns"]) > 1
         if is_pairs and not any("loss_mask" in shard for shard in shards):
             problem = "lists no loss masks, as an older version made it; ingest into another folder"
-            raise BadCorpus(os.path.join(out, MANIFEST), problem)
+            raise InvalidCorpus(os.path.join(out, MANIFEST), problem)
         width = int(made["dtype"].removeprefix("uint")) // 8
         sizes = {
             os.path.join(out, name, file): size_bytes
@@ -161,25 +168,27 @@ def _require_whole(out: str, made: dict[str, Any]) -> None:
             )
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadCorpus(os.path.join(out, MANIFEST), cure) from error
+        raise InvalidCorpus(os.path.join(out, MANIFEST), cure) from error
     for path, size_bytes in sizes.items():
         if not os.path.exists(path) or os.path.getsize(path) != size_bytes:
-            raise BadCorpus(path, cure)
+            raise InvalidCorpus(path, cure)
 
 
 def _require_same_job(out: str, begun: Any, job: Job) -> None:
     facts = job.facts()
     if not isinstance(begun, dict):
-        raise BadCorpus(out, "holds an ingest that cannot be read; remove it to make it anew")
+        raise InvalidCorpus(out, "holds an ingest that cannot be read; remove it to make it anew")
     different = [name for name, value in facts.items() if begun.get(name) != value]
     if different:
-        raise BadCorpus(
+        raise InvalidCorpus(
             out,
             f"holds an ingest with other {', '.join(different)}; choose another, or remove it",
         )
 
 
-def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: Progress) -> None:
+def _encode_all(
+    job: Job, work: str, executor: Executor, *, strict: bool, progress: Progress
+) -> None:
     """Write all shards and the manifest into the hidden folder."""
     path = os.path.join(work, _CHECKPOINT)
     try:
@@ -187,27 +196,27 @@ def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: 
     except (
         OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
     ) as error:  # fmt: skip
-        raise BadCorpus(path, "is damaged; remove its folder to begin anew") from error
+        raise InvalidCorpus(path, "is damaged; remove its folder to begin anew") from error
     if strict:
         _require_no_problems(_by_path(job, checkpoint))
-    tokenizer = load(job.recipe.vocabulary)
+    tokenizer = load_tokenizer(job.recipe.tokenizer_file)
     names = SPLITS if job.recipe.val_fraction else SPLITS[:1]
     splits = {
-        name: Split(
+        name: SplitWriter(
             os.path.join(work, name),
-            tokenizer=job.recipe.vocabulary.name,
+            tokenizer=job.recipe.tokenizer_file.name,
             dtype=token_dtype(tokenizer),
             shard_tokens=job.shard_tokens,
             has_mask=job.recipe.has_mask,
-            counts=checkpoint.splits.setdefault(name, Counts()),
+            counts=checkpoint.splits.setdefault(name, SplitProgress()),
         )
         for name in names
     }
-    pending: deque[tuple[Place, tuple[Problem, ...]]] = deque()
+    pending: deque[tuple[SourceOffset, tuple[Problem, ...]]] = deque()
     with closing(Hashes(job.sources, checkpoint.hashes)) as hashes:
         for number in range(checkpoint.place.source):
             hashes.begin(number)
-        parts = engine(_units(job, checkpoint.place, hashes), job.recipe)
+        parts = executor(_units(job, checkpoint.place, hashes), job.recipe)
         watched = _watched(job, parts, checkpoint, pending, strict=strict, progress=progress)
         kept = time.monotonic()
         try:
@@ -226,22 +235,24 @@ def _encode_all(job: Job, work: str, engine: Engine, *, strict: bool, progress: 
             progress.end()
         for split in splits.values():
             split.finish()
-        _move_on(checkpoint, Place(len(job.sources), 0), pending)
+        _move_on(checkpoint, SourceOffset(len(job.sources), 0), pending)
         checkpoint.write(path)
         if not any(counts.shards for counts in checkpoint.splits.values()):
             _require_no_problems(_by_path(job, checkpoint))
-            raise BadSource(job.sources[0].path, "holds no document, nor does any other source")
+            raise InvalidSource(job.sources[0].path, "holds no document, nor does any other source")
         hashes.finish(lambda: checkpoint.write(path))
     checkpoint.write(path)
     manifest = _manifest(job, checkpoint, work)
     write_whole(os.path.join(work, MANIFEST), json.dumps(manifest, indent=1) + "\n")
 
 
-def _units(job: Job, place: Place, hashes: Hashes) -> Iterator[Unit]:
+def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
     """Yield the units of all sources from a place on."""
-    how = How(
+    context = ReaderContext(
         job.recipe.columns,
-        lambda blocks: splitting.pieces(blocks, load(job.recipe.vocabulary).encode),
+        lambda blocks: splitting.split_text(
+            blocks, load_tokenizer(job.recipe.tokenizer_file).encode
+        ),
         job.recipe.is_val,
         hashes.add,
     )
@@ -249,21 +260,23 @@ def _units(job: Job, place: Place, hashes: Hashes) -> Iterator[Unit]:
         source = job.sources[index]
         offset = place.offset if index == place.source else 0
         require_same(source)
-        yield from READERS[source.kind].units(source, index, offset, how)
+        yield from READERS[source.kind].units(source, index, offset, context)
         require_same(source)
         hashes.begin(index)
 
 
 def _watched(
     job: Job,
-    parts: Iterator[tuple[Unit, Part]],
+    parts: Iterator[tuple[Unit, EncodedUnit]],
     checkpoint: Checkpoint,
-    pending: deque[tuple[Place, tuple[Problem, ...]]],
+    pending: deque[tuple[SourceOffset, tuple[Problem, ...]]],
     *,
     strict: bool,
     progress: Progress,
-) -> Iterator[tuple[Unit, Part]]:
-    """Pass parts on, keep their problems, and say how far it is.  Raises: BadSource if strict."""
+) -> Iterator[tuple[Unit, EncodedUnit]]:
+    """Pass parts on, keep their problems, and say how far it is.  Raises: InvalidSource if
+    strict.
+    """
     sizes = [0]
     for source in job.sources:
         sizes.append(sizes[-1] + source.size_bytes)
@@ -273,23 +286,25 @@ def _watched(
             if strict:
                 problem = part.problems[0]
                 path = job.sources[unit.place.source].path
-                raise BadSource(path, f"{problem.what}, {problem.where}")
+                raise InvalidSource(path, f"{problem.what}, {problem.where}")
             pending.append((unit.place, part.problems))
         yield unit, part
         progress.show(sizes[unit.place.source] + unit.done_bytes, checkpoint.tokens)
 
 
 def _in_order_of_writing(
-    job: Job, parts: Iterator[tuple[Unit, Part]], checkpoint: Checkpoint
-) -> Iterator[Batch]:
+    job: Job, parts: Iterator[tuple[Unit, EncodedUnit]], checkpoint: Checkpoint
+) -> Iterator[DocumentBatch]:
     if job.shuffle_buffer == 1:
         return in_order(parts)
-    left = without_first(parts, checkpoint.place.documents)
+    left = skip_documents(parts, checkpoint.place.documents)
     return shuffled(left, job.shuffle_buffer, job.seed, checkpoint.documents)
 
 
 def _move_on(
-    checkpoint: Checkpoint, place: Place, pending: deque[tuple[Place, tuple[Problem, ...]]]
+    checkpoint: Checkpoint,
+    place: SourceOffset,
+    pending: deque[tuple[SourceOffset, tuple[Problem, ...]]],
 ) -> None:
     """Go on from a place, and count the problems of the units before it."""
     checkpoint.place = place
@@ -310,22 +325,22 @@ def _by_path(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _require_no_problems(problems: dict[str, Any]) -> None:
-    """Raise BadSource if there are some, naming one of the first file that has any."""
+    """Raise InvalidSource if there are some, naming one of the first file that has any."""
     for path, kinds in problems.items():
         for what, found in kinds.items():
-            raise BadSource(path, f"{what}, {found['first']}")
+            raise InvalidSource(path, f"{what}, {found['first']}")
 
 
 def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
     """Return what is to be known of what was made: its shards are read once more."""
-    tokenizer = load(job.recipe.vocabulary)
+    tokenizer = load_tokenizer(job.recipe.tokenizer_file)
     problems = _by_path(job, checkpoint)
     return {
         "version": VERSION,
         "job": job.facts(),
         "tokenizer": {
-            "name": job.recipe.vocabulary.name,
-            "sha256": job.recipe.vocabulary.sha256,
+            "name": job.recipe.tokenizer_file.name,
+            "sha256": job.recipe.tokenizer_file.sha256,
             "vocab_size": tokenizer.vocab_size,
             "prepend_id": job.recipe.prepend_id,
             "append_id": job.recipe.append_id,
@@ -355,11 +370,13 @@ def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
 
 
 def _split_facts(
-    folder: str, name: str, counts: Counts, *, dtype: str, has_mask: bool
+    folder: str, name: str, counts: SplitProgress, *, dtype: str, has_mask: bool
 ) -> dict[str, Any]:
     names = list(map(shard_name, range(len(counts.shards))))
     source = TokenSource(name, tuple(os.path.join(folder, shard) for shard in names))
-    dataset = open_dataset(source, Asked.of("datatrove", dtype, None), TokenChecks(serves=False))
+    dataset = open_dataset(
+        source, FormatOptions.parse("datatrove", dtype, None), TokenChecks(serves=False)
+    )
     try:
         digest = dataset.digest or full_digest(dataset.store)
         return {
@@ -378,7 +395,7 @@ def _split_facts(
 
 
 def _mask_facts(shard_path: str) -> dict[str, str]:
-    """Return what a manifest says of the loss mask of a shard.  Raises: BadCorpus."""
+    """Return what a manifest says of the loss mask of a shard.  Raises: InvalidCorpus."""
     digest = hashlib.sha256()
     with open_file(mask_path(shard_path)) as file:
         for first in range(0, file.size_bytes, _HASHED_BYTES):
@@ -394,8 +411,8 @@ def _publish(out: str, work: str) -> None:
             continue
         final = os.path.join(out, name)
         if os.path.lexists(final):
-            raise NotWritten(final, "is not ours; move it away and run the same command again")
-        with told(final):
+            raise WriteFailed(final, "is not ours; move it away and run the same command again")
+        with write_errors(final):
             os.rename(made, final)
         sync_folder(out)
         sync_folder(work)

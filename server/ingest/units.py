@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Source:
     written_ns: int
 
 
-class Place(NamedTuple):
+class SourceOffset(NamedTuple):
     """Where to go on: in which source, where in it as its reader counts, and how many documents of
     the unit that begins there were written before.
     """
@@ -40,11 +40,11 @@ class Problem:
 
 
 def require_of_content(error: Exception, path: str) -> None:
-    """Raise BadSource unless an error is due to what is in a file: that a disk or a network does
-    not answer today is nothing to be counted and left out.
+    """Raise InvalidSource unless an error is due to what is in a file: that a disk or a network
+    does not answer today is nothing to be counted and left out.
     """
     if isinstance(error, MemoryError) or getattr(error, "errno", None):
-        raise BadSource(path, f"cannot be read: {error}; run the same command again") from error
+        raise InvalidSource(path, f"cannot be read: {error}; run the same command again") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class TextChunk:
     """A part of a document that is a whole file.
 
     path: of the file.  is_val: what the hash of all of it says.
@@ -103,14 +103,14 @@ class Unit:
     a problem.  done_bytes: of the source, once it is encoded.
     """
 
-    place: Place
-    end: Place
-    content: Rows | Lines | Passage | None
+    place: SourceOffset
+    end: SourceOffset
+    content: Rows | Lines | TextChunk | None
     done_bytes: int
     problems: tuple[Problem, ...] = ()
 
     @classmethod
     def broken(cls, source: Source, index: int, offset: int, problem: Problem) -> Unit:
         """Return what stands for all that is left of a source, none of which can be read."""
-        end = Place(index + 1, 0)
-        return cls(Place(index, offset), end, None, source.size_bytes, (problem,))
+        end = SourceOffset(index + 1, 0)
+        return cls(SourceOffset(index, offset), end, None, source.size_bytes, (problem,))

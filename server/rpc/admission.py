@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from tokenfeed.errors import Busy, InvalidRequest, ServerAway, TokenfeedError
+from tokenfeed.errors import Busy, InvalidRequest, ServerUnavailable, TokenfeedError
 from tokenfeed.wire.frame import BYTES_PER_SECOND_MIN
 
-from ..runtime.exceptions import log_blame
+from ..runtime.exceptions import log_exception
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -33,7 +33,7 @@ CALLS_PER_STREAM = 2
 CALLS_SPARE = 16
 """Threads of a pool beside those for the calls that are admitted: for those that are refused."""
 _REQUEST_SECONDS = 10.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _BUSY_SECONDS = 1.0
 _JITTER = (0.5, 1.5)
 
@@ -49,7 +49,7 @@ class StreamLimits:
 
     streams: int = 512
     peer_streams: int = 256
-    stall_seconds: float = 30.0
+    send_timeout_seconds: float = 30.0
     by_option: bool = True
 
     def option(self, name: str) -> str:
@@ -61,7 +61,7 @@ DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
 """Of calls that are answered at once, so that those who do not even ask hold up no stream."""
 
 
-class OpenCall:
+class ActiveCall:
     """A call that was admitted."""
 
     def __init__(self, context: grpc.ServicerContext, peer: str) -> None:
@@ -76,16 +76,16 @@ class OpenCall:
         """Note that from now on the client is waited for, so long at most."""
         self._overdue_at = time.monotonic() + seconds
 
-    def waited(self) -> None:
+    def stop_timer(self) -> None:
         """Note that it is waited for no longer."""
         self._overdue_at = float("inf")
 
-    def overdue(self, now: float) -> bool:
+    def expired(self, now: float) -> bool:
         """Whether the client was waited for too long."""
         return now > self._overdue_at
 
 
-class Calls:
+class AdmissionControl:
     """Admits calls up to some limits, evicts those whose client does nothing, and ends all of them
     when the server is stopped.
     """
@@ -94,7 +94,7 @@ class Calls:
         """Begin with none."""
         self._limits = limits
         self._lock = threading.Lock()
-        self._open: set[OpenCall] = set()
+        self._open: set[ActiveCall] = set()
         self._of_peer: Counter[str] = Counter()
         self._draining = threading.Event()
         self._thread = threading.Thread(target=self._evict, name="tokenfeed-evict", daemon=True)
@@ -106,11 +106,11 @@ class Calls:
         return CALLS_PER_STREAM * self._limits.streams
 
     @contextmanager
-    def admit(self, context: grpc.ServicerContext) -> Iterator[OpenCall]:
-        """Count a call for the length of the with block.  Raises: Busy beyond a limit; ServerAway
-        when the server is being stopped.
+    def admit(self, context: grpc.ServicerContext) -> Iterator[ActiveCall]:
+        """Count a call for the length of the with block.  Raises: Busy beyond a limit;
+        ServerUnavailable when the server is being stopped.
         """
-        call = OpenCall(context, _peer(context))
+        call = ActiveCall(context, _peer(context))
         with self._lock:
             self._require_room(call.peer)
             self._open.add(call)
@@ -124,16 +124,16 @@ class Calls:
                 if not self._of_peer[call.peer]:
                     del self._of_peer[call.peer]
 
-    def hand_over(self, call: OpenCall, message: bytes) -> Iterator[bytes]:
-        """Yield a frame to the client, and watch over how long it takes it.  Raises: ServerAway
-        after it, when the server is being stopped.
+    def send_frame(self, call: ActiveCall, message: bytes) -> Iterator[bytes]:
+        """Yield a frame to the client, and watch over how long it takes it.  Raises:
+        ServerUnavailable after it, when the server is being stopped.
         """
-        call.wait(self._limits.stall_seconds + len(message) // BYTES_PER_SECOND_MIN)
+        call.wait(self._limits.send_timeout_seconds + len(message) // BYTES_PER_SECOND_MIN)
         yield message
-        call.waited()
+        call.stop_timer()
         self._require_not_draining()
 
-    def request(self, call: OpenCall, messages: Iterator[bytes]) -> bytes:
+    def request(self, call: ActiveCall, messages: Iterator[bytes]) -> bytes:
         """Return what a client asks, which may come long after it said that it will ask.
 
         messages: those of its call, of which the first counts.  Raises: InvalidRequest if there is
@@ -143,7 +143,7 @@ class Calls:
             return message
         raise InvalidRequest("request", "is missing; the call has no message")
 
-    def requests(self, call: OpenCall, messages: Iterator[bytes]) -> Iterator[bytes]:
+    def requests(self, call: ActiveCall, messages: Iterator[bytes]) -> Iterator[bytes]:
         """Yield all that a client asks, and evict it if it neither asks nor ends its call.  Raises:
         grpc.RpcError if the client went away, or was evicted.
         """
@@ -154,7 +154,7 @@ class Calls:
             except StopIteration:
                 return
             finally:
-                call.waited()
+                call.stop_timer()
             yield message
 
     def drain(self) -> None:
@@ -173,14 +173,16 @@ class Calls:
 
     def _require_not_draining(self) -> None:
         if self._draining.is_set():
-            raise ServerAway("server", "is being stopped; ask another one, or this one again")
+            raise ServerUnavailable(
+                "server", "is being stopped; ask another one, or this one again"
+            )
 
     def _evict(self) -> None:
-        while not self._draining.wait(_LOOK_SECONDS):
+        while not self._draining.wait(_POLL_SECONDS):
             now = time.monotonic()
             with self._lock:
-                overdue = [call for call in self._open if call.overdue(now)]
-            for call in overdue:
+                expired = [call for call in self._open if call.expired(now)]
+            for call in expired:
                 _LOG.warning(
                     "evicted peer=%s client=%r: was waited for too long",
                     call.context.peer(),
@@ -196,7 +198,7 @@ def _peer(context: grpc.ServicerContext) -> str:
 
 
 @contextmanager
-def answering(context: grpc.ServicerContext) -> Iterator[None]:
+def abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
     """End a call as what is raised in the with block says; its text reaches the caller only where
     it was written for one.
     """
@@ -213,13 +215,13 @@ def answering(context: grpc.ServicerContext) -> Iterator[None]:
     except grpc.RpcError:
         pass  # the client went away before it asked
     except Exception:  # noqa: BLE001 - its text must not reach the caller
-        log_blame(logging.ERROR, "failed peer=%s", context.peer())
+        log_exception(logging.ERROR, "failed peer=%s", context.peer())
         context.abort(
             grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
         )
 
 
-def parsed(kind: Callable[[], Parsed], message: bytes) -> Parsed:
+def parse_message(kind: Callable[[], Parsed], message: bytes) -> Parsed:
     """Return a request as the message that it has to be.  Raises: InvalidRequest if it is none."""
     request = kind()
     try:
@@ -229,7 +231,7 @@ def parsed(kind: Callable[[], Parsed], message: bytes) -> Parsed:
     return request
 
 
-def in_pool(pool: ThreadPoolExecutor, method: Callable[..., Any]) -> Callable[..., Any]:
+def run_in_pool(pool: ThreadPoolExecutor, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method whose calls gRPC runs in a pool, and not in that of its server."""
     pooled = functools.partial(method)
     # gRPC looks for this attribute.

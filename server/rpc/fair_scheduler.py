@@ -26,12 +26,12 @@ AT_ONCE = max(1, len(os.sched_getaffinity(0)) // 2)
 # in frames of 1 MiB, of which each kept two waiting: 2.3 MiB a stream, 0.5 with small ones. 64
 # streams at full speed got 110 Mtok/s with frames of 128 KiB throughout instead of 300, and 215 to
 # 311 with 256 KiB for so long.
-CROWD = 16
-CROWDED_FRAME_BYTES = 1 << 18
+CONTENDED_STREAMS = 16
+CONTENDED_FRAME_BYTES = 1 << 18
 UNREAD_BYTES = 8 << 20
 
 
-class Turns:
+class FairScheduler:
     """Lets a few threads work at once, and the others wait in the order in which they came."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
@@ -41,16 +41,16 @@ class Turns:
         self._gates: OrderedDict[str, deque[threading.Lock]] = OrderedDict()
         self._waiting = 0
 
-    def modest(self, frame_bytes: int, had_bytes: int) -> int:
+    def cap_frame_bytes(self, frame_bytes: int, had_bytes: int) -> int:
         """Return how large the next frame of a stream should be: in a crowd, smaller than it would
         be, unless the stream has had more than fits on the way, so that it is known to read.
         """
-        if self._waiting > CROWD and had_bytes < UNREAD_BYTES:
-            return min(frame_bytes, CROWDED_FRAME_BYTES)
+        if self._waiting > CONTENDED_STREAMS and had_bytes < UNREAD_BYTES:
+            return min(frame_bytes, CONTENDED_FRAME_BYTES)
         return frame_bytes
 
     @contextmanager
-    def take(self, peer: str) -> Iterator[None]:
+    def slot(self, peer: str) -> Iterator[None]:
         """Wait for a turn and hold it for the length of the with block.  peer: whose it is."""
         if gate := self._queue_up(peer):
             gate.acquire()

@@ -14,8 +14,8 @@ from tokenfeed.wire.request import StreamRequest
 
 from ..datasets.dataset import Dataset
 from ..storage.local.readahead import READ_AHEAD_BYTES
-from .fair_scheduler import Turns
-from .lookahead_plan import PlannedRows
+from .fair_scheduler import FairScheduler
+from .lookahead_plan import LookaheadPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class FrameProducer:
     dataset: Dataset
     request: StreamRequest
     stream: frame.Stream
-    turns: Turns
+    scheduler: FairScheduler
 
     def frames(self, peer: str) -> Iterator[bytes]:
         """Yield the frames in order, made in turn with those of other peers.
@@ -40,23 +40,23 @@ class FrameProducer:
         row_bytes = spec.row_tokens * store.dtype.itemsize
         first = advised_end = self.request.first_row
         end_row = self.request.end_row
-        rows = PlannedRows(spec, [store.shape], position, first, end_row)
+        rows = LookaheadPlan(spec, [store.shape], position, first, end_row)
         # Of the shortest rows not all, or the first frame waits for their plan.
         rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, row_bytes))
         frame_bytes = frame.FRAME_BYTES_FIRST
         while first < end_row:
             end = min(first + frame.rows_per_frame(frame_bytes, row_bytes), end_row)
             if store.cold:
-                store.advise(rows.between(advised_end, end + rows_ahead))
+                store.advise(rows.rows(advised_end, end + rows_ahead))
             advised_end = min(end + rows_ahead, end_row)
-            messages = self._messages(rows.between(first, end), first, peer)
+            messages = self._messages(rows.rows(first, end), first, peer)
             handed_over = time.monotonic()
             yield from messages
-            rows.forget(end)
+            rows.discard_before(end)
             frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
             first = end
             had_bytes = (end - self.request.first_row) * row_bytes
-            frame_bytes = self.turns.modest(frame_bytes, had_bytes)
+            frame_bytes = self.scheduler.cap_frame_bytes(frame_bytes, had_bytes)
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
@@ -66,7 +66,7 @@ class FrameProducer:
         # for it to heal.
         if not self.dataset.store.cold:
             try:
-                with self.turns.take(peer):
+                with self.scheduler.slot(peer):
                     return self._encoded(spans, stream_row, patient=False)
             except Unreadable:
                 pass

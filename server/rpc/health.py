@@ -15,13 +15,20 @@ from contextlib import suppress
 import grpc
 from grpc_health.v1 import health_pb2
 
-from tokenfeed.errors import NotServed, ServerAway, shortened
+from tokenfeed.errors import NotFound, ServerUnavailable, shortened
 
 from ..datasets.dataset import Dataset
-from .admission import CALLS_SPARE, Calls, StreamLimits, answering, in_pool, parsed
+from .admission import (
+    CALLS_SPARE,
+    AdmissionControl,
+    StreamLimits,
+    abort_on_error,
+    parse_message,
+    run_in_pool,
+)
 
 _STATUS = health_pb2.HealthCheckResponse
-_LIMITS = StreamLimits(streams=64, peer_streams=8, stall_seconds=10.0, by_option=False)
+_LIMITS = StreamLimits(streams=64, peer_streams=8, send_timeout_seconds=10.0, by_option=False)
 """Of Checks, and again of Watches: whoever has all of the one still has the other."""
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -33,12 +40,12 @@ class Health:
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
         """Say what is true now."""
         self._datasets = datasets
-        self._checks, self._watches = Calls(_LIMITS), Calls(_LIMITS)
+        self._checks, self._watches = AdmissionControl(_LIMITS), AdmissionControl(_LIMITS)
         # Guards the two below; nothing is sent by whoever holds it.
         self._changed = threading.Condition()
         self._statuses: dict[str, int] = {}
         self._draining = False
-        self.look()
+        self.poll()
 
     def add_to(self, server: grpc.Server) -> None:
         """Have a server answer Check and Watch.
@@ -49,43 +56,43 @@ class Health:
             self._checks.calls_max + self._watches.calls_max + CALLS_SPARE, "tokenfeed-health"
         )
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Check": grpc.stream_unary_rpc_method_handler(in_pool(pool, self.check)),
-            "Watch": grpc.stream_stream_rpc_method_handler(in_pool(pool, self.watch)),
+            "Check": grpc.stream_unary_rpc_method_handler(run_in_pool(pool, self.check)),
+            "Watch": grpc.stream_stream_rpc_method_handler(run_in_pool(pool, self.watch)),
         }
         handler = grpc.method_handlers_generic_handler(SERVICE, methods)
         server.add_generic_rpc_handlers((handler,))
 
     def check(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Check: return an encoded HealthCheckResponse."""
-        with answering(context), self._checks.admit(context) as call:
+        with abort_on_error(context), self._checks.admit(context) as call:
             name = _service(self._checks.request(call, messages))
             status = self._statuses.get(name)
             if status is None:
-                raise NotServed("service", f"{shortened(name)!r} is not served here")
+                raise NotFound("service", f"{shortened(name)!r} is not served here")
             return _encoded(status)
         return b""
 
     def watch(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer Watch: yield an encoded HealthCheckResponse now and after each change."""
-        with answering(context), self._watches.admit(context) as call:
+        with abort_on_error(context), self._watches.admit(context) as call:
             name = _service(self._watches.request(call, messages))
             context.add_callback(self._wake)
             said = None
             while (status := self._next(name, said, context)) is not None:
                 # Of a call that ends with an error, clients may drop what came just before.
-                with suppress(ServerAway):
-                    yield from self._watches.hand_over(call, _encoded(status))
+                with suppress(ServerUnavailable):
+                    yield from self._watches.send_frame(call, _encoded(status))
                 said = status
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Say what has changed. The server itself is "", and is well as long as it has a dataset
         to serve.
         """
-        intact = {name: not dataset.store.lost for name, dataset in self._datasets.items()}
-        self._say(
+        intact = {name: not dataset.store.failed for name, dataset in self._datasets.items()}
+        self._publish(
             {
-                name: _STATUS.SERVING if well else _STATUS.NOT_SERVING
-                for name, well in {**intact, "": any(intact.values())}.items()
+                name: _STATUS.SERVING if healthy else _STATUS.NOT_SERVING
+                for name, healthy in {**intact, "": any(intact.values())}.items()
             }
         )
 
@@ -93,11 +100,11 @@ class Health:
         """Say for good that nothing is served any more, and end each Watch with that. May be called
         twice.
         """
-        self._say(dict.fromkeys(self._statuses, _STATUS.NOT_SERVING), draining=True)
+        self._publish(dict.fromkeys(self._statuses, _STATUS.NOT_SERVING), draining=True)
         self._checks.drain()
         self._watches.drain()
 
-    def _say(self, statuses: dict[str, int], *, draining: bool = False) -> None:
+    def _publish(self, statuses: dict[str, int], *, draining: bool = False) -> None:
         with self._changed:
             if self._draining:
                 return
@@ -125,7 +132,7 @@ class Health:
 
 
 def _service(message: bytes) -> str:
-    return str(parsed(health_pb2.HealthCheckRequest, message).service)
+    return str(parse_message(health_pb2.HealthCheckRequest, message).service)
 
 
 def _encoded(status: int) -> bytes:

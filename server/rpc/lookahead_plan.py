@@ -10,7 +10,7 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 
 
-class PlannedRows:
+class LookaheadPlan:
     """Spans of the rows of one stream, asked for in order.
 
     Planning a few thousand rows costs little more than planning one, and whoever reads ahead wants
@@ -34,11 +34,11 @@ class PlannedRows:
         self._first_row = self._wanted_row = self._planned_row = first_row
         self._spans = self._plan(0)
 
-    def forget(self, end_row: int) -> None:
+    def discard_before(self, end_row: int) -> None:
         """Let go of the rows before end_row, once more are planned."""
         self._wanted_row = end_row
 
-    def between(self, first_row: int, end_row: int) -> Spans:
+    def rows(self, first_row: int, end_row: int) -> Spans:
         """Return the spans of rows, those that exist.  first_row: not forgotten yet."""
         missing = min(end_row, self._end_row) - self._planned_row
         if missing > 0:

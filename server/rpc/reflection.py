@@ -12,9 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from .admission import CALLS_SPARE, Calls, StreamLimits, answering, in_pool, parsed
+from .admission import (
+    CALLS_SPARE,
+    AdmissionControl,
+    StreamLimits,
+    abort_on_error,
+    parse_message,
+    run_in_pool,
+)
 
-_LIMITS = StreamLimits(streams=8, peer_streams=4, stall_seconds=10.0, by_option=False)
+_LIMITS = StreamLimits(streams=8, peer_streams=4, send_timeout_seconds=10.0, by_option=False)
 
 
 class Reflection:
@@ -23,14 +30,14 @@ class Reflection:
     def __init__(self, names: Sequence[str]) -> None:
         """Tell of services by name, and of reflection itself."""
         self._servicer = reflection.ReflectionServicer((*names, reflection.SERVICE_NAME))
-        self._calls = Calls(_LIMITS)
+        self._calls = AdmissionControl(_LIMITS)
 
     def add_to(self, server: grpc.Server) -> None:
         """Have a server answer in threads of its own."""
         pool = ThreadPoolExecutor(self._calls.calls_max + CALLS_SPARE, "tokenfeed-reflection")
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
-                in_pool(pool, self.answer)
+                run_in_pool(pool, self.answer)
             )
         }
         handler = grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, methods)
@@ -38,13 +45,13 @@ class Reflection:
 
     def answer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer ServerReflectionInfo: yield an encoded response to each message."""
-        with answering(context), self._calls.admit(context) as call:
+        with abort_on_error(context), self._calls.admit(context) as call:
             requests = (
-                parsed(reflection_pb2.ServerReflectionRequest, message)
+                parse_message(reflection_pb2.ServerReflectionRequest, message)
                 for message in self._calls.requests(call, messages)
             )
             for response in self._servicer.ServerReflectionInfo(requests, context):
-                yield from self._calls.hand_over(call, response.SerializeToString())
+                yield from self._calls.send_frame(call, response.SerializeToString())
 
     def drain(self) -> None:
         """Let every call end with its next answer, and admit no other. May be called twice."""

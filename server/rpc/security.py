@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
-from tokenfeed.errors import InvalidRequest, NotAllowed
+from tokenfeed.errors import InvalidRequest, Unauthenticated
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -61,19 +61,19 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     )
 
 
-class _Complaint:
+class _LogOnce:
     """Says in the log what is wrong with files: once, not every time that somebody looks."""
 
     def __init__(self, kept: str) -> None:
         self._kept = kept
         self._said = ""
 
-    def say(self, error: InvalidRequest) -> None:
+    def error(self, error: InvalidRequest) -> None:
         if str(error) != self._said:
             self._said = str(error)
             _LOG.error("kept the old %s: %s", self._kept, error)
 
-    def withdraw(self) -> None:
+    def reset(self) -> None:
         self._said = ""
 
 
@@ -83,7 +83,7 @@ class _Certificates:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._lock = threading.Lock()
-        self._complaint = _Complaint("certificate")
+        self._complaint = _LogOnce("certificate")
         self._stamps = files.stamps()
         self.configuration = self._read(again=False)
 
@@ -96,10 +96,10 @@ class _Certificates:
                     return None
                 configuration = self._read(again=True)
             except InvalidRequest as error:
-                self._complaint.say(error)
+                self._complaint.error(error)
                 return None
             self._stamps = stamps
-            self._complaint.withdraw()
+            self._complaint.reset()
             _LOG.info("renewed certificate")
             return configuration
 
@@ -114,18 +114,18 @@ class _Certificates:
         return grpc.ssl_server_certificate_configuration([(key, chain)], roots or None)
 
 
-class Tokens:
+class BearerTokens:
     """The bearer tokens of a file, one a line, of which any is valid."""
 
     def __init__(self, path: str) -> None:
         """Read them.  Raises: InvalidRequest if there is none."""
         self._path = path
-        self._doubted = threading.Event()
-        self._complaint = _Complaint("tokens")
+        self._reload_requested = threading.Event()
+        self._complaint = _LogOnce("tokens")
         self._stamp: Stamp | None = _stamp("--token-file", path)
         self._hashes = _hashes(path, again=False)
         # What was a pipe is read once. That it is one is no news.
-        self._looked_at = os.path.isfile(path)
+        self._polled = os.path.isfile(path)
 
     def valid(self, token: str) -> bool:
         """Say whether a token is one of them, in a time that does not depend on how nearly."""
@@ -133,17 +133,17 @@ class Tokens:
         # All of them, and no short cut.
         return sum([hmac.compare_digest(asked, known) for known in self._hashes]) > 0
 
-    def read_anew(self) -> None:
+    def request_reload(self) -> None:
         """Have the next look read the file, even if it seems to be as it was."""
-        self._doubted.set()
+        self._reload_requested.set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the file anew if it has changed; what cannot be read leaves the old ones."""
-        if self._doubted.is_set():
-            self._doubted.clear()
-            self._looked_at, self._stamp = True, None
-            self._complaint.withdraw()
-        if not self._looked_at:
+        if self._reload_requested.is_set():
+            self._reload_requested.clear()
+            self._polled, self._stamp = True, None
+            self._complaint.reset()
+        if not self._polled:
             return
         try:
             stamp = _stamp("--token-file", self._path)
@@ -151,17 +151,17 @@ class Tokens:
                 return
             hashes = _hashes(self._path, again=True)
         except InvalidRequest as error:
-            self._complaint.say(error)
+            self._complaint.error(error)
             return
         self._stamp, self._hashes = stamp, hashes
-        self._complaint.withdraw()
+        self._complaint.reset()
         _LOG.info("read tokens count=%d", len(hashes))
 
 
 class TokenInterceptor(grpc.ServerInterceptor):
     """Answers nothing but health to whoever has no valid token."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: BearerTokens) -> None:
         """Ask tokens about each call."""
         self._tokens = tokens
 
@@ -185,7 +185,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
 
 
 def _refuse(_: object, context: grpc.ServicerContext) -> NoReturn:
-    error = NotAllowed("authorization", "a valid bearer token is needed here")
+    error = Unauthenticated("authorization", "a valid bearer token is needed here")
     context.abort(grpc.StatusCode[error.status], str(error))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from tokenfeed import __version__
-from tokenfeed.errors import InvalidRequest, NotServed, StreamMismatch, listed, shortened
+from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, shortened
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import row_count
 from tokenfeed.stream.identity import VERSIONS_SERVED
@@ -31,8 +31,8 @@ from tokenfeed.wire.request import (
 )
 
 from ..datasets.dataset import Dataset
-from .admission import Calls, answering, parsed
-from .fair_scheduler import Turns
+from .admission import AdmissionControl, abort_on_error, parse_message
+from .fair_scheduler import FairScheduler
 from .frame_producer import FrameProducer
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -46,8 +46,8 @@ class TokenFeed:
     def __init__(
         self,
         datasets: Mapping[str, Dataset],
-        calls: Calls,
-        describe_calls: Calls,
+        calls: AdmissionControl,
+        describe_calls: AdmissionControl,
         *,
         batch_bytes_max: int,
         request_bytes_max: int,
@@ -57,7 +57,7 @@ class TokenFeed:
         A batch above batch_bytes_max is refused. request_bytes_max: what the listener lets through.
         """
         self._datasets = datasets
-        self._turns = {name: Turns() for name in datasets}
+        self._schedulers = {name: FairScheduler() for name in datasets}
         self._calls = calls
         self._describe_calls = describe_calls
         self._limits = pb.Limits(
@@ -86,19 +86,19 @@ class TokenFeed:
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
-        with answering(context), self._calls.admit(context) as call:
-            message = parsed(pb.GetBatchRequest, self._calls.request(call, messages))
+        with abort_on_error(context), self._calls.admit(context) as call:
+            message = parse_message(pb.GetBatchRequest, self._calls.request(call, messages))
             call.client_name = _for_people(message.client_name)
             producer = self._open(message)
             _LOG.debug("call opened peer=%s client=%r", context.peer(), call.client_name)
             for frame_message in producer.frames(call.peer):
-                yield from self._calls.hand_over(call, frame_message)
+                yield from self._calls.send_frame(call, frame_message)
 
     def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Describe: return an encoded DescribeResponse."""
-        with answering(context), self._describe_calls.admit(context) as call:
+        with abort_on_error(context), self._describe_calls.admit(context) as call:
             message = self._describe_calls.request(call, messages)
-            return self._describe(parsed(pb.DescribeRequest, message)).SerializeToString()
+            return self._describe(parse_message(pb.DescribeRequest, message)).SerializeToString()
         return b""
 
     def _open(self, message: pb.GetBatchRequest) -> FrameProducer:
@@ -124,7 +124,7 @@ class TokenFeed:
         )
         planes = _planes(dataset, request, expected)
         stream = frame.Stream(spec, request.position, identity, planes)
-        return FrameProducer(dataset, request, stream, self._turns[dataset.name])
+        return FrameProducer(dataset, request, stream, self._schedulers[dataset.name])
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         require_understood(request)
@@ -153,7 +153,7 @@ class TokenFeed:
             raise InvalidRequest("dataset", f"has to be named, since several are served: {served}")
         dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
         if dataset is None:
-            raise NotServed("dataset", f"{shortened(name)!r} is not served here; there is {served}")
+            raise NotFound("dataset", f"{shortened(name)!r} is not served here; there is {served}")
         return dataset
 
 

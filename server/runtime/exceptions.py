@@ -18,17 +18,17 @@ _LOG = logging.getLogger("tokenfeed.server")
 _OURS = os.path.join(os.path.dirname(os.path.abspath(tokenfeed.__file__)), "")
 
 
-def log_blame(level: int, message: str, *values: object) -> None:
+def log_exception(level: int, message: str, *values: object) -> None:
     """Log the exception that is being handled: one line, and its traceback at level debug.
 
     level: of the line.  message, values: what the line says before the type of the exception, and
     the last line of ours that it came from.
     """
-    _LOG.log(level, f"{message}: %s", *values, _blame())
+    _LOG.log(level, f"{message}: %s", *values, _summary())
     _LOG.debug(message, *values, exc_info=True)
 
 
-def _blame() -> str:
+def _summary() -> str:
     """Return the type of the exception that is being handled, and the last line of ours that it
     came from: "KeyError at tokenfeed/server/rpc/service.py:88". Of the system's errors there is the
     name too.
@@ -44,7 +44,7 @@ def _blame() -> str:
     return f"{kind} at tokenfeed/{ours[-1].filename.removeprefix(_OURS)}:{ours[-1].lineno}"
 
 
-def file_name(path: str) -> str:
+def log_safe_name(path: str) -> str:
     """Return the name of a file without its folder, on one line."""
     name = os.path.basename(path)
     return name if name.isprintable() else ascii(name)

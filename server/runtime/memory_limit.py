@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 
-class Accounts(NamedTuple):
+class CgroupFiles(NamedTuple):
     """What the files of one kind of cgroup are called, and what their cached files count as."""
 
     limits: tuple[str, ...]
@@ -18,15 +18,15 @@ class Accounts(NamedTuple):
     cached: tuple[str, ...]
 
 
-V2 = Accounts(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file"))
-V1 = Accounts(
+V2 = CgroupFiles(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file"))
+V1 = CgroupFiles(
     ("memory.limit_in_bytes",),
     "memory.usage_in_bytes",
     ("total_active_file", "total_inactive_file"),
 )
 
 
-def room_bytes(root: Path = Path("/")) -> int:
+def available_bytes(root: Path = Path("/")) -> int:
     """Return how many bytes of files fit into memory beside everything else, those there included.
 
     root: where proc/ is found.  Raises: OSError where there is no proc/meminfo.
@@ -39,7 +39,7 @@ def room_bytes(root: Path = Path("/")) -> int:
     return max(0, min(rooms))
 
 
-def cgroups(root: Path = Path("/")) -> list[tuple[Accounts, Path]]:
+def cgroups(root: Path = Path("/")) -> list[tuple[CgroupFiles, Path]]:
     """Return the folders of the cgroups that account for this process' memory, innermost first.
 
     Every level may have a limit of its own.  Within a container only some levels are mounted.
@@ -62,7 +62,7 @@ def cgroups(root: Path = Path("/")) -> list[tuple[Accounts, Path]]:
     return found
 
 
-def _mounts(mountinfo: str) -> list[tuple[Accounts, PurePosixPath, str]]:
+def _mounts(mountinfo: str) -> list[tuple[CgroupFiles, PurePosixPath, str]]:
     """Return which kind of cgroup is mounted, from which of its levels on, and where."""
     found = []
     for line in mountinfo.splitlines():
@@ -75,7 +75,7 @@ def _mounts(mountinfo: str) -> list[tuple[Accounts, PurePosixPath, str]]:
     return found
 
 
-def _membership(member: str, accounts: Accounts) -> PurePosixPath | None:
+def _membership(member: str, accounts: CgroupFiles) -> PurePosixPath | None:
     """Return the cgroup that this process is in, of one kind."""
     for line in member.splitlines():
         hierarchy, controllers, path = line.split(":", 2)
@@ -84,7 +84,7 @@ def _membership(member: str, accounts: Accounts) -> PurePosixPath | None:
     return None
 
 
-def _room_within(folder: Path, accounts: Accounts) -> int | None:
+def _room_within(folder: Path, accounts: CgroupFiles) -> int | None:
     """Return how many bytes of files fit into one cgroup; None where it has no limit."""
     texts = [_text(folder / name) for name in accounts.limits]
     limits = [int(text) for text in texts if text not in ("", "max")]

@@ -8,20 +8,20 @@ import sys
 from tokenfeed.errors import TokenfeedError
 
 
-def in_a_line(text: str) -> str:
+def single_line(text: str) -> str:
     """Return text in one line: a path may hold a line break, and whoever reads by lines must not be
     misled.
     """
     return text.replace("\n", "\\n")
 
 
-def failed(error: TokenfeedError) -> int:
+def print_error(error: TokenfeedError) -> int:
     """Say what went wrong.  Returns: the exit code, 1."""
-    sys.stderr.write(f"error: {in_a_line(str(error))}\n")
+    sys.stderr.write(f"error: {single_line(str(error))}\n")
     return 1
 
 
-def stdout_failed(error: OSError) -> int:
+def print_stdout_error(error: OSError) -> int:
     """Say that stdout cannot be written: whoever read it has had enough, or a disk is full. What is
     left to be written is not tried again.  Returns: the exit code, 1.
     """

@@ -14,11 +14,11 @@ STATS_PER_SECOND = 500
 _SPACING_SECONDS = 1.0 / (0.8 * STATS_PER_SECOND)
 """A fifth is left for threads that come late to their turn, and for tokens and certificates, which
 are looked at once a second too."""
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """No file is looked at more often."""
 
 
-class Looks:
+class PollRate:
     """The turns of a process to look at a file; one for all of its datasets.
 
     never: whether files do not change. Then nobody looks at them, except to see why one cannot be
@@ -31,7 +31,7 @@ class Looks:
         self._lock = threading.Lock()
         self._next_at = 0.0
 
-    def take(self) -> None:
+    def wait_turn(self) -> None:
         """Wait for a turn to make one stat. Whoever comes first has the next one."""
         with self._lock:
             now = time.monotonic()
@@ -43,4 +43,4 @@ class Looks:
 
 def pause_seconds(file_count: int) -> float:
     """Return how long to wait between two looks at the files of a dataset, each in its turn."""
-    return LOOK_SECONDS / file_count
+    return POLL_SECONDS / file_count

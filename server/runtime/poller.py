@@ -13,23 +13,23 @@ import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
-from .exceptions import log_blame
-from .poll_rate import LOOK_SECONDS
+from .exceptions import log_exception
+from .poll_rate import POLL_SECONDS
 
 _CLOSE_SECONDS = 0.5
 
 
-class Watch:
+class Poller:
     """A thread that looks at some things in turn until it is closed."""
 
     def __init__(
-        self, looks: Mapping[str, Callable[[], None]], pause_seconds: float = LOOK_SECONDS
+        self, polls: Mapping[str, Callable[[], None]], pause_seconds: float = POLL_SECONDS
     ) -> None:
         """Begin to look.
 
         looks: by what the log calls what they look at.  pause_seconds: before each round of them.
         """
-        self._looks = looks
+        self._polls = polls
         self._pause_seconds = pause_seconds
         self._failed: set[str] = set()
         self._closed = threading.Event()
@@ -43,20 +43,20 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closed.wait(self._pause_seconds):
-            for name, look in self._looks.items():
-                self._look(name, look)
+            for name, poll in self._polls.items():
+                self._poll(name, poll)
 
-    def _look(self, name: str, look: Callable[[], None]) -> None:
+    def _poll(self, name: str, poll: Callable[[], None]) -> None:
         try:
-            look()
+            poll()
             self._failed.discard(name)
         except Exception:  # noqa: BLE001 - the others still have to be looked at
             if name not in self._failed:
                 self._failed.add(name)
-                log_blame(logging.ERROR, "could not look at %s", name)
+                log_exception(logging.ERROR, "could not look at %s", name)
 
 
-class Rereads:
+class RescanWorker:
     """A thread that reads files anew where a look has found reason to, which takes seconds: no look
     has to wait for that.
     """
@@ -68,7 +68,7 @@ class Rereads:
         self._thread = threading.Thread(target=self._run, name="tokenfeed-reread", daemon=True)
         self._thread.start()
 
-    def later(self, read: Callable[[], None]) -> None:
+    def submit(self, read: Callable[[], None]) -> None:
         """Have something read once what came before is."""
         self._queue.put(read)
 
@@ -91,4 +91,4 @@ def _read(read: Callable[[], None]) -> None:
     try:
         read()
     except Exception:  # noqa: BLE001 - the next still has to be read
-        log_blame(logging.ERROR, "could not read anew")
+        log_exception(logging.ERROR, "could not read anew")

@@ -27,14 +27,14 @@ class Signals:
         self._taken: SimpleQueue[int] = SimpleQueue()
         self._grace_seconds = 0.0
 
-    def take(self) -> None:
+    def install(self) -> None:
         """Take the signals of this process, from a thread that starts no other before: those that
         come later inherit what is blocked.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
         threading.Thread(target=self._run, name="tokenfeed-signals", daemon=True).start()
 
-    def hangups(self, grace_seconds: float) -> Iterator[int]:
+    def reloads(self, grace_seconds: float) -> Iterator[int]:
         """Return what yields at each SIGHUP, and ends when the process is told to stop.
 
         From now on it is gone so long after that at the latest, whatever its threads wait for.

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..runtime.poll_rate import Looks
-from .formats import Asked
+from ..runtime.poll_rate import PollRate
+from .formats import FormatOptions
 from .local.mapped_store import MapStore
 from .local.pread_store import PreadStore
 from .store import TokenStore
 
-STORES: dict[str, Callable[[str, Sequence[str], Asked, Looks], TokenStore]] = {
+STORES: dict[str, Callable[[str, Sequence[str], FormatOptions, PollRate], TokenStore]] = {
     MapStore.kind: MapStore,
     PreadStore.kind: PreadStore,
 }
@@ -42,15 +42,17 @@ class Storing:
     """
 
     read: str | None = None
-    looks: Looks = field(default_factory=Looks)
+    poll_rate: PollRate = field(default_factory=PollRate)
 
 
 def open_store(
-    name: str, paths: Sequence[str], asked: Asked, storing: Storing
+    name: str, paths: Sequence[str], options: FormatOptions, storing: Storing
 ) -> tuple[TokenStore, str]:
-    """Open a dataset's files; return their store, and why it is that one.  Raises: BadCorpus."""
+    """Open a dataset's files; return their store, and why it is that one.  Raises:
+    InvalidCorpus.
+    """
     kind, why = choose(paths, storing.read)
-    return STORES[kind](name, paths, asked, storing.looks), why
+    return STORES[kind](name, paths, options, storing.poll_rate), why
 
 
 def choose(paths: Sequence[str], read: str | None) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 HEAD_BYTES = 1024
 """As many of a file's first bytes as most formats need in order to be recognised."""
@@ -49,13 +49,15 @@ class OpenFile:
         return self.status.st_size
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
-        """Return so many bytes from first_byte on.  Raises: BadCorpus if they are not all there."""
+        """Return so many bytes from first_byte on.  Raises: InvalidCorpus if they are not all
+        there.
+        """
         try:
             content = os.pread(self.descriptor, size_bytes, first_byte)
         except OSError as error:
             raise _unreadable(self.path, error) from error
         if len(content) != size_bytes:
-            raise BadCorpus(
+            raise InvalidCorpus(
                 self.path, f"ends within the {size_bytes} bytes from {first_byte} on; cut short?"
             )
         return content
@@ -71,7 +73,7 @@ class OpenFile:
     def array(
         self, first_byte: int, count: int, dtype: npt.DTypeLike
     ) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield so many numbers, stored as dtype, a MiB at once.  Raises: BadCorpus."""
+        """Yield so many numbers, stored as dtype, a MiB at once.  Raises: InvalidCorpus."""
         stored = np.dtype(dtype)
         for first in range(0, count, _BLOCK_ITEMS):
             size_bytes = min(_BLOCK_ITEMS, count - first) * stored.itemsize
@@ -80,7 +82,7 @@ class OpenFile:
 
 
 def open_file(path: str) -> OpenFile:
-    """Open a file, for a with block.  Raises: BadCorpus, naming it, if it cannot be read."""
+    """Open a file, for a with block.  Raises: InvalidCorpus, naming it, if it cannot be read."""
     try:
         # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -103,14 +105,14 @@ def read_part(path: str, first_byte: int, size_bytes: int) -> bytes:
 
 
 def size_on_disk(path: str) -> int:
-    """Return the size in bytes of a regular file that is not empty.  Raises: BadCorpus."""
+    """Return the size in bytes of a regular file that is not empty.  Raises: InvalidCorpus."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     _require_regular(path, status)
     if status.st_size == 0:
-        raise BadCorpus(path, "is empty")
+        raise InvalidCorpus(path, "is empty")
     return status.st_size
 
 
@@ -125,8 +127,8 @@ def _opened(path: str, descriptor: int) -> OpenFile:
 
 def _require_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise BadCorpus(path, "is no regular file")
+        raise InvalidCorpus(path, "is no regular file")
 
 
-def _unreadable(path: str, error: OSError | ValueError) -> BadCorpus:
-    return BadCorpus(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+def _unreadable(path: str, error: OSError | ValueError) -> InvalidCorpus:
+    return InvalidCorpus(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from .store import TokenStore
 
@@ -58,7 +58,7 @@ class Halves(NamedTuple):
 
 
 def require_no_halves(store: TokenStore, blocks: Iterable[Mapping[int, Halves]]) -> None:
-    """Raise BadCorpus if tokens that were taken for uint16 look like the halves of wider ones.
+    """Raise InvalidCorpus if tokens that were taken for uint16 look like the halves of wider ones.
 
     blocks: of each block that was read, what its tokens tell, by file.
     """
@@ -71,7 +71,7 @@ def require_no_halves(store: TokenStore, blocks: Iterable[Mapping[int, Halves]])
             shard = store.shards[index]
             dtype = "int32" if halves.negative else "uint32"
             dtype = "int64" if _has_empty_quarters(store, index) else dtype
-            raise BadCorpus(
+            raise InvalidCorpus(
                 shard.path,
                 f"every second token is at most {_HIGH_HALF_MAX}: this looks like {dtype}. "
                 f"Pass --dtype {dtype}, or --dtype uint16 if it really is uint16",

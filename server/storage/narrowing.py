@@ -17,7 +17,7 @@ from .formats import Stored
 UINT16, UINT32 = TOKEN_DTYPES[2], TOKEN_DTYPES[4]
 
 
-class Look(NamedTuple):
+class TokenScan(NamedTuple):
     """What was found in numbers that should be tokens.
 
     greatest: of them; -1 where nobody had to look.  wrong_place: of the first that is no token,
@@ -43,25 +43,25 @@ class Narrowing:
         bits = 8 * stored.itemsize
         # A negative number, read as unsigned, is at or above this one.
         stored_end = 1 << (bits - 1 if stored.kind == "i" else bits)
-        self.is_copy = stored in (UINT16, UINT32)
-        if token_max is None or self.is_copy:
+        self.is_identity = stored in (UINT16, UINT32)
+        if token_max is None or self.is_identity:
             token_max = stored_end - 1
         self.served = UINT16 if token_max < 1 << 16 else UINT32
         self._stored = stored
         self._end = min(stored_end, token_max + 1, 1 << 8 * self.served.itemsize)
-        self.looks = min(stored_end, 1 << 8 * self.served.itemsize) < 1 << bits
+        self.needs_scan = min(stored_end, 1 << 8 * self.served.itemsize) < 1 << bits
 
-    def look(self, tokens: npt.NDArray[np.integer], end: int | None = None) -> Look:
+    def scan(self, tokens: npt.NDArray[np.integer], end: int | None = None) -> TokenScan:
         """Look at stored numbers.
 
         end: the first that is no token, where that is less than what can be served.
         """
-        if not self.looks and end is None:
-            return Look()
+        if not self.needs_scan and end is None:
+            return TokenScan()
         unsigned = tokens.view(f"<u{self._stored.itemsize}")
         greatest = int(unsigned.max(initial=0))
         end = min(end or self._end, self._end)
-        return Look(greatest, int(np.argmax(unsigned >= end)) if greatest >= end else None)
+        return TokenScan(greatest, int(np.argmax(unsigned >= end)) if greatest >= end else None)
 
     def serve(self, tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
         """Return stored numbers, all of which are tokens, as they are served."""

@@ -25,13 +25,13 @@ PIECE_BYTES = 1 << 20
 
 WAYS = ("map", "pread")
 """What --read calls the stores there are for local files; choice.py has them."""
-Later = Callable[[Callable[[], None]], None]
+Submit = Callable[[Callable[[], None]], None]
 """Calls what it is given, at once or in a thread of its own."""
 SameContent = Callable[[], bool | None]
 """Reads a dataset anew and says whether it is what it was; None where it cannot be read now."""
 
 
-def at_once(work: Callable[[], None]) -> None:
+def run_inline(work: Callable[[], None]) -> None:
     """Do some work, for whoever could have it done later."""
     work()
 
@@ -130,7 +130,7 @@ class TokenStore(Protocol):
         """Return token bytes of a shard, counted from its first token, read around the gather: for
         what is read once, before anything is served, however large it is.
 
-        Raises: BadCorpus if the file is not as it was, or cannot be read.
+        Raises: InvalidCorpus if the file is not as it was, or cannot be read.
         """
 
     def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
@@ -139,13 +139,13 @@ class TokenStore(Protocol):
         """
 
     @property
-    def lost(self) -> bool:
+    def failed(self) -> bool:
         """Return whether nothing of it is handed out any more."""
 
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
 
-    def look_at(self, shard: int, same_content: SameContent, later: Later) -> None:
+    def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
         """Look at what has become of a file; waits for its turn (looks.py).
 
         One written to in place loses the dataset; others cost a warning, or are read anew: by

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from client import RemoteBatches
-from client.device.transfer import PlainDelivery, StagedDelivery
+from client.device.transfer import DirectTransfer, PinnedTransfer
 from tests.client.conftest import ScriptedServer
-from tests.client.device.simulated_device import Device, Mark
+from tests.client.device.simulated_device import Device, Event
 from tests.conftest import Serve, WriteTokens
 from tests.support.waiting import eventually
-from tokenfeed.errors import InvalidRequest, NotServed, SamplesExhausted, TokenfeedError
+from tokenfeed.errors import InvalidRequest, NotFound, SamplesExhausted, TokenfeedError
 
 
 def first_tokens(x: torch.Tensor) -> list[int]:
@@ -160,7 +160,7 @@ def test_an_argument_that_cannot_be_is_refused_before_anything_is_sent(
 
 def test_an_unknown_order_is_refused_before_anything_is_sent() -> None:
     """With the names that there are."""
-    with pytest.raises(NotServed, match="random-1, shuffled-1, sequential-1"):
+    with pytest.raises(NotFound, match="random-1, shuffled-1, sequential-1"):
         RemoteBatches("localhost:1", 2, 4, order="shuffle")
 
 
@@ -217,7 +217,7 @@ def test_every_error_is_a_tokenfeed_error_of_one_of_three_kinds() -> None:
     for kind in exported:
         assert issubclass(kind, TokenfeedError)
         if kind is not TokenfeedError:
-            bases = (errors.RequestError, errors.CorpusError, errors.ServerAway)
+            bases = (errors.RequestError, errors.CorpusError, errors.ServerUnavailable)
             assert issubclass(kind, bases)
 
 
@@ -296,7 +296,7 @@ def test_a_device_without_a_ring_gets_the_same_batches(
 ) -> None:
     """MPS and others: one narrow copy, widened there."""
     monkeypatch.setattr(
-        "client.batches.delivery_to", lambda *place: PlainDelivery(place[1], place[2], place[0])
+        "client.batches.transfer_for", lambda *place: DirectTransfer(place[1], place[2], place[0])
     )
     with RemoteBatches(scripted.address, 3, 5, num_batches=4) as feed:
         batches = list(feed)
@@ -311,10 +311,10 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     """Each call sends the following batch on its way, and none is lost in between."""
     device = Device()
 
-    def staged(*place: Any) -> StagedDelivery[Mark]:
-        return StagedDelivery(place[1], place[2], place[0], device)
+    def staged(*place: Any) -> PinnedTransfer[Event]:
+        return PinnedTransfer(place[1], place[2], place[0], device)
 
-    monkeypatch.setattr("client.batches.delivery_to", staged)
+    monkeypatch.setattr("client.batches.transfer_for", staged)
     with RemoteBatches(scripted.address, 3, 5, num_batches=40) as feed:
         batches = [next(feed) for _ in range(13)]
         state = feed.state_dict()["sample"]

@@ -12,4 +12,6 @@ def test_every_error_that_a_trainer_can_meet_is_shown() -> None:
     """
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
 
-    assert kinds - {"BadCorpus", "BadSource", "NotWritten", "Unreadable"} <= set(client.__all__)
+    assert kinds - {"InvalidCorpus", "InvalidSource", "WriteFailed", "Unreadable"} <= set(
+        client.__all__
+    )

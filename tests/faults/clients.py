@@ -21,7 +21,7 @@ from client import RemoteBatches
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from . import mutants
-from .lab import Process, Replica, Report, T, Witness, replicas, write_corpus
+from .lab import Process, Replica, Report, Sentinel, T, replicas, write_corpus
 
 _METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -52,14 +52,14 @@ def _endless() -> bytes:
 def stalled_reader(folder: Path, seconds: float, seed: int) -> Report:
     """A client that stops reading for up to two minutes, and a trainer that pauses beside it."""
     report = Report(f"a stalled foreign reader beside a trainer that pauses {seconds:.0f} s", 1)
-    witness = Witness(folder, 2000)
-    stall_seconds = min(30.0, seconds / 3)
-    arguments = ("--data", witness.corpus, "--stall-seconds", str(stall_seconds))
+    sentinel = Sentinel(folder, 2000)
+    send_timeout_seconds = min(30.0, seconds / 3)
+    arguments = ("--data", sentinel.corpus, "--send-timeout-seconds", str(send_timeout_seconds))
     with replicas(folder, 1, *arguments) as (server,), ExitStack() as stack:
-        with witness.feed(server.address) as feed:
-            witness.watch(feed, report)
-        _rate(witness, server.address, 1.0)  # so that it has made large frames before
-        paused = stack.enter_context(witness.feed(server.address))
+        with sentinel.feed(server.address) as feed:
+            sentinel.watch(feed, report)
+        _rate(sentinel, server.address, 1.0)  # so that it has made large frames before
+        paused = stack.enter_context(sentinel.feed(server.address))
         next(paused)
         before = most = server.usage.memory_bytes()
         foreign = grpc.insecure_channel(server.address)
@@ -86,20 +86,20 @@ def stalled_reader(folder: Path, seconds: float, seed: int) -> Report:
 def neighbours(folder: Path, rounds: int, seed: int) -> Report:
     """What a stream at full speed loses beside clients that have stopped reading."""
     report = Report("a healthy neighbour of stalled readers", rounds)
-    witness = Witness(folder, 2000)
+    sentinel = Sentinel(folder, 2000)
     alone, beside = [], []
-    with replicas(folder, 1, "--data", witness.corpus) as (server,):
+    with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
         for _ in range(rounds):
-            alone.append(_rate(witness, server.address, 2.0))
+            alone.append(_rate(sentinel, server.address, 2.0))
             with ExitStack() as stack:
                 calls = [
                     _unread(stack.enter_context(grpc.insecure_channel(server.address)))
                     for _ in range(4)
                 ]
-                beside.append(_rate(witness, server.address, 2.0))
+                beside.append(_rate(sentinel, server.address, 2.0))
                 report.hits += all(call.is_active() for call in calls)
-        with witness.feed(server.address) as feed:
-            witness.watch(feed, report)
+        with sentinel.feed(server.address) as feed:
+            sentinel.watch(feed, report)
     kept = median(beside) / median(alone)
     report.fault += f" (keeps {kept:.2f} of its rate)"
     report.require_exact()
@@ -112,18 +112,18 @@ def neighbours(folder: Path, rounds: int, seed: int) -> Report:
 def greedy_client(folder: Path, rounds: int, seed: int) -> Report:
     """What one stream at full speed gets beside a client that reads as many as it may."""
     report = Report(f"a trainer beside a client that reads {_GREEDY_STREAMS} streams", rounds)
-    witness = Witness(folder, 2000)
+    sentinel = Sentinel(folder, 2000)
     socket_path = folder / "feed.sock"
     alone, beside = [], []
-    with replicas(folder, 1, "--data", witness.corpus, "--unix", socket_path) as (server,):
+    with replicas(folder, 1, "--data", sentinel.corpus, "--unix", socket_path) as (server,):
         for _ in range(rounds):
-            alone.append(_rate(witness, f"unix:{socket_path}", 2.0))
+            alone.append(_rate(sentinel, f"unix:{socket_path}", 2.0))
             with _reading(server.address, _GREEDY_STREAMS) as greedy:
-                beside.append(_rate(witness, f"unix:{socket_path}", 2.0))
+                beside.append(_rate(sentinel, f"unix:{socket_path}", 2.0))
                 report.hits += greedy.poll() is None
         with _reading(server.address, _GREEDY_STREAMS):
-            with witness.feed(f"unix:{socket_path}") as feed:
-                witness.watch(feed, report)
+            with sentinel.feed(f"unix:{socket_path}") as feed:
+                sentinel.watch(feed, report)
     kept = median(beside) / median(alone)
     report.fault += f" (keeps {kept:.2f} of its rate)"
     report.require_exact()
@@ -177,9 +177,9 @@ def _reading(
         process.communicate()
 
 
-def _rate(witness: Witness, address: str, seconds: float) -> float:
+def _rate(sentinel: Sentinel, address: str, seconds: float) -> float:
     """Batches a second of a feed without end that is consumed at full speed."""
-    with witness.feed(address, num_batches=None, prefetch_bytes=32 << 20) as feed:
+    with sentinel.feed(address, num_batches=None, prefetch_bytes=32 << 20) as feed:
         next(feed)
         began, count = time.monotonic(), 0
         while time.monotonic() - began < seconds:
@@ -194,17 +194,17 @@ def slow_loris(folder: Path, connections: int, seed: int) -> Report:
     """
     report = Report("slow-loris connections", connections)
     chance = random.Random(seed)
-    witness = Witness(folder, 500)
+    sentinel = Sentinel(folder, 500)
     openings = (b"", _PREFACE[:1], _PREFACE[:20], _PREFACE, _PREFACE + _SETTINGS_ACK)
-    with replicas(folder, 1, "--data", witness.corpus) as (server,), ExitStack() as stack:
+    with replicas(folder, 1, "--data", sentinel.corpus) as (server,), ExitStack() as stack:
         ends = []
         began = time.monotonic()
         for _ in range(connections):
             end = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
             end.sendall(chance.choice(openings))
             ends.append(end)
-        with witness.feed(server.address) as feed:
-            witness.watch(feed, report)
+        with sentinel.feed(server.address) as feed:
+            sentinel.watch(feed, report)
         # Each is let go by the server: its end is read, sooner or later.
         for end in ends:
             end.settimeout(max(0.1, 60 - (time.monotonic() - began)))
@@ -228,18 +228,18 @@ def _ended(end: socket.socket) -> bool:
 def connects(folder: Path, times: int, seed: int) -> Report:
     """Connections that come and go, a third of them aborted in the handshake."""
     report = Report("connects, a third aborted in the handshake", times)
-    witness = Witness(folder, 200)
-    with replicas(folder, 1, "--data", witness.corpus) as (server,):
-        with witness.feed(server.address) as feed:
-            witness.watch(feed, Report("before"))
+    sentinel = Sentinel(folder, 200)
+    with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
+        with sentinel.feed(server.address) as feed:
+            sentinel.watch(feed, Report("before"))
         for _ in range(min(times, 200)):
             _connect(server.port, 0)
         time.sleep(2)
         before = server.usage.all()
         for index in range(times):
             report.hits += _connect(server.port, index)
-        with witness.feed(server.address) as feed:
-            witness.watch(feed, report)
+        with sentinel.feed(server.address) as feed:
+            sentinel.watch(feed, report)
         _require_given_back(server, before, report)
     report.require(report.memory_bytes < 20 * _MIB, "20 MiB of memory at most")
     report.require_exact()
@@ -260,8 +260,8 @@ def _connect(port: int, index: int) -> bool:
 def client_kills(folder: Path, times: int, seed: int) -> Report:
     """Processes that are killed while they read streams."""
     report = Report("kill -9 of a client in the middle of its streams", times)
-    witness = Witness(folder, 200)
-    with replicas(folder, 1, "--data", witness.corpus) as (server,):
+    sentinel = Sentinel(folder, 200)
+    with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
         # Memory that streams work with is kept: it grows for the first few hundred.
         for _ in range(min(times // _STREAMS_KILLED, _ROUNDS_WARM)):
             with _reading(server.address, _STREAMS_KILLED):
@@ -272,8 +272,8 @@ def client_kills(folder: Path, times: int, seed: int) -> Report:
             with _reading(server.address, _STREAMS_KILLED):
                 connections = server.usage.descriptor_count() - descriptors
                 report.hits += min(_STREAMS_KILLED, connections)
-        with witness.feed(server.address) as feed:
-            witness.watch(feed, report)
+        with sentinel.feed(server.address) as feed:
+            sentinel.watch(feed, report)
         _require_given_back(server, before, report)
     report.require_exact()
     return report

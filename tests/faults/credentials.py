@@ -9,9 +9,9 @@ from pathlib import Path
 import trustme
 
 from client import Credentials, Timeouts
-from tokenfeed.errors import InvalidRequest, NotAllowed, TokenfeedError, Unreachable
+from tokenfeed.errors import InvalidRequest, TokenfeedError, Unauthenticated, Unreachable
 
-from .lab import Report, Witness, replicas
+from .lab import Report, Sentinel, replicas
 
 TOKEN = "correct-horse-battery-staple"
 OTHER_TOKEN = "another-token"
@@ -73,10 +73,10 @@ def wrong_credentials(papers: Papers) -> dict[str, tuple[Credentials, type[Token
         "a token in plaintext": (Credentials(token=TOKEN), InvalidRequest),
         "wrong CA": (Credentials(**mine, tls_ca=papers.wrong_ca, token=TOKEN), InvalidRequest),
         "no certificate": (Credentials(**trusting, token=TOKEN), Unreachable),
-        "no token": (Credentials(**trusted), NotAllowed),
-        "wrong token": (Credentials(**trusted, token=OTHER_TOKEN), NotAllowed),
-        "a token too short": (Credentials(**trusted, token=TOKEN[:-1]), NotAllowed),
-        "a token in capitals": (Credentials(**trusted, token=TOKEN.upper()), NotAllowed),
+        "no token": (Credentials(**trusted), Unauthenticated),
+        "wrong token": (Credentials(**trusted, token=OTHER_TOKEN), Unauthenticated),
+        "a token too short": (Credentials(**trusted, token=TOKEN[:-1]), Unauthenticated),
+        "a token in capitals": (Credentials(**trusted, token=TOKEN.upper()), Unauthenticated),
     }
 
 
@@ -84,7 +84,7 @@ def matrix(folder: Path, times: int, seed: int) -> Report:
     """Wrong credentials of every kind, and servers that are not who they say; then the right."""
     report = Report("TLS and tokens: none, wrong CA, expired, wrong host, wrong token")
     papers, tokens = write_papers(folder), write_token_file(folder / "tokens.txt")
-    witness = Witness(folder, 50)
+    sentinel = Sentinel(folder, 50)
     right = Credentials(
         tls_ca=papers.ca, tls_cert=papers.client_cert, tls_key=papers.client_key, token=TOKEN
     )
@@ -93,7 +93,7 @@ def matrix(folder: Path, times: int, seed: int) -> Report:
     def knock(address: str, given: Credentials, expected: type[TokenfeedError]) -> None:
         report.injected += 1
         try:
-            with witness.feed(address, timeouts=timeouts, credentials=given) as feed:
+            with sentinel.feed(address, timeouts=timeouts, credentials=given) as feed:
                 for _ in feed:
                     report.corrupted += 1  # whatever it is, it was not for this client
         except expected as error:
@@ -102,14 +102,14 @@ def matrix(folder: Path, times: int, seed: int) -> Report:
 
     def asking(cert: str, key: str) -> list[str | Path]:
         tls = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", papers.ca]
-        return ["--data", witness.corpus, *tls, "--token-file", tokens]
+        return ["--data", sentinel.corpus, *tls, "--token-file", tokens]
 
     with replicas(folder, 1, *asking(papers.cert, papers.key)) as (server,):
         for _ in range(times):
             for given, expected in wrong_credentials(papers).values():
                 knock(server.address, given, expected)
-        with witness.feed(server.address, credentials=right) as feed:
-            witness.watch(feed, report)
+        with sentinel.feed(server.address, credentials=right) as feed:
+            sentinel.watch(feed, report)
         secrets = (TOKEN, OTHER_TOKEN, SECOND_TOKEN, "PRIVATE", papers.key, str(tokens))
         report.require(not any(one in server.stderr for one in secrets), "no secret in the log")
     for cert, key in (

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from server.datasets.sources import parse_data
-from server.storage.formats import Asked
+from server.storage.formats import FormatOptions
 from server.verify import verify
 from tokenfeed.errors import CorpusError
 
-from .lab import Batch, Replica, Report, Witness, replicas
+from .lab import Batch, Replica, Report, Sentinel, replicas
 from .proxy import DESCRIPTION_BYTES, FaultProxy
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -50,36 +50,36 @@ def truncated(folder: Path, times: int, seed: int) -> Report:
 def _cut_some(
     folder: Path, count: int, wrapper: Sequence[str], chance: random.Random, report: Report
 ) -> None:
-    witnesses = [Witness(folder, _STEPS, name=f"cut-{index}") for index in range(count)]
-    other = Witness(folder, _STEPS, name="other")
-    data = [word for one in (*witnesses, other) for word in ("--data", f"{one.name}={one.corpus}")]
+    sentinels = [Sentinel(folder, _STEPS, name=f"cut-{index}") for index in range(count)]
+    other = Sentinel(folder, _STEPS, name="other")
+    data = [word for one in (*sentinels, other) for word in ("--data", f"{one.name}={one.corpus}")]
     with replicas(folder, 1, *data, wrapper=wrapper) as (server,):
         with _reading(other, server, report):
             before = server.usage.memory_bytes()
-            for witness in witnesses:
+            for sentinel in sentinels:
                 report.injected += 1
-                report.hits += _cut_one(witness, server, chance, report)
+                report.hits += _cut_one(sentinel, server, chance, report)
             report.memory_bytes = max(
                 report.memory_bytes or 0, server.usage.memory_bytes() - before
             )
         report.require(server.process.poll() is None, "the process lives")
 
 
-def _cut_one(witness: Witness, server: Replica, chance: random.Random, report: Report) -> bool:
+def _cut_one(sentinel: Sentinel, server: Replica, chance: random.Random, report: Report) -> bool:
     """Cut a file while it is read; say whether that ended the stream, in between.
 
     However fast the stream is, it is not read to its end before the file is cut.
     """
-    size = chance.choice((0, witness.corpus.stat().st_size // 2))
+    size = chance.choice((0, sentinel.corpus.stat().st_size // 2))
     cut_after = chance.randrange(2, _STEPS // 3)
     done = threading.Event()
-    with witness.feed(server.address) as feed:
+    with sentinel.feed(server.address) as feed:
 
         def cut() -> None:
             end = time.monotonic() + 30
             while feed.stats().batches < cut_after and time.monotonic() < end:
                 time.sleep(0.0001)
-            os.truncate(witness.corpus, size)
+            os.truncate(sentinel.corpus, size)
             done.set()
 
         def batches() -> Iterator[Batch]:
@@ -91,10 +91,10 @@ def _cut_one(witness: Witness, server: Replica, chance: random.Random, report: R
         beside = threading.Thread(target=cut, daemon=True)
         beside.start()
         try:
-            witness.watch(batches(), report)
+            sentinel.watch(batches(), report)
         except CorpusError as error:
             report.require(error.status == "DATA_LOSS", f"DATA_LOSS instead of {error.status}")
-            report.require(str(witness.corpus.parent) not in str(error), "no path in an error")
+            report.require(str(sentinel.corpus.parent) not in str(error), "no path in an error")
             return feed.stats().batches >= cut_after
         finally:
             beside.join()
@@ -102,7 +102,7 @@ def _cut_one(witness: Witness, server: Replica, chance: random.Random, report: R
 
 
 @contextmanager
-def _reading(witness: Witness, server: Replica, report: Report) -> Iterator[None]:
+def _reading(sentinel: Sentinel, server: Replica, report: Report) -> Iterator[None]:
     """Have another dataset of the same server read over and over, to its end each time."""
     done = threading.Event()
     failures: list[BaseException] = []
@@ -110,8 +110,8 @@ def _reading(witness: Witness, server: Replica, report: Report) -> Iterator[None
     def read() -> None:
         try:
             while not done.is_set():
-                with witness.feed(server.address) as feed:
-                    witness.watch(feed, report, pace_seconds=0.002)
+                with sentinel.feed(server.address) as feed:
+                    sentinel.watch(feed, report, pace_seconds=0.002)
         except BaseException as error:  # noqa: BLE001 - raised below
             failures.append(error)
 
@@ -130,16 +130,16 @@ def one_token(folder: Path, times: int, seed: int) -> Report:
     """One token is different on the second replica; above 1 GiB that takes `server.verify`."""
     report = Report("one token different on one replica, the last time above 1 GiB", times)
     chance = random.Random(seed)
-    witness = Witness(folder, 400)
+    sentinel = Sentinel(folder, 400)
     other = folder / "other" / "corpus.bin"
     other.parent.mkdir()
-    with replicas(folder, 1, "--data", witness.corpus) as (right,):
+    with replicas(folder, 1, "--data", sentinel.corpus) as (right,):
         for _ in range(times - 1):
-            shutil.copyfile(witness.corpus, other)
+            shutil.copyfile(sentinel.corpus, other)
             _damage(other, chance.randrange(other.stat().st_size // 2))
             with _refused(folder, other, report) as wrong:
-                with witness.feed([right.address, wrong]) as feed:
-                    witness.watch(feed, report)
+                with sentinel.feed([right.address, wrong]) as feed:
+                    sentinel.watch(feed, report)
     large = [folder / name / "corpus.bin" for name in ("one", "two")]
     for path in large:
         path.parent.mkdir()
@@ -150,10 +150,10 @@ def one_token(folder: Path, times: int, seed: int) -> Report:
     _damage(large[1], chance.randrange(_LARGE_BYTES // 2))
     with redirect_stdout(io.StringIO()):
         for path in large:
-            verify(parse_data([str(path)]), Asked.of(None, "uint16", None))
+            verify(parse_data([str(path)]), FormatOptions.parse(None, "uint16", None))
     with replicas(folder, 1, "--data", large[0]) as (right,):
         with _refused(folder, large[1], report) as wrong:
-            with witness.feed([right.address, wrong]) as feed:
+            with sentinel.feed([right.address, wrong]) as feed:
                 next(feed)
     report.require_exact()
     return report

@@ -1,4 +1,4 @@
-"""What every fault needs: real servers, a corpus, and a witness that knows what is right."""
+"""What every fault needs: real servers, a corpus, and a sentinel that knows what is right."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def replicas(
         yield started
 
 
-class Witness:
+class Sentinel:
     """Takes batches from a feed and knows, row by row, whether they are the right ones."""
 
     def __init__(

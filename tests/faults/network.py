@@ -14,7 +14,7 @@ from pathlib import Path
 
 from client import Timeouts
 
-from .lab import B, Report, T, Witness, replicas
+from .lab import B, Report, Sentinel, T, replicas
 from .proxy import DESCRIPTION_BYTES, Fault, FaultProxy
 
 _STEPS_A_FAULT = 12
@@ -29,9 +29,9 @@ def _harmed(
     script: Callable[[int], Sequence[Fault]],
 ) -> Report:
     """Watch a feed through a proxy that follows the script until so many faults have hit."""
-    witness = Witness(folder, _STEPS_A_FAULT * times)
-    with replicas(folder, 1, "--data", witness.corpus) as (server,):
-        with witness.feed(server.address, num_batches=50) as feed:
+    sentinel = Sentinel(folder, _STEPS_A_FAULT * times)
+    with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
+        with sentinel.feed(server.address, num_batches=50) as feed:
             for _ in feed:
                 pass
         before = server.usage.memory_bytes()
@@ -39,8 +39,8 @@ def _harmed(
             server.address, lambda index: script(index) if proxy.hits < times else ()
         )
         timeouts = Timeouts(read_seconds=1.0, reconnect_seconds=120.0)
-        with proxy, witness.feed(proxy.address, timeouts=timeouts) as feed:
-            witness.watch(feed, report)
+        with proxy, sentinel.feed(proxy.address, timeouts=timeouts) as feed:
+            sentinel.watch(feed, report)
         report.memory_bytes = server.usage.memory_bytes() - before
         report.injected, report.hits = len(proxy.strikes), proxy.hits
     report.require(report.hits >= times, f"only {report.hits} of {times} faults hit")
@@ -109,23 +109,23 @@ def thin_line(folder: Path, mebibytes: int, seed: int) -> Report:
     report = Report(f"50 Mbit/s and 80 ms, batches of {mebibytes} MiB, two replicas", 1)
     batch_size, batches = 16, 4
     context_length = (mebibytes << 20) // (2 * batch_size) - 1
-    witness = Witness(folder, batches, batch_size=batch_size, context_length=context_length)
+    sentinel = Sentinel(folder, batches, batch_size=batch_size, context_length=context_length)
     with _thin_line() as line, ExitStack() as stack:
         servers = stack.enter_context(
-            replicas(folder, 2, "--data", witness.corpus, host=line.far, wrapper=line.on_far_side)
+            replicas(folder, 2, "--data", sentinel.corpus, host=line.far, wrapper=line.on_far_side)
         )
         proxies = [
             stack.enter_context(FaultProxy(server.address, latency_seconds=0.04))
             for server in servers
         ]
         addresses = [proxy.address for proxy in proxies]
-        with witness.feed(addresses, prefetch_bytes=2 * mebibytes << 20) as feed:
+        with sentinel.feed(addresses, prefetch_bytes=2 * mebibytes << 20) as feed:
             done = threading.Event()
             gaps: list[float] = []
             watching = threading.Thread(target=_note_gaps, args=(proxies, done, gaps))
             watching.start()
             began = time.monotonic()
-            witness.watch(feed, report)
+            sentinel.watch(feed, report)
             seconds = time.monotonic() - began
             done.set()
             watching.join()

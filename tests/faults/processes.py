@@ -13,7 +13,7 @@ from pathlib import Path
 from client import RemoteBatches
 from tests.support.waiting import eventually
 
-from .lab import Replica, Report, Witness, replicas
+from .lab import Replica, Report, Sentinel, replicas
 from .proxy import FaultProxy
 
 _READ_SECONDS = 3.0
@@ -60,9 +60,9 @@ def _under_load(
     harm: Callable[[Stage, RemoteBatches], None],
 ) -> Report:
     """Watch a feed from two replicas while harm is done to them."""
-    witness = Witness(folder, steps)
+    sentinel = Sentinel(folder, steps)
     errors: list[BaseException] = []
-    with stage(folder, witness.corpus) as scene, witness.feed(scene.addresses) as feed:
+    with stage(folder, sentinel.corpus) as scene, sentinel.feed(scene.addresses) as feed:
 
         def run() -> None:
             try:
@@ -72,7 +72,7 @@ def _under_load(
 
         next_to_it = threading.Thread(target=run, daemon=True)
         next_to_it.start()
-        witness.watch(feed, report, pace)
+        sentinel.watch(feed, report, pace)
         next_to_it.join()
     for error in errors:
         raise error

@@ -7,8 +7,8 @@ import pytest
 
 from server.datasets.dataset import Dataset
 from server.storage.choice import STORES, Storing
-from server.storage.formats import Asked
-from server.storage.store import Later, SameContent, TokenStore, at_once
+from server.storage.formats import FormatOptions
+from server.storage.store import SameContent, Submit, TokenStore, run_inline
 
 
 @pytest.fixture(params=STORES)
@@ -20,19 +20,19 @@ def storing(request: pytest.FixtureRequest) -> Storing:
 def look(
     store: TokenStore,
     same_content: SameContent = lambda: True,
-    later: Later = at_once,
+    later: Submit = run_inline,
 ) -> None:
     """Look at every file of a store, one after the other."""
     for shard in range(len(store.shards)):
-        store.look_at(shard, same_content, later)
+        store.poll_file(shard, same_content, later)
 
 
 def look_at_all(dataset: Dataset) -> None:
     """Look at every file of a dataset, which reads anew what it has to."""
     for shard in range(len(dataset.store.shards)):
-        dataset.look_at(shard)
+        dataset.poll_file(shard)
 
 
-def asked(dtype: str | None = None) -> Asked:
+def options(dtype: str | None = None) -> FormatOptions:
     """What a user says who knows the type of the tokens, "<u2", or says nothing."""
-    return Asked.of(None, None if dtype is None else np.dtype(dtype).name, None)
+    return FormatOptions.parse(None, None if dtype is None else np.dtype(dtype).name, None)

@@ -53,9 +53,9 @@ def test_it_says_what_a_server_that_knows_the_vocabulary_would_serve(
 ) -> None:
     path = write_tokens(range(2000), dtype="<i8")
 
-    asked = ("--dtype", "int64", "--vocab-size")
-    assert "served as: uint16" in said(capsys, path, *asked, "50257")
-    assert "served as: uint32" in said(capsys, path, *asked, "128256")
+    options = ("--dtype", "int64", "--vocab-size")
+    assert "served as: uint16" in said(capsys, path, *options, "50257")
+    assert "served as: uint32" in said(capsys, path, *options, "128256")
 
 
 def test_it_counts_documents_and_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.stream.dataset_client import RemoteDataset
+from client.stream.dataset_client import DatasetClient
 from client.transport.channel import describe
 from client.transport.timeouts import Timeouts
 from server.verify import main
@@ -125,7 +125,7 @@ def test_large_corpora_that_differ_in_one_token_are_told_apart_once_verified(
     digests = [describe(server.address).datasets[0].digest for server in servers]
     assert digests[0] != digests[1]
     both = [server.address for server in servers]
-    remote = RemoteDataset(both, wanted(64, 1), timeouts=Timeouts(reconnect_seconds=10.0))
+    remote = DatasetClient(both, wanted(64, 1), timeouts=Timeouts(reconnect_seconds=10.0))
     assert remote.await_described().digest == digests[0]
     assert f"refused {both[1]}: serves another corpus: digest" in caplog.text
     remote.close()

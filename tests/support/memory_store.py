@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from server.storage.formats import Layout
 from server.storage.narrowing import Narrowing
-from server.storage.store import Later, Piece, SameContent
+from server.storage.store import Piece, SameContent, Submit
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
@@ -60,7 +60,7 @@ class MemoryStore:
         self._tokens = shards
         self._planes = planes or {}
         self.planes = {kind: _fingerprint(kind, parts) for kind, parts in self._planes.items()}
-        self.lost = False
+        self.failed = False
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -96,14 +96,14 @@ class MemoryStore:
     read_served = read
 
     def require_intact(self) -> None:
-        if self.lost:
+        if self.failed:
             raise CorpusChanged("dataset", f"{self.name!r} changed while it was served")
 
-    def look_at(self, shard: int, same_content: SameContent, later: Later) -> None:
+    def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
         """Nobody changes it."""
 
     def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
-        return not self.lost
+        return not self.failed
 
     def bring_in(self) -> Iterator[Piece]:
         yield Piece(self.memory_bytes)
@@ -115,7 +115,7 @@ class MemoryStore:
         raise OSError(30, "Read-only file system")
 
     def close(self) -> None:
-        self.lost = True
+        self.failed = True
 
     def _rows(
         self, spans: Spans, content: Sequence[npt.NDArray[np.generic]]

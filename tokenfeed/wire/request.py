@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ..errors import InvalidRequest, OverLimit, SamplesExhausted, StreamMismatch
+from ..errors import InvalidRequest, LimitExceeded, SamplesExhausted, StreamMismatch
 from ..sampling import orders
 from ..stream.identity import VERSIONS_SERVED
 from ..stream.position import SAMPLE_END, Position, require_range
@@ -81,7 +81,7 @@ class StreamRequest:
         return self.num_batches is None and self.end_sample is None
 
     def require_within(self, limits: pb.Limits, token_bytes: int) -> None:
-        """Raise OverLimit if a server does not take this.
+        """Raise LimitExceeded if a server does not take this.
 
         limits: of that server; 0 is not known.  token_bytes: that it serves a token in.
         """
@@ -94,7 +94,7 @@ class StreamRequest:
             ("world_size", "{} ranks", self.position.world_size, limits.world_size_max),
         ):
             if 0 < most < found:
-                raise OverLimit(
+                raise LimitExceeded(
                     field, f"{what.format(found)} is above the limit of this server, {most}"
                 )
 
@@ -171,8 +171,8 @@ def to_message(
 
 
 def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) -> None:
-    """Raise OverLimit if requests of a stream may be longer than a server reads: gRPC itself would
-    refuse them with the status that else means "come again".
+    """Raise LimitExceeded if requests of a stream may be longer than a server reads: gRPC itself
+    would refuse them with the status that else means "come again".
 
     limits: of that server; 0 is not known.
     """
@@ -180,7 +180,7 @@ def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) ->
     size_bytes = to_message(request, hashes, client_name).ByteSize()
     size_bytes += _NUMBERS_BYTES + _HASH_BYTES * len(request.spec.planes)
     if 0 < limits.request_bytes_max < size_bytes:
-        raise OverLimit(
+        raise LimitExceeded(
             "request",
             f"has up to {size_bytes} bytes, and this server reads {limits.request_bytes_max}; is "
             "the name of the dataset right?",

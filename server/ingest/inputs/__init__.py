@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
 from . import jsonl, parquet, text
 from .base import Reader
@@ -18,14 +18,14 @@ READERS: dict[str, Reader] = {module.KIND: module for module in (parquet, jsonl,
 
 def kind_of(path: str, head: bytes) -> str:
     """Return the name of the reader of a file: by its first bytes, and by its name where they do
-    not say.  Raises: BadSource.
+    not say.  Raises: InvalidSource.
     """
     name = path.lower()
     if head.startswith(b"PAR1") or name.endswith(".parquet"):
         return parquet.KIND
     packed = jsonl.codec_of(head) is not None or name.endswith((".gz", ".zst"))
     if packed and name.endswith((".txt.gz", ".txt.zst")):
-        raise BadSource(path, "is compressed text, which is one document; unpack it first")
+        raise InvalidSource(path, "is compressed text, which is one document; unpack it first")
     if packed or name.endswith((".jsonl", ".ndjson", ".json")):
         return jsonl.KIND
     if re.match(rb'\s*\{\s*"', head) and not name.endswith(".txt"):

@@ -14,7 +14,9 @@ class Reader(Protocol):
 
     KIND: str
 
-    def units(self, source: Source, index: int, offset: int, how: How, /) -> Iterator[Unit]:
+    def units(
+        self, source: Source, index: int, offset: int, context: ReaderContext, /
+    ) -> Iterator[Unit]:
         """Yield the units of a source.
 
         index: of the source.  offset: where to begin, 0 or where a unit ended.
@@ -24,7 +26,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ReaderContext:
     """What readers are told.
 
     columns: names of the one or two that are text.  pieces: cuts text where its tokens do not
@@ -35,4 +37,4 @@ class How:
     columns: tuple[str, ...]
     pieces: Callable[[Iterator[str]], Iterator[str]]
     is_val: Callable[[bytes], bool]
-    hashed: Callable[[int, bytes], None]
+    on_source_hash: Callable[[int, bytes], None]

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
 from ...datasets.paths import TEXT_SUFFIXES, expand
 from .. import inputs
@@ -19,13 +19,13 @@ def find_sources(words: Sequence[str]) -> list[Source]:
     """Return the files that words stand for: each a file, a glob, or a folder of text.
 
     In the order given; those of a glob or a folder in byte order of their names.
-    Raises: BadCorpus if a word stands for nothing, BadSource if a file cannot be read.
+    Raises: InvalidCorpus if a word stands for nothing, InvalidSource if a file cannot be read.
     """
     paths = [path for word in words for path in expand(word, TEXT_SUFFIXES)]
     seen = set()
     for path in paths:
         if os.path.realpath(path) in seen:
-            raise BadSource(path, "is given twice")
+            raise InvalidSource(path, "is given twice")
         seen.add(os.path.realpath(path))
     return [_source(os.path.abspath(path)) for path in paths]
 
@@ -36,9 +36,9 @@ def _source(path: str) -> Source:
         with open(path, "rb", opener=_without_waiting) as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
-        raise BadSource(path, f"cannot be read: {error.strerror}") from error
+        raise InvalidSource(path, f"cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise BadSource(path, "is no regular file")
+        raise InvalidSource(path, "is no regular file")
     return Source(path, inputs.kind_of(path, head), status.st_size, status.st_mtime_ns)
 
 
@@ -47,10 +47,10 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def require_same(source: Source) -> None:
-    """Raise BadSource if a file is not as it was when it was first looked at."""
+    """Raise InvalidSource if a file is not as it was when it was first looked at."""
     try:
         status = os.stat(source.path)
     except OSError as error:
-        raise BadSource(source.path, f"cannot be read any more: {error.strerror}") from error
+        raise InvalidSource(source.path, f"cannot be read any more: {error.strerror}") from error
     if (status.st_size, status.st_mtime_ns) != (source.size_bytes, source.written_ns):
-        raise BadSource(source.path, "was written to while it was ingested; start anew")
+        raise InvalidSource(source.path, "was written to while it was ingested; start anew")

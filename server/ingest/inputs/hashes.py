@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
 from ..units import Source
 from .discovery import require_same
@@ -47,14 +47,14 @@ class Hashes:
             self._begun_bytes += self._sources[number].size_bytes
 
     def collect(self) -> None:
-        """Take over what is done.  Raises: BadSource if a source cannot be read, or changed."""
+        """Take over what is done.  Raises: InvalidSource if a source cannot be read, or changed."""
         for number, future in list(self._begun.items()):
             if future.done():
                 self.known[number] = self._begun.pop(number).result()
 
     def finish(self, keep: Callable[[], None]) -> None:
         """Wait for the hashes of all sources; now and then keep those that are known, and say how
-        far they are.  Raises: BadSource.
+        far they are.  Raises: InvalidSource.
         """
         before = self._read_bytes
         for number in range(len(self._sources)):
@@ -85,6 +85,8 @@ class Hashes:
                     digest.update(block)
                     self._read_bytes += len(block)
         except OSError as error:
-            raise BadSource(source.path, f"cannot be read any more: {error.strerror}") from error
+            raise InvalidSource(
+                source.path, f"cannot be read any more: {error.strerror}"
+            ) from error
         require_same(source)
         return digest.hexdigest()

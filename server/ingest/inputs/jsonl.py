@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import pyarrow
 
-from ..units import Lines, Place, Problem, Source, Unit, require_of_content
-from .base import How
+from ..units import Lines, Problem, Source, SourceOffset, Unit, require_of_content
+from .base import ReaderContext
 
 KIND = "jsonl"
 
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 1 << 16
 _LINE_BYTES_MAX = 64 << 20
 
 
-def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
+def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield whole lines, so many that they have a unit's size.  offset: in bytes, unpacked."""
     if not source.size_bytes:
         yield Unit.broken(source, index, offset, Problem("empty file", "0 bytes"))
@@ -105,10 +105,10 @@ def _gunzip(file: gzip.GzipFile, size_bytes: int) -> bytes:
 
 def _too_long(index: int, offset: int, size_bytes: int, done_bytes: int) -> Unit:
     problem = Problem(f"line above {_LINE_BYTES_MAX >> 20} MiB", f"byte {offset:,}")
-    end = Place(index, offset + size_bytes)
-    return Unit(Place(index, offset), end, None, done_bytes, (problem,))
+    end = SourceOffset(index, offset + size_bytes)
+    return Unit(SourceOffset(index, offset), end, None, done_bytes, (problem,))
 
 
 def _unit(index: int, offset: int, content: bytes, done_bytes: int) -> Unit:
-    end = Place(index, offset + len(content))
-    return Unit(Place(index, offset), end, Lines(content, offset), done_bytes)
+    end = SourceOffset(index, offset + len(content))
+    return Unit(SourceOffset(index, offset), end, Lines(content, offset), done_bytes)

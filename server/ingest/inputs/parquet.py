@@ -9,10 +9,10 @@ from typing import BinaryIO
 import pyarrow
 import pyarrow.parquet
 
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
-from ..units import Place, Problem, Rows, Source, Unit, require_of_content
-from .base import How
+from ..units import Problem, Rows, Source, SourceOffset, Unit, require_of_content
+from .base import ReaderContext
 
 KIND = "parquet"
 
@@ -27,14 +27,14 @@ _ROWS_BITS = 32
 """An offset is a row group, shifted so far, and a row in it."""
 
 
-def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
+def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield rows.  offset: (row group << 32) + row."""
     try:
         # A file of Python's: its name need not be UTF-8.
         with open(source.path, "rb") as opened:
-            yield from _opened_units(source, index, offset, how.columns, opened)
+            yield from _opened_units(source, index, offset, context.columns, opened)
     except OSError as error:
-        raise BadSource(source.path, f"cannot be read: {error.strerror}") from error
+        raise InvalidSource(source.path, f"cannot be read: {error.strerror}") from error
 
 
 def _opened_units(
@@ -75,9 +75,9 @@ def _group_units(
 ) -> Iterator[Unit]:
     row_count = file.metadata.row_group(group).num_rows
 
-    def place(row: int) -> Place:
+    def place(row: int) -> SourceOffset:
         whole = row == row_count
-        return Place(index, (group + whole << _ROWS_BITS) + (0 if whole else row))
+        return SourceOffset(index, (group + whole << _ROWS_BITS) + (0 if whole else row))
 
     def done_bytes(row: int) -> int:
         return int(source.size_bytes * (group + row / max(1, row_count)) / file.num_row_groups)

@@ -6,18 +6,18 @@ import codecs
 import hashlib
 from collections.abc import Iterator
 
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
-from ..tokenize.splitting import NoPlaceToCut
-from ..units import Passage, Place, Problem, Source, Unit
-from .base import How
+from ..tokenize.splitting import CannotSplit
+from ..units import Problem, Source, SourceOffset, TextChunk, Unit
+from .base import ReaderContext
 
 KIND = "text"
 
 _BLOCK_BYTES = 1 << 20
 
 
-def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
+def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield the file, cut into passages.  offset: in bytes."""
     if offset == source.size_bytes and offset:
         return
@@ -27,28 +27,28 @@ def units(source: Source, index: int, offset: int, how: How) -> Iterator[Unit]:
     except UnicodeDecodeError as error:
         problem = Problem("invalid UTF-8", f"byte {error.start}")
     except OSError as error:
-        raise BadSource(source.path, f"cannot be read: {error.strerror}") from error
+        raise InvalidSource(source.path, f"cannot be read: {error.strerror}") from error
     if problem is not None:
         yield Unit.broken(source, index, 0, problem)
         return
-    is_val = how.is_val(digest)
-    how.hashed(index, digest)
-    for passage in _passages(source, offset, how):
+    is_val = context.is_val(digest)
+    context.on_source_hash(index, digest)
+    for passage in _passages(source, offset, context):
         end = offset + len(passage.encode())
         is_last = end >= source.size_bytes
-        content = Passage(source.path, passage, offset == 0, is_last, is_val)
-        yield Unit(Place(index, offset), Place(index, end), content, end)
+        content = TextChunk(source.path, passage, offset == 0, is_last, is_val)
+        yield Unit(SourceOffset(index, offset), SourceOffset(index, end), content, end)
         offset = end
 
 
-def _passages(source: Source, offset: int, how: How) -> Iterator[str]:
+def _passages(source: Source, offset: int, context: ReaderContext) -> Iterator[str]:
     try:
-        yield from how.pieces(_blocks(source.path, offset))
-    except NoPlaceToCut as error:
+        yield from context.pieces(_blocks(source.path, offset))
+    except CannotSplit as error:
         cure = "give it as documents of its own: jsonl or parquet"
-        raise BadSource(source.path, f"{error} from byte {offset:,} on; {cure}") from error
+        raise InvalidSource(source.path, f"{error} from byte {offset:,} on; {cure}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BadSource(source.path, "changed while it was ingested; start anew") from error
+        raise InvalidSource(source.path, "changed while it was ingested; start anew") from error
 
 
 def _digest(path: str) -> bytes:

@@ -16,28 +16,28 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import NotWritten
+from tokenfeed.errors import WriteFailed
 
 from ...datasets.manifest import WORK_FOLDER
-from ..tokenize.encoding import Part
+from ..tokenize.encoding import EncodedUnit
 
 _FLUSH_BYTES = 4 << 20
 
 
-class _File:
+class _AppendFile:
     """A file that is only added to."""
 
     def __init__(self, path: str, size_bytes: int) -> None:
-        """Open it, and cut it off there.  Raises: NotWritten."""
+        """Open it, and cut it off there.  Raises: WriteFailed."""
         self._path = path
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
-        with told(path):
+        with write_errors(path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o644)
             if os.fstat(self._descriptor).st_size < size_bytes:
                 cure = f"remove its folder {WORK_FOLDER} to begin anew"
-                raise NotWritten(path, f"is shorter than its checkpoint says; {cure}")
+                raise WriteFailed(path, f"is shorter than its checkpoint says; {cure}")
             os.ftruncate(self._descriptor, size_bytes)
             os.lseek(self._descriptor, size_bytes, os.SEEK_SET)
 
@@ -49,9 +49,9 @@ class _File:
             self._flush()
 
     def sync(self) -> None:
-        """Return once all of it is on the disk.  Raises: NotWritten."""
+        """Return once all of it is on the disk.  Raises: WriteFailed."""
         self._flush()
-        with told(self._path):
+        with write_errors(self._path):
             os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -59,13 +59,13 @@ class _File:
         os.close(self._descriptor)
 
     def _flush(self) -> None:
-        with told(self._path):
+        with write_errors(self._path):
             _write_all(self._descriptor, b"".join(self._waiting))
         self._waiting, self._waiting_bytes = [], 0
 
 
 @dataclass(slots=True)
-class Counts:
+class SplitProgress:
     """How far a split is.
 
     shards: tokens and entries of the index of each that is complete.  tokens, ends, last_end: of
@@ -84,7 +84,7 @@ class Counts:
         return self.tokens + sum(tokens for tokens, _ in self.shards)
 
 
-class Split:
+class SplitWriter:
     """The shards of one split, of which the last is open."""
 
     def __init__(
@@ -95,12 +95,12 @@ class Split:
         dtype: np.dtype[np.unsignedinteger],
         shard_tokens: int,
         has_mask: bool,
-        counts: Counts,
+        counts: SplitProgress,
     ) -> None:
         """Go on where a checkpoint says.
 
         tokenizer: its name, for readers of the metadata.  shard_tokens: in a shard, at most.
-        Raises: NotWritten.
+        Raises: WriteFailed.
         """
         self.counts = counts
         self._folder = folder
@@ -108,8 +108,8 @@ class Split:
         self._dtype = dtype
         self._shard_tokens = shard_tokens
         self._has_mask = has_mask
-        self._files: dict[str, _File] = {}
-        with told(folder):
+        self._files: dict[str, _AppendFile] = {}
+        with write_errors(folder):
             os.makedirs(folder, exist_ok=True)
             for name in os.listdir(folder):
                 if name[:6].isdigit() and int(name[:6]) >= len(counts.shards) + bool(counts.tokens):
@@ -117,8 +117,8 @@ class Split:
         if counts.tokens:
             self._open()
 
-    def add(self, part: Part, which: npt.NDArray[np.bool_]) -> None:
-        """Write the documents of a part that belong to this split.  Raises: NotWritten."""
+    def add(self, part: EncodedUnit, which: npt.NDArray[np.bool_]) -> None:
+        """Write the documents of a part that belong to this split.  Raises: WriteFailed."""
         ends = np.cumsum(part.lengths)
         for number in np.flatnonzero(which).tolist():
             end = int(ends[number])
@@ -176,13 +176,13 @@ class Split:
             sizes[".ds.loss"] = counts.tokens
         for suffix, size_bytes in sizes.items():
             path = self._path(len(counts.shards), suffix)
-            self._files[suffix] = _File(path, size_bytes)
+            self._files[suffix] = _AppendFile(path, size_bytes)
 
     def _path(self, number: int, suffix: str) -> str:
         return os.path.join(self._folder, shard_name(number, suffix))
 
     def finish(self) -> None:
-        """Complete the open shard, if there is one.  Raises: NotWritten."""
+        """Complete the open shard, if there is one.  Raises: WriteFailed."""
         counts = self.counts
         if not counts.tokens:
             return
@@ -197,7 +197,7 @@ class Split:
         counts.tokens = counts.ends = counts.last_end = 0
 
     def sync(self) -> None:
-        """Return once all that was added is on the disk.  Raises: NotWritten."""
+        """Return once all that was added is on the disk.  Raises: WriteFailed."""
         for file in self._files.values():
             file.sync()
         sync_folder(self._folder)
@@ -221,9 +221,9 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def write_whole(path: str, text: str) -> None:
-    """Write a small file so that it is there as a whole or not at all.  Raises: NotWritten."""
+    """Write a small file so that it is there as a whole or not at all.  Raises: WriteFailed."""
     partial = f"{path}.partial"
-    with told(path):
+    with write_errors(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         descriptor = os.open(partial, flags, 0o644)
         try:
@@ -236,8 +236,8 @@ def write_whole(path: str, text: str) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Return once the names in a folder are on the disk.  Raises: NotWritten."""
-    with told(folder):
+    """Return once the names in a folder are on the disk.  Raises: WriteFailed."""
+    with write_errors(folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -246,7 +246,7 @@ def sync_folder(folder: str) -> None:
 
 
 @contextmanager
-def told(path: str) -> Iterator[None]:
+def write_errors(path: str) -> Iterator[None]:
     """Turn an error of the system into one that says what to do."""
     try:
         yield
@@ -254,4 +254,4 @@ def told(path: str) -> Iterator[None]:
         cure = "what is done is kept: run the same command again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             cure = "what is done is kept: make room and run the same command again"
-        raise NotWritten(path, f"{error.strerror}; {cure}") from error
+        raise WriteFailed(path, f"{error.strerror}; {cure}") from error

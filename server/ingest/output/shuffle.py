@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..tokenize.encoding import Part, joined
-from ..units import Place, Unit
+from ..tokenize.encoding import EncodedUnit, concat
+from ..units import SourceOffset, Unit
 
 BUFFER_TOKENS_MAX = 1 << 24
 """A buffer of long documents is full before it has its number of them."""
@@ -22,24 +22,24 @@ _PERMUTED_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DocumentBatch:
     """Documents in the order in which they are written.
 
     part: they.  then: where to go on once they are written.
     """
 
-    part: Part
-    then: Place
+    part: EncodedUnit
+    then: SourceOffset
 
 
-def in_order(parts: Iterable[tuple[Unit, Part]]) -> Iterator[Batch]:
+def in_order(parts: Iterable[tuple[Unit, EncodedUnit]]) -> Iterator[DocumentBatch]:
     """Yield documents as they come."""
-    return (Batch(part, unit.end) for unit, part in parts)
+    return (DocumentBatch(part, unit.end) for unit, part in parts)
 
 
-def without_first(
-    parts: Iterable[tuple[Unit, Part]], count: int
-) -> Iterator[tuple[Unit, Part, int]]:
+def skip_documents(
+    parts: Iterable[tuple[Unit, EncodedUnit]], count: int
+) -> Iterator[tuple[Unit, EncodedUnit, int]]:
     """Yield parts without the first documents of all.
 
     Yields: unit, what is left of its part, and how many documents it has less.
@@ -51,31 +51,31 @@ def without_first(
 
 
 def shuffled(
-    parts: Iterable[tuple[Unit, Part, int]], buffer_documents: int, seed: int, documents: int
-) -> Iterator[Batch]:
+    parts: Iterable[tuple[Unit, EncodedUnit, int]], buffer_documents: int, seed: int, documents: int
+) -> Iterator[DocumentBatch]:
     """Yield bufferfuls of documents, each permuted.
 
-    parts: as `without_first` yields them.  documents: how many were written before.
+    parts: as `skip_documents` yields them.  documents: how many were written before.
     A document that comes in several parts is a file of its own, and stays where it is.
     """
-    waiting: list[Part] = []
+    waiting: list[EncodedUnit] = []
     count = tokens = 0
     then = None
 
-    def full(then: Place) -> Batch:
+    def full(then: SourceOffset) -> DocumentBatch:
         nonlocal documents, count, tokens
-        everything = joined(waiting)
+        everything = concat(waiting)
         waiting.clear()
         order = np.argsort(_keys(seed, documents, count), kind="stable")
         documents, count, tokens = documents + count, 0, 0
-        return Batch(_permuted(everything, order), then)
+        return DocumentBatch(_permuted(everything, order), then)
 
     for unit, part, dropped in parts:
         if not (part.begins and part.ends):
             if waiting:
                 yield full(unit.place)
             documents += part.ends
-            yield Batch(part, unit.end)
+            yield DocumentBatch(part, unit.end)
             continue
         first = 0
         ends = np.cumsum(part.lengths)
@@ -95,7 +95,7 @@ def shuffled(
         yield full(then)
 
 
-def piece(part: Part, first: int, end: int) -> Part:
+def piece(part: EncodedUnit, first: int, end: int) -> EncodedUnit:
     """Return the documents of a part from first to end."""
     ends = np.concatenate([[0], np.cumsum(part.lengths)])
     tokens = slice(int(ends[first]), int(ends[end]))
@@ -108,7 +108,7 @@ def piece(part: Part, first: int, end: int) -> Part:
     )
 
 
-def _permuted(part: Part, order: npt.NDArray[np.int64]) -> Part:
+def _permuted(part: EncodedUnit, order: npt.NDArray[np.int64]) -> EncodedUnit:
     """Return the documents of a part in the order of their numbers, a million tokens at once."""
     lengths = part.lengths[order]
     ends = np.cumsum(lengths)

@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
-from ..units import Lines, Passage, Problem, Rows, Unit
+from ..units import Lines, Problem, Rows, TextChunk, Unit
 from . import splitting
-from .tokenizer import Tokenizer, Vocabulary, load, token_dtype
+from .tokenizer import Tokenizer, TokenizerFile, load_tokenizer, token_dtype
 
 _BATCH_CHARS = 1 << 20
 """Encoded at once: what the tokenizer remembers of each token takes a hundred times its size."""
@@ -37,7 +37,7 @@ class Recipe:
     after each document.  val_fraction: of documents, in [0, 1).
     """
 
-    vocabulary: Vocabulary
+    tokenizer_file: TokenizerFile
     columns: tuple[str, ...]
     prepend_id: int | None
     append_id: int | None
@@ -56,7 +56,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EncodedUnit:
     """What a unit holds.
 
     tokens: uint16[n] or uint32[n], document after document.  lengths: int64[d], of each of them, in
@@ -73,10 +73,10 @@ class Part:
     ends: bool = True
 
 
-def encode_unit(unit: Unit, recipe: Recipe) -> Part:
-    """Return the tokens of a unit.  Raises: BadSource if a passage cannot be encoded."""
-    tokenizer = load(recipe.vocabulary)
-    if isinstance(unit.content, Passage):
+def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
+    """Return the tokens of a unit.  Raises: InvalidSource if a passage cannot be encoded."""
+    tokenizer = load_tokenizer(recipe.tokenizer_file)
+    if isinstance(unit.content, TextChunk):
         return _passage(unit, unit.content, recipe, tokenizer)
     problems = list(unit.problems)
     documents = _documents(unit.content, recipe.columns, problems)
@@ -86,17 +86,17 @@ def encode_unit(unit: Unit, recipe: Recipe) -> Part:
         for part in _encoded(batch, recipe, tokenizer, problems)
     ]
     no_bools = np.empty(0, np.bool_)
-    nothing = Part(
+    nothing = EncodedUnit(
         np.empty(0, token_dtype(tokenizer)),
         np.empty(0, np.int64),
         no_bools,
         no_bools if recipe.has_mask else None,
         tuple(problems),
     )
-    return joined([nothing, *parts])
+    return concat([nothing, *parts])
 
 
-def joined(parts: Sequence[Part]) -> Part:
+def concat(parts: Sequence[EncodedUnit]) -> EncodedUnit:
     """Return the documents of parts, all of them whole, as one, with the problems of the first."""
     masks = [part.mask for part in parts if part.mask is not None]
     return replace(
@@ -108,18 +108,18 @@ def joined(parts: Sequence[Part]) -> Part:
     )
 
 
-def _passage(unit: Unit, passage: Passage, recipe: Recipe, tokenizer: Tokenizer) -> Part:
+def _passage(unit: Unit, passage: TextChunk, recipe: Recipe, tokenizer: Tokenizer) -> EncodedUnit:
     before, after = _around(recipe, tokenizer)
     try:
         arrays = [*_encode([passage.text], tokenizer)]
     except ValueError as error:
-        raise BadSource(passage.path, str(error)) from error
+        raise InvalidSource(passage.path, str(error)) from error
     if passage.is_first:
         arrays.insert(0, before)
     if passage.is_last:
         arrays.append(after)
     tokens = np.concatenate(arrays)
-    return Part(
+    return EncodedUnit(
         tokens,
         np.array([tokens.size]),
         np.array([passage.is_val]),
@@ -132,7 +132,7 @@ def _passage(unit: Unit, passage: Passage, recipe: Recipe, tokenizer: Tokenizer)
 
 def _encoded(
     documents: Sequence[Located], recipe: Recipe, tokenizer: Tokenizer, problems: list[Problem]
-) -> Iterator[Part]:
+) -> Iterator[EncodedUnit]:
     """Yield the tokens of documents. Where some cannot be encoded they are tried one by one, and
     those are added to problems.
     """
@@ -151,7 +151,7 @@ def _encoded(
 
 def _encoded_at_once(
     documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer
-) -> tuple[Part, list[int]]:
+) -> tuple[EncodedUnit, list[int]]:
     """Return the tokens of documents that have some, and the numbers of those that have none.
     Raises: ValueError.
     """
@@ -176,7 +176,7 @@ def _encoded_at_once(
     if recipe.has_mask:
         learned = np.array([False, False, True, True])  # before, prompt, response, after
         mask = np.repeat(np.tile(learned, len(kept)), table.ravel())
-    part = Part(
+    part = EncodedUnit(
         np.concatenate([before[:0], *arrays]),
         table.sum(axis=1),
         np.array([recipe.is_val(_sha256(document)) for document in kept], dtype=np.bool_),
@@ -205,7 +205,7 @@ def _encode(pieces: Sequence[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
 def _cut(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     if len(text) <= 2 * splitting.PIECE_CHARS:
         return iter((text,))
-    return splitting.pieces(iter((text,)), tokenizer.encode)
+    return splitting.split_text(iter((text,)), tokenizer.encode)
 
 
 def _sha256(document: Document) -> bytes:

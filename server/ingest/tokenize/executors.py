@@ -24,10 +24,10 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import tokenfeed
-from tokenfeed.errors import BadSource, InvalidRequest, TokenfeedError
+from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 
 from ..units import Unit
-from .encoding import Part, Recipe, encode_unit
+from .encoding import EncodedUnit, Recipe, encode_unit
 
 _UNITS_AHEAD = 2
 """For each worker, beside the one that it works on."""
@@ -36,12 +36,12 @@ _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 """One worker is one core."""
 _PR_SET_PDEATHSIG = 1
 
-Engine = Callable[[Iterable[Unit], Recipe], Iterator[tuple[Unit, Part]]]
+Executor = Callable[[Iterable[Unit], Recipe], Iterator[tuple[Unit, EncodedUnit]]]
 Handle = TypeVar("Handle")
 
 
 @contextmanager
-def engine_of(name: str, workers: int | None) -> Iterator[Engine]:
+def make_executor(name: str, workers: int | None) -> Iterator[Executor]:
     """Lend who encodes.  workers: None for what there is."""
     if name == "ray":
         yield partial(ray, workers=workers)
@@ -56,13 +56,13 @@ def engine_of(name: str, workers: int | None) -> Iterator[Engine]:
 
 def local(
     units: Iterable[Unit], recipe: Recipe, *, workers: Sequence[_Worker]
-) -> Iterator[tuple[Unit, Part]]:
-    """Encode units in processes of this machine.  Raises: BadSource if one of them dies."""
+) -> Iterator[tuple[Unit, EncodedUnit]]:
+    """Encode units in processes of this machine.  Raises: InvalidSource if one of them dies."""
     idle: SimpleQueue[_Worker] = SimpleQueue()
     for worker in workers:
         idle.put(worker)
 
-    def encode(unit: Unit) -> Part:
+    def encode(unit: Unit) -> EncodedUnit:
         worker = idle.get()
         try:
             return worker.encode(unit, recipe)
@@ -107,19 +107,19 @@ class _Worker:
         # Else the pipe would stay open when it dies.
         theirs.close()
 
-    def encode(self, unit: Unit, recipe: Recipe) -> Part:
-        """Return what it makes of a unit, by the recipe of the first one.  Raises: BadSource if it
-        dies.
+    def encode(self, unit: Unit, recipe: Recipe) -> EncodedUnit:
+        """Return what it makes of a unit, by the recipe of the first one.  Raises: InvalidSource if
+        it dies.
         """
         try:
             if not self._told:
                 self._connection.send(recipe)
                 self._told = True
             self._connection.send(unit)
-            answer: Part | TokenfeedError = self._connection.recv()
+            answer: EncodedUnit | TokenfeedError = self._connection.recv()
         except (EOFError, OSError) as error:
             problem = "a process that encodes was killed; for want of memory? Try fewer --workers"
-            raise BadSource("--workers", f"{problem}, and the same command again") from error
+            raise InvalidSource("--workers", f"{problem}, and the same command again") from error
         if isinstance(answer, TokenfeedError):
             raise answer
         return answer
@@ -132,7 +132,7 @@ class _Worker:
 
 def _work(connection: Connection, parent: int) -> None:
     """Encode what comes, until nothing more does."""
-    end_with(parent)
+    end_with_parent(parent)
     os.environ.update(_ONE_CORE)
     recipe = connection.recv()
     while True:
@@ -145,7 +145,7 @@ def _work(connection: Connection, parent: int) -> None:
 
 def ray(
     units: Iterable[Unit], recipe: Recipe, *, workers: int | None
-) -> Iterator[tuple[Unit, Part]]:
+) -> Iterator[tuple[Unit, EncodedUnit]]:
     """Encode units on the Ray cluster that this machine belongs to; a unit whose node dies is
     encoded by another.
 
@@ -155,7 +155,7 @@ def ray(
     try:
         import ray as cluster
     except ImportError:
-        raise InvalidRequest("--engine", "ray is not installed: pip install ray") from None
+        raise InvalidRequest("--executor", "ray is not installed: pip install ray") from None
     package = os.path.dirname(os.path.abspath(tokenfeed.__file__))
     try:
         # Other nodes need none of our code: it travels with the work.
@@ -167,7 +167,7 @@ def ray(
         )
     except ConnectionError as error:
         cure = "begin one on each machine: ray start"
-        raise InvalidRequest("--engine", f"there is no Ray cluster here; {cure}") from error
+        raise InvalidRequest("--executor", f"there is no Ray cluster here; {cure}") from error
     try:
         encode = cluster.remote(max_retries=-1)(encode_unit)
         kept = cluster.put(recipe)
@@ -179,7 +179,7 @@ def ray(
 
         yield from _in_order(units, begin, cluster.get, ahead)
     except cluster.exceptions.RayError as error:
-        raise BadSource("--engine", f"{str(error).splitlines()[0]}; run it again") from error
+        raise InvalidSource("--executor", f"{str(error).splitlines()[0]}; run it again") from error
     finally:
         cluster.shutdown()
 
@@ -187,9 +187,9 @@ def ray(
 def _in_order(
     units: Iterable[Unit],
     begin: Callable[[Unit], Handle],
-    result: Callable[[Handle], Part],
+    result: Callable[[Handle], EncodedUnit],
     ahead: int,
-) -> Iterator[tuple[Unit, Part]]:
+) -> Iterator[tuple[Unit, EncodedUnit]]:
     """Begin units, at most so many ahead of the one that is waited for, and not too many bytes."""
     begun: deque[tuple[Unit, int, Handle]] = deque()
     waiting_bytes = 0
@@ -206,7 +206,7 @@ def _in_order(
         yield first, result(handle)
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process as soon as its parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -27,14 +27,14 @@ _TRIES = 32
 _AFTER_WORD = (re.compile(r"(?<=\w)(?=\s)"), re.compile(r"(?<=\w)(?=\W)"))
 
 
-class NoPlaceToCut(ValueError):
+class CannotSplit(ValueError):
     """Text is too long for the tokenizer, and has no place where it may be cut."""
 
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
 
-def pieces(blocks: Iterator[str], encode: Encode) -> Iterator[str]:
+def split_text(blocks: Iterator[str], encode: Encode) -> Iterator[str]:
     """Yield text in pieces whose tokens, one after another, are those of all of it.
 
     blocks: the text.  encode: texts -> their tokens.
@@ -53,7 +53,7 @@ def pieces(blocks: Iterator[str], encode: Encode) -> Iterator[str]:
             return
         cut = _place_to_cut(text, low, encode)
         if cut is None and low >= PIECE_CHARS_MAX:
-            raise NoPlaceToCut(f"no place to cut it in {PIECE_CHARS_MAX:,} characters")
+            raise CannotSplit(f"no place to cut it in {PIECE_CHARS_MAX:,} characters")
         elif cut is None:
             low *= 2
         else:

@@ -21,7 +21,7 @@ END_OF_BYTES = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TokenizerFile:
     """Which tokenizer: small enough to be sent to whoever encodes.
 
     name: of its file, more or less.  content: its tokenizer.json; b"" for bytes.  parses_special:
@@ -33,7 +33,7 @@ class Vocabulary:
     parses_special: bool = False
 
     @classmethod
-    def read(cls, path: str, *, parses_special: bool) -> Vocabulary:
+    def read(cls, path: str, *, parses_special: bool) -> TokenizerFile:
         """Return what a path, or the word "bytes", stands for.  Raises: InvalidRequest."""
         if path == BYTES:
             if parses_special:
@@ -71,11 +71,11 @@ class Tokenizer(Protocol):
 
 
 @functools.lru_cache(maxsize=2)
-def load(vocabulary: Vocabulary) -> Tokenizer:
+def load_tokenizer(tokenizer_file: TokenizerFile) -> Tokenizer:
     """Return the tokenizer, one for each process.  Raises: InvalidRequest."""
-    if vocabulary.name == BYTES and not vocabulary.content:
+    if tokenizer_file.name == BYTES and not tokenizer_file.content:
         return _Bytes()
-    return _HuggingFace(vocabulary)
+    return _HuggingFace(tokenizer_file)
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype[np.unsignedinteger]:
@@ -94,13 +94,13 @@ class _Bytes:
 
 
 class _HuggingFace:
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, tokenizer_file: TokenizerFile) -> None:
         from tokenizers import Tokenizer
 
         try:
-            self._tokenizer = Tokenizer.from_str(vocabulary.content.decode())
+            self._tokenizer = Tokenizer.from_str(tokenizer_file.content.decode())
         except Exception as error:  # the library raises Exception itself
-            problem = f"{vocabulary.name} cannot be read as a tokenizer.json: {error}"
+            problem = f"{tokenizer_file.name} cannot be read as a tokenizer.json: {error}"
             raise InvalidRequest("--tokenizer", problem) from error
         # A tokenizer.json may say that texts are cut at 512 tokens, or filled up, or that merges
         # are left out by chance, as for a training.
@@ -108,7 +108,7 @@ class _HuggingFace:
         self._tokenizer.no_padding()
         if getattr(self._tokenizer.model, "dropout", None):
             self._tokenizer.model.dropout = None
-        self._tokenizer.encode_special_tokens = not vocabulary.parses_special
+        self._tokenizer.encode_special_tokens = not tokenizer_file.parses_special
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:

@@ -1,6 +1,6 @@
 """What is in a token file: one module per format, each turning an opened file into a Layout.
 
-A format is a module with `NAME`, `recognises` and `layout`, and a line in FORMATS.
+A format is a module with `NAME`, `matches` and `layout`, and a line in FORMATS.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
 from . import datatrove, llmc, megatron, npy, olmo, raw, safetensors, unsupported
 from .documents import Documents
-from .layout import STORED, Asked, Layout, Stored
+from .layout import STORED, FormatOptions, Layout, Stored
 
 __all__ = [
     "FORMATS",
     "FORMAT_NAMES",
     "STORED",
-    "Asked",
     "Documents",
+    "FormatOptions",
     "Layout",
     "Stored",
     "read_layout",
@@ -32,18 +32,18 @@ class Format(Protocol):
 
     NAME: str
 
-    def recognises(self, file: OpenFile, /) -> bool:
+    def matches(self, file: OpenFile, /) -> bool:
         """Say whether a file is of this format."""
         ...
 
-    def layout(self, file: OpenFile, asked: Asked, /) -> Layout:
-        """Return where its tokens lie.  Raises: BadCorpus."""
+    def layout(self, file: OpenFile, options: FormatOptions, /) -> Layout:
+        """Return where its tokens lie.  Raises: InvalidCorpus."""
         ...
 
 
 FORMATS: tuple[Format, ...] = (megatron, npy, safetensors, llmc, unsupported, datatrove, olmo, raw)
 """In the order in which they are asked: first what lies beside a file, then what it begins with,
-then its name; raw, which recognises anything, comes last."""
+then its name; raw, which matches anything, comes last."""
 
 
 FORMAT_NAMES = tuple(sorted(form.NAME for form in FORMATS if form is not unsupported))
@@ -54,29 +54,29 @@ _CERTAIN = (raw, npy)
 """Of what cannot be something else by accident, nobody needs to be told how to overrule it."""
 
 
-def read_layout(file: OpenFile, asked: Asked) -> Layout:
+def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     """Return where the tokens of a file lie.
 
-    Raises: BadCorpus, naming the file and what is wrong with it, or what of asked is not to be had
-    of it.
+    Raises: InvalidCorpus, naming the file and what is wrong with it, or what of asked is not to be
+    had of it.
     """
-    if asked.format:
-        found = next(form for form in FORMATS if form.NAME == asked.format)
+    if options.format:
+        found = next(form for form in FORMATS if form.NAME == options.format)
     else:
-        found = next(form for form in FORMATS if form.recognises(file))
+        found = next(form for form in FORMATS if form.matches(file))
     try:
-        layout = found.layout(file, asked)
-        if asked.format:
+        layout = found.layout(file, options)
+        if options.format:
             layout = replace(layout, why="as --format says")
-    except BadCorpus as error:
-        if asked.format or found in _CERTAIN or isinstance(error.__cause__, OSError):
+    except InvalidCorpus as error:
+        if options.format or found in _CERTAIN or isinstance(error.__cause__, OSError):
             raise
         cure = f"pass --format {raw.NAME} if all of it is tokens"
-        raise BadCorpus(error.subject, f"{error.problem} ({cure})") from error
-    if asked.dtype is not None and asked.dtype != layout.dtype:
-        raise BadCorpus(
-            file.path, f"has {layout.dtype.name} tokens, not --dtype {asked.dtype.name}"
+        raise InvalidCorpus(error.subject, f"{error.problem} ({cure})") from error
+    if options.dtype is not None and options.dtype != layout.dtype:
+        raise InvalidCorpus(
+            file.path, f"has {layout.dtype.name} tokens, not --dtype {options.dtype.name}"
         )
-    if asked.tensor is not None and layout.format != safetensors.NAME:
-        raise BadCorpus(file.path, f"has no tensors to name, such as {asked.tensor!r}")
+    if options.tensor is not None and layout.format != safetensors.NAME:
+        raise InvalidCorpus(file.path, f"has no tensors to name, such as {options.tensor!r}")
     return layout

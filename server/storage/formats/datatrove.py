@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile, open_file
 from .documents import Documents, Ends, require_ascending
-from .layout import STORED, Asked, Layout, Stored, all_tokens
+from .layout import STORED, FormatOptions, Layout, Stored, all_tokens
 
 NAME = "datatrove"
 SUFFIX = ".ds"
@@ -22,13 +22,13 @@ SUFFIX = ".ds"
 _WIDTHS = {2: STORED["uint16"], 4: STORED["uint32"]}
 
 
-def recognises(file: OpenFile) -> bool:
+def matches(file: OpenFile) -> bool:
     """Say whether it has datatrove's name, and was asked after all that begin in a known way."""
     return file.path.endswith(SUFFIX)
 
 
-def layout(file: OpenFile, asked: Asked) -> Layout:
-    """Return the layout, its type from .metadata, or from .index.  Raises: BadCorpus."""
+def layout(file: OpenFile, options: FormatOptions) -> Layout:
+    """Return the layout, its type from .metadata, or from .index.  Raises: InvalidCorpus."""
     metadata, index = f"{file.path}.metadata", f"{file.path}.index"
     has_metadata, has_index = os.path.lexists(metadata), os.path.lexists(index)
     said, count = _metadata(metadata, file.size_bytes) if has_metadata else (None, None)
@@ -37,10 +37,10 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
     why = f"named *{SUFFIX}"
     if has_metadata or has_index:
         why = f"{os.path.basename(metadata if has_metadata else index)} beside it"
-    found = all_tokens(NAME, file, replace(asked, dtype=said or asked.dtype), why)
+    found = all_tokens(NAME, file, replace(options, dtype=said or options.dtype), why)
     if count not in (None, found.token_count):
         problem = f"says {count} tokens, and the file has room for {found.token_count}; cut short?"
-        raise BadCorpus(metadata, problem)
+        raise InvalidCorpus(metadata, problem)
     if has_index:
         found = replace(found, documents=_documents(index, found.token_count))
     return found
@@ -56,7 +56,7 @@ def _metadata(path: str, file_bytes: int) -> tuple[Stored | None, int]:
             return _width(count, file_bytes), count
         return _WIDTHS[int(lines[0].rpartition("|")[2])], count
     except (IndexError, KeyError, ValueError):
-        raise BadCorpus(
+        raise InvalidCorpus(
             path,
             "has to say TOKENIZER|2 or TOKENIZER|4 and, on its second line, a number of tokens",
         ) from None
@@ -74,7 +74,7 @@ def _last_end(path: str) -> int:
 
 
 def _documents(path: str, token_count: int) -> Documents:
-    """Check where documents end, and return what reads it.  Raises: BadCorpus."""
+    """Check where documents end, and return what reads it.  Raises: InvalidCorpus."""
     count = require_ascending(path, _ends(path), token_count, all_of_it=True)
     return Documents(count, path, partial(_ends, path))
 
@@ -82,6 +82,6 @@ def _documents(path: str, token_count: int) -> Documents:
 def _ends(path: str) -> Iterator[Ends]:
     with open_file(path) as file:
         if file.size_bytes % 8:
-            raise BadCorpus(path, f"{file.size_bytes} bytes are no whole number of uint64")
+            raise InvalidCorpus(path, f"{file.size_bytes} bytes are no whole number of uint64")
         # An end at or above 2^63 is negative here, and so does not ascend.
         yield from file.array(0, file.size_bytes // 8, "<u8")

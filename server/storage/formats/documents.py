@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 _LOG = logging.getLogger("tokenfeed.server")
 _PROGRESS_SECONDS = 5.0
@@ -38,21 +38,21 @@ def require_ascending(
 
     last: none may lie beyond it.  first: where the first one has to lie, None for anywhere.
     all_of_it: the last one has to lie at last.
-    Raises: BadCorpus, naming path, if each is not at or after the one before, and within last.
+    Raises: InvalidCorpus, naming path, if each is not at or after the one before, and within last.
     """
     count = end = 0
     said = time.monotonic()
     for ends in blocks:
         if first not in (None, int(ends[0])) and not count:
-            raise BadCorpus(path, f"documents begin at {ends[0]}, not at {first}")
+            raise InvalidCorpus(path, f"documents begin at {ends[0]}, not at {first}")
         if ends[0] < end or (ends[1:] < ends[:-1]).any() or ends[-1] > last:
-            raise BadCorpus(path, f"documents do not end one after the other within {last}")
+            raise InvalidCorpus(path, f"documents do not end one after the other within {last}")
         if count > last:  # Of empty ones there could be any number.
-            raise BadCorpus(path, f"has more than {count} documents, and there are {last}")
+            raise InvalidCorpus(path, f"has more than {count} documents, and there are {last}")
         count, end = count + ends.size, int(ends[-1])
         if time.monotonic() - said >= _PROGRESS_SECONDS:
             said = time.monotonic()
             _LOG.info("reading documents of file=%s done=%.1f%%", path, 100 * end / max(last, 1))
     if all_of_it and end != last:
-        raise BadCorpus(path, f"the last document ends at {end}, and there are {last}")
+        raise InvalidCorpus(path, f"the last document ends at {end}, and there are {last}")
     return count

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
 from .documents import Documents
@@ -44,7 +44,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FormatOptions:
     """What the user says of a dataset's files; where that is nothing, the files decide.
 
     format: one of the names in FORMATS.  dtype: of the tokens.  tensor: in a file that has several.
@@ -55,25 +55,25 @@ class Asked:
     tensor: str | None = None
 
     @classmethod
-    def of(cls, format: str | None, dtype: str | None, tensor: str | None) -> Asked:
+    def parse(cls, format: str | None, dtype: str | None, tensor: str | None) -> FormatOptions:
         """Return what was said in words.  dtype: a key of STORED."""
         return cls(format, STORED[dtype] if dtype else None, tensor)
 
 
-def all_tokens(name: str, file: OpenFile, asked: Asked, why: str) -> Layout:
+def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> Layout:
     """Return the layout of a file without header.
 
     name: of the format.  why: it is taken for one.
-    Raises: BadCorpus if it is empty or ends within a token.
+    Raises: InvalidCorpus if it is empty or ends within a token.
     """
-    dtype = asked.dtype or STORED["uint16"]
+    dtype = options.dtype or STORED["uint16"]
     if file.size_bytes == 0:
-        raise BadCorpus(file.path, "is empty")
+        raise InvalidCorpus(file.path, "is empty")
     if file.size_bytes % dtype.itemsize:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path,
             f"{file.size_bytes} bytes are no whole number of {dtype.name} tokens; "
             "is it of another --dtype, or cut short?",
         )
     count = file.size_bytes // dtype.itemsize
-    return Layout(name, dtype, 0, count, why, dtype_assumed=asked.dtype is None)
+    return Layout(name, dtype, 0, count, why, dtype_assumed=options.dtype is None)

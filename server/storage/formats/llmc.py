@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
-from .layout import STORED, Asked, Layout, Stored
+from .layout import STORED, FormatOptions, Layout, Stored
 
 NAME = "llm.c"
 
@@ -24,39 +24,41 @@ _TOKENS: dict[int, tuple[int, Stored]] = {
 _OTHERS = {20240522: "evaluation examples", 20240527: "a training state"}
 
 
-def recognises(file: OpenFile) -> bool:
+def matches(file: OpenFile) -> bool:
     """Say whether it begins with one of llm.c's magic numbers, as a header does."""
     magic = int.from_bytes(file.head[:4], "little")
     return magic in _TOKENS or magic in _OTHERS
 
 
-def layout(file: OpenFile, asked: Asked) -> Layout:
-    """Return where the tokens lie.  Raises: BadCorpus if the header is not that of such a file."""
+def layout(file: OpenFile, options: FormatOptions) -> Layout:
+    """Return where the tokens lie.  Raises: InvalidCorpus if the header is not that of such a
+    file.
+    """
     if len(file.head) < _HEADER_BYTES:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path, f"has {len(file.head)} bytes, less than llm.c's header of {_HEADER_BYTES}"
         )
     header = np.frombuffer(file.head, "<i4", 256)
     magic, version, count = (int(number) for number in header[:3])
     if magic in _OTHERS:
-        raise BadCorpus(file.path, f"holds {_OTHERS[magic]} of llm.c, no tokens to train on")
+        raise InvalidCorpus(file.path, f"holds {_OTHERS[magic]} of llm.c, no tokens to train on")
     if magic not in _TOKENS:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path, f"begins with {magic}, none of llm.c's {', '.join(map(str, _TOKENS))}"
         )
     known_version, dtype = _TOKENS[magic]
     if version != known_version:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path,
             f"has llm.c's magic {magic} and version {version}, not {known_version}",
         )
     if header[3:].any():
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path,
             f"has llm.c's magic {magic}, but not only zeros after the token count",
         )
     held = file.size_bytes - _HEADER_BYTES
     if count < 1 or count * dtype.itemsize != held:
         problem = f"its header says {count} {dtype.name} tokens, and {held} bytes follow it"
-        raise BadCorpus(file.path, f"{problem}; cut short?")
+        raise InvalidCorpus(file.path, f"{problem}; cut short?")
     return Layout(NAME, dtype, _HEADER_BYTES, count, f"header with magic {magic}")

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile, open_file
 from .documents import Documents, Ends, require_ascending
-from .layout import STORED, Asked, Layout, Stored
+from .layout import STORED, FormatOptions, Layout, Stored
 
 NAME = "megatron"
 
@@ -35,13 +35,15 @@ class _Index(NamedTuple):
     places_at: int
 
 
-def recognises(file: OpenFile) -> bool:
+def matches(file: OpenFile) -> bool:
     """Say whether an index lies beside it."""
     return file.path.endswith(".bin") and os.path.lexists(_index_path(file.path))
 
 
-def layout(file: OpenFile, asked: Asked) -> Layout:
-    """Return the layout that the index gives.  Raises: BadCorpus if it is not that of the file."""
+def layout(file: OpenFile, options: FormatOptions) -> Layout:
+    """Return the layout that the index gives.  Raises: InvalidCorpus if it is not that of the
+    file.
+    """
     path = _index_path(file.path)
     with open_file(path) as index:
         header = _read_header(index)
@@ -60,16 +62,20 @@ def _index_path(path: str) -> str:
 def _read_header(index: OpenFile) -> _Index:
     magic, version, code, sequences, places = _HEADER.unpack(index.read(0, _HEADER.size))
     if magic != _MAGIC or version != 1:
-        raise BadCorpus(index.path, f"begins with {magic!r}, version {version}; Megatron's has 1")
+        raise InvalidCorpus(
+            index.path, f"begins with {magic!r}, version {version}; Megatron's has 1"
+        )
     if code not in _CODES:
-        raise BadCorpus(index.path, f"says type {code}; tokens are {', '.join(_CODES.values())}")
+        raise InvalidCorpus(
+            index.path, f"says type {code}; tokens are {', '.join(_CODES.values())}"
+        )
     pointers_at = _HEADER.size + 4 * sequences
     places_at = pointers_at + 8 * sequences
     size = places_at + 8 * places
     # Sequences may have a byte each for what they hold besides text.
     if index.size_bytes not in (size, size + sequences) or not sequences or not places:
         problem = f"{sequences} sequences and {places} places of documents have {size} bytes"
-        raise BadCorpus(index.path, f"{problem}, and it has {index.size_bytes}; cut short?")
+        raise InvalidCorpus(index.path, f"{problem}, and it has {index.size_bytes}; cut short?")
     return _Index(STORED[_CODES[code]], sequences, places, pointers_at, places_at)
 
 
@@ -80,10 +86,12 @@ def _require_end_to_end(index: OpenFile, header: _Index, file_bytes: int) -> Non
     for length, first in zip(lengths, pointers, strict=True):
         ends = end + np.cumsum(length) * header.dtype.itemsize
         if (length < 0).any() or first[0] != end or (first[1:] != ends[:-1]).any():
-            raise BadCorpus(index.path, "sequences do not lie end to end")
+            raise InvalidCorpus(index.path, "sequences do not lie end to end")
         end = int(ends[-1])
     if end != file_bytes or not end:
-        raise BadCorpus(index.path, f"its sequences have {end} bytes, and its file {file_bytes}")
+        raise InvalidCorpus(
+            index.path, f"its sequences have {end} bytes, and its file {file_bytes}"
+        )
 
 
 def _ends(path: str, header: _Index, file_bytes: int) -> Iterator[Ends]:

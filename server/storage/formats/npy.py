@@ -9,10 +9,10 @@ from tokenize import TokenError
 
 import numpy as np
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
-from .layout import STORED, Asked, Layout
+from .layout import STORED, FormatOptions, Layout
 
 NAME = "npy"
 
@@ -23,32 +23,34 @@ _HEADER_BYTES_MAX = 1 << 14
 """What NumPy writes has 128; it reads more than 10,000 only when told to."""
 
 
-def recognises(file: OpenFile) -> bool:
+def matches(file: OpenFile) -> bool:
     """Say whether it begins as numpy.save begins."""
     return file.head.startswith(_MAGIC)
 
 
-def layout(file: OpenFile, asked: Asked) -> Layout:
-    """Return where the array lies.  Raises: BadCorpus if it is none of tokens, or not in order."""
+def layout(file: OpenFile, options: FormatOptions) -> Layout:
+    """Return where the array lies.  Raises: InvalidCorpus if it is none of tokens, or not in
+    order.
+    """
     shape, fortran, dtype, first_byte = _header(file)
     if dtype.name not in STORED:
-        raise BadCorpus(file.path, f"is an array of {dtype}, no integers of 1 to 8 bytes")
+        raise InvalidCorpus(file.path, f"is an array of {dtype}, no integers of 1 to 8 bytes")
     if len(shape) not in (1, 2):
-        raise BadCorpus(file.path, f"has shape {shape}; tokens are 1-D, or 2-D rows")
+        raise InvalidCorpus(file.path, f"has shape {shape}; tokens are 1-D, or 2-D rows")
     fortran = fortran and len(shape) == 2
     if dtype.newbyteorder("<") != dtype or fortran:
         problem = "in Fortran order" if fortran else "big-endian"
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path, f"is {problem}; convert it: {_conversion(file.path, dtype.name)}"
         )
     count = 1
     for length in shape:
         count *= length
     if count == 0:
-        raise BadCorpus(file.path, f"has shape {shape}: no tokens")
+        raise InvalidCorpus(file.path, f"has shape {shape}: no tokens")
     held = file.size_bytes - first_byte
     if held != count * dtype.itemsize:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path,
             f"its header says {count} {dtype.name} tokens, {count * dtype.itemsize} bytes, and "
             f"{held} follow it",
@@ -73,10 +75,10 @@ def _header(file: OpenFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]
                 shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
     except _FAILURES as error:
         problem = f"has a header that numpy cannot read: {' '.join(str(error).split())[:100]}"
-        raise BadCorpus(file.path, problem) from error
+        raise InvalidCorpus(file.path, problem) from error
     # A number of thousands of digits cannot even be printed.
     if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
-        raise BadCorpus(file.path, "has a length in its shape that is not in [0, 2^63)")
+        raise InvalidCorpus(file.path, "has a length in its shape that is not in [0, 2^63)")
     return shape, fortran, dtype, stream.tell()
 
 

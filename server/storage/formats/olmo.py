@@ -16,12 +16,12 @@ from itertools import islice
 
 import numpy as np
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile, open_file
 from . import npy
 from .documents import Documents, Ends, require_ascending
-from .layout import Asked, Layout, all_tokens
+from .layout import FormatOptions, Layout, all_tokens
 
 NAME = "olmo"
 SUFFIX = ".npy"
@@ -30,18 +30,18 @@ _LINES_AT_ONCE = 1 << 14
 _LINE_BYTES_MAX = 1 << 12
 
 
-def recognises(file: OpenFile) -> bool:
+def matches(file: OpenFile) -> bool:
     """Say whether it is named like an array and was asked after npy, which knows a real one."""
     return file.path.endswith(SUFFIX)
 
 
-def layout(file: OpenFile, asked: Asked) -> Layout:
-    """Return the layout of a file that is all tokens.  Raises: BadCorpus."""
-    if npy.recognises(file):
-        raise BadCorpus(file.path, "has NumPy's header, which OLMo's files have not")
+def layout(file: OpenFile, options: FormatOptions) -> Layout:
+    """Return the layout of a file that is all tokens.  Raises: InvalidCorpus."""
+    if npy.matches(file):
+        raise InvalidCorpus(file.path, "has NumPy's header, which OLMo's files have not")
     why = f"named *{SUFFIX}, without NumPy's header"
     path = file.path.removesuffix(SUFFIX) + ".csv.gz"
-    found = all_tokens(NAME, file, asked, why)
+    found = all_tokens(NAME, file, options, why)
     if not os.path.lexists(path):
         return found
     count = require_ascending(path, _ends(path), found.token_count, all_of_it=False)
@@ -49,7 +49,7 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
 
 
 def _ends(path: str) -> Iterator[Ends]:
-    """Yield where documents end.  Raises: BadCorpus."""
+    """Yield where documents end.  Raises: InvalidCorpus."""
     try:
         with open_file(path) as packed, open(packed.descriptor, "rb", closefd=False) as stream:
             file = gzip.GzipFile(fileobj=stream)
@@ -59,4 +59,4 @@ def _ends(path: str) -> Iterator[Ends]:
                     raise ValueError("a line without an end")
                 yield np.array([int(line.split(b",", 2)[1]) for line in some], dtype=np.int64)
     except (OSError, EOFError, zlib.error, ValueError, IndexError, OverflowError) as error:
-        raise BadCorpus(path, "cannot be read as lines of START,END") from error
+        raise InvalidCorpus(path, "cannot be read as lines of START,END") from error

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
-from .layout import STORED, Asked, Layout
+from .layout import STORED, FormatOptions, Layout
 
 NAME = "safetensors"
 SUFFIX = ".safetensors"
@@ -27,20 +27,20 @@ _TYPES = {
 }  # fmt: skip
 
 
-def recognises(file: OpenFile) -> bool:
+def matches(file: OpenFile) -> bool:
     """Say whether a plausible length and an object stand first, or it is named so."""
     length = int.from_bytes(file.head[:8], "little")
     begins = file.head[8:9] == b"{" and file.head[9:10] in b' \t\r\n"}'
     return (begins and 2 <= length <= _FORMAT_HEADER_BYTES_MAX) or file.path.endswith(SUFFIX)
 
 
-def layout(file: OpenFile, asked: Asked) -> Layout:
-    """Return where the tensor lies.  Raises: BadCorpus if it is not there, or not whole."""
+def layout(file: OpenFile, options: FormatOptions) -> Layout:
+    """Return where the tensor lies.  Raises: InvalidCorpus if it is not there, or not whole."""
     length = int.from_bytes(file.head[:8], "little")
     if len(file.head) < 8 or length > file.size_bytes - 8:
-        raise BadCorpus(file.path, f"says its header has {length} bytes, and is cut short")
+        raise InvalidCorpus(file.path, f"says its header has {length} bytes, and is cut short")
     if length > _HEADER_BYTES_MAX:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path, f"says its header has {length} bytes; at most {_HEADER_BYTES_MAX} are read"
         )
     try:
@@ -48,15 +48,15 @@ def layout(file: OpenFile, asked: Asked) -> Layout:
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
         integers = {name: entry for name, entry in tensors.items() if entry["dtype"] in _TYPES}
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
-        raise BadCorpus(file.path, "has a header that is no safetensors header") from error
-    name = asked.tensor
+        raise InvalidCorpus(file.path, "has a header that is no safetensors header") from error
+    name = options.tensor
     if name is None:
         if len(integers) != 1:
             problem = f"has {len(integers)} integer tensors ({_some(integers)}); name one"
-            raise BadCorpus(file.path, f"{problem}: {file.path}#NAME")
+            raise InvalidCorpus(file.path, f"{problem}: {file.path}#NAME")
         (name,) = integers
     if name not in integers:
-        raise BadCorpus(file.path, f"has no integer tensor {name!r}, but {_some(integers)}")
+        raise InvalidCorpus(file.path, f"has no integer tensor {name!r}, but {_some(integers)}")
     return _placed(file, name, integers[name], 8 + length)
 
 
@@ -65,25 +65,25 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _placed(file: OpenFile, name: str, entry: dict[str, Any], data_first_byte: int) -> Layout:
-    """Return where a tensor lies.  Raises: BadCorpus."""
+    """Return where a tensor lies.  Raises: InvalidCorpus."""
     dtype = STORED[_TYPES[entry["dtype"]]]
     numbers = (entry.get("shape"), entry.get("data_offsets"))
     if not all(isinstance(some, list) and all(type(n) is int for n in some) for some in numbers):
-        raise BadCorpus(file.path, f"tensor {name!r} has no shape or no data_offsets")
+        raise InvalidCorpus(file.path, f"tensor {name!r} has no shape or no data_offsets")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if len(shape) not in (1, 2) or len(offsets) != 2:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path, f"tensor {name!r} has shape {shape}; tokens are 1-D, or 2-D rows"
         )
     count = shape[0] * (shape[1] if len(shape) == 2 else 1)
     first, end = offsets
     if min(shape) < 0 or not 0 <= first <= end <= file.size_bytes - data_first_byte:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path,
             f"tensor {name!r} lies at {first} to {end}, beyond the file's end; cut short?",
         )
     if end - first != count * dtype.itemsize or count == 0:
-        raise BadCorpus(
+        raise InvalidCorpus(
             file.path,
             f"tensor {name!r} of shape {shape} and {dtype.name} cannot have {end - first} bytes",
         )

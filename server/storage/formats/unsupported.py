@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
-from .layout import Asked
+from .layout import FormatOptions
 
 NAME = "foreign"
 
@@ -19,17 +19,17 @@ _SAVE = "save the array itself (numpy.save)"
 _PICKLES = (b"\x02\x8a\nl", b"\x02}q", b"\x02]q", b"\x03}q", b"\x03]q", b"\x04\x95", b"\x05\x95")
 
 
-def recognises(file: OpenFile) -> bool:
+def matches(file: OpenFile) -> bool:
     """Say whether it begins, and where that is known ends, like something else."""
     return file.head.startswith(_MAGICS) or any(is_it(file) for _, is_it, _ in _OTHERS)
 
 
-def layout(file: OpenFile, asked: Asked) -> NoReturn:
-    """Raise BadCorpus: say what it is, and what to do."""
+def layout(file: OpenFile, options: FormatOptions) -> NoReturn:
+    """Raise InvalidCorpus: say what it is, and what to do."""
     known = [(what, cure) for what, magics, cure in _BEGINNINGS if file.head.startswith(magics)]
     known += [(what, cure) for what, is_it, cure in _OTHERS if is_it(file)]
     what, cure = known[0]
-    raise BadCorpus(file.path, f"is {what}; {cure}")
+    raise InvalidCorpus(file.path, f"is {what}; {cure}")
 
 
 def _is_gzip(file: OpenFile) -> bool:

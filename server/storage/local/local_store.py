@@ -16,15 +16,15 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.wire.row_block import RowBlock
 
-from ...runtime.exceptions import file_name
+from ...runtime.exceptions import log_safe_name
 from ..formats import Stored
 from ..narrowing import Narrowing
-from ..store import Later, Piece, SameContent
+from ..store import Piece, SameContent, Submit
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
 from .scratch import Room, ScratchPool, Tokens
@@ -35,7 +35,7 @@ Numbers = npt.NDArray[np.int64]
 RoomKind = TypeVar("RoomKind", bound=Room)
 
 
-class _Witnesses(NamedTuple):
+class _Sentinels(NamedTuple):
     """The last byte of each file that is not 0.
 
     bytes, values: int64[files] and uint8[files], where it is and what.  missing: the files whose
@@ -62,7 +62,7 @@ class LocalStore(ABC, Generic[RoomKind]):
         make_room: Callable[[], RoomKind],
         files: OpenedShards,
     ) -> None:
-        """Hold opened shards.  Raises: BadCorpus if not all are of one kind."""
+        """Hold opened shards.  Raises: InvalidCorpus if not all are of one kind."""
         self.name = name
         self.files = files
         self.stored = _one_kind(shards)
@@ -72,13 +72,13 @@ class LocalStore(ABC, Generic[RoomKind]):
         self.planes: Mapping[int, bytes] = {}
         self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
         tails = [shard.tail for shard in shards]
-        self._witness_lock = threading.Lock()
-        witness_values = np.array([tail.witness_value for tail in tails], dtype=np.uint8)
+        self._sentinel_lock = threading.Lock()
+        sentinel_values = np.array([tail.sentinel_value for tail in tails], dtype=np.uint8)
         # Replaced as a whole: a gather that has read it goes by one moment.
-        self._witnesses = _Witnesses(
-            np.array([tail.witness_byte for tail in tails], dtype=np.int64),
-            witness_values,
-            np.flatnonzero(witness_values == 0).tolist(),
+        self._sentinels = _Sentinels(
+            np.array([tail.sentinel_byte for tail in tails], dtype=np.int64),
+            sentinel_values,
+            np.flatnonzero(sentinel_values == 0).tolist(),
         )
         self._searched: set[int] = set()
         self._rooms = ScratchPool(make_room)
@@ -140,7 +140,7 @@ class LocalStore(ABC, Generic[RoomKind]):
             tokens = self._served(spans, room.content[:size_bytes])
             yield RowBlock(laid_out(spans, tokens))
         finally:
-            self._rooms.give_back(room)
+            self._rooms.release(room)
 
     def advise(self, spans: Spans) -> None:
         """Have rows that are gathered soon be read from now on, if the store seems to be cold."""
@@ -152,17 +152,17 @@ class LocalStore(ABC, Generic[RoomKind]):
         return self._readahead.cold
 
     @property
-    def lost(self) -> bool:
+    def failed(self) -> bool:
         """Whether nothing of it is handed out any more."""
-        return self.files.lost
+        return self.files.failed
 
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
         self.files.require_intact()
 
-    def look_at(self, shard: int, same_content: SameContent, later: Later) -> None:
+    def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
         """Look at what has become of a file."""
-        self.files.look_at(shard, same_content, later)
+        self.files.poll_file(shard, same_content, submit)
 
     @property
     def facts(self) -> Sequence[object]:
@@ -197,16 +197,16 @@ class LocalStore(ABC, Generic[RoomKind]):
         Raises: Unread, and then keeps no room, or those who wait for a file to heal would leave
         none for others; CorpusChanged where a file was cut within.
         """
-        # Beside the tokens there is room for the witnesses, at most one a span.
-        room = self._rooms.take(size_bytes + spans.shard.size)
+        # Beside the tokens there is room for the sentinels, at most one a span.
+        room = self._rooms.acquire(size_bytes + spans.shard.size)
         try:
             self._read_tokens(spans, room)
             suspects = self._suspects(spans, room, size_bytes)
             if suspects.size:
-                self._require_witnesses(suspects, room, size_bytes)
+                self._require_sentinels(suspects, room, size_bytes)
             return room
         except BaseException as error:
-            self._rooms.give_back(room)
+            self._rooms.release(room)
             if isinstance(error, Unread):
                 self._readahead.observe(1)
             raise
@@ -227,14 +227,14 @@ class LocalStore(ABC, Generic[RoomKind]):
         # Nearly always none or a few: sorting them in numpy takes several times as long.
         return np.array(sorted(set(spans.shard[last == 0].tolist())), dtype=np.int64)
 
-    def _require_witnesses(self, suspects: Numbers, room: RoomKind, place: int) -> None:
+    def _require_sentinels(self, suspects: Numbers, room: RoomKind, place: int) -> None:
         """Lose the dataset if one of these files was cut.  Raises: Unread, CorpusChanged.
 
-        Each has a witness: its last byte that is not 0. After a cut before it, it is gone or 0; a
+        Each has a sentinel: its last byte that is not 0. After a cut before it, it is gone or 0; a
         cut behind it has only taken zeros. Asking for the size of every file of every frame would
         cost a third of a frame.
         """
-        known = self._witnesses
+        known = self._sentinels
         self._read_bytes(suspects, known.bytes[suspects], room, place)
         found = room.content[place : place + suspects.size]
         wrong = suspects[found != known.values[suspects]].tolist()
@@ -245,38 +245,38 @@ class LocalStore(ABC, Generic[RoomKind]):
                 wrong.append(index)
             elif index not in self._searched:
                 self._searched.add(index)
-                self._search_witness(index)
+                self._search_sentinel(index)
         if wrong:
             self.require_intact()
-            name = file_name(self.shards[wrong[0]].path)
-            self.files.lose(f"{name}: a gather met a file that was cut short")
+            name = log_safe_name(self.shards[wrong[0]].path)
+            self.files.mark_failed(f"{name}: a gather met a file that was cut short")
             self.require_intact()
 
-    def _search_witness(self, index: int) -> None:
-        """Look further for the witness of a file, or a stat would be made for each frame of it. One
-        of zeros alone needs none: whatever is cut off or grown again is zeros too.
+    def _search_sentinel(self, index: int) -> None:
+        """Look further for the sentinel of a file, or a stat would be made for each frame of it.
+        One of zeros alone needs none: whatever is cut off or grown again is zeros too.
         """
-        found = self.files.further_witness(index)
+        found = self.files.further_sentinel(index)
         if found is not None:
-            with self._witness_lock:
-                known = self._witnesses
+            with self._sentinel_lock:
+                known = self._sentinels
                 places, values = known.bytes.copy(), known.values.copy()
                 places[index], values[index] = found
                 left = [one for one in known.missing if one != index]
-                self._witnesses = _Witnesses(places, values, left)
+                self._sentinels = _Sentinels(places, values, left)
 
     def _served(self, spans: Spans, content: Tokens) -> npt.NDArray[np.unsignedinteger]:
         """Return stored tokens as they are served.  Raises: CorpusChanged."""
         tokens = content.view(self.stored)
-        if self.narrowing.is_copy:
+        if self.narrowing.is_identity:
             return tokens  # type: ignore[return-value]
-        wrong = self.narrowing.look(tokens).wrong_place
+        wrong = self.narrowing.scan(tokens).wrong_place
         if wrong is not None:
             ends = np.cumsum(spans.token_count)
             span = int(np.searchsorted(ends, wrong, side="right"))
             token = wrong - int(ends[span] - spans.token_count[span] - spans.token_offset[span])
-            self.files.lose(
-                f"{file_name(self.shards[spans.shard[span]].path)}: token {token} is "
+            self.files.mark_failed(
+                f"{log_safe_name(self.shards[spans.shard[span]].path)}: token {token} is "
                 f"{tokens[wrong]}, which cannot be served; without --vocab-size, or with "
                 "--check-all-tokens, it would be found at the start",
                 "has a token that cannot be served; the log of its server says where",
@@ -302,13 +302,13 @@ def laid_out(
 
 
 def _one_kind(shards: Sequence[Shard]) -> Stored:
-    """Return the type of their tokens.  Raises: BadCorpus if not all are of one kind."""
+    """Return the type of their tokens.  Raises: InvalidCorpus if not all are of one kind."""
     first = shards[0]
     for shard in shards:
         one, other = first.layout, shard.layout
         if (one.format, one.dtype) != (other.format, other.dtype):
             what = [f"{layout.format} ({layout.dtype.name})" for layout in (one, other)]
-            raise BadCorpus(
+            raise InvalidCorpus(
                 shard.path,
                 f"is {what[1]}, and {first.path} is {what[0]}: a dataset's files are of one kind",
             )

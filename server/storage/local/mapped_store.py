@@ -20,12 +20,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
-from ...runtime.poll_rate import Looks
+from ...runtime.poll_rate import PollRate
 from ..files import open_file, size_on_disk
-from ..formats import Asked
+from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from . import syscalls
 from .local_store import LocalStore, Numbers
@@ -46,9 +46,13 @@ class MapStore(LocalStore[Scratch]):
     kind = "map"
 
     def __init__(
-        self, name: str, paths: Sequence[str], asked: Asked, looks: Looks | None = None
+        self,
+        name: str,
+        paths: Sequence[str],
+        options: FormatOptions,
+        poll_rate: PollRate | None = None,
     ) -> None:
-        """Map every file, read-only.  Raises: BadCorpus, naming the file and what is wrong with
+        """Map every file, read-only.  Raises: InvalidCorpus, naming the file and what is wrong with
         it.
         """
         spans = [_pages_bytes(size_on_disk(path)) for path in paths]
@@ -57,10 +61,12 @@ class MapStore(LocalStore[Scratch]):
         try:
             self._firsts = self._address + np.cumsum([0, *spans[:-1]])
             shards = [
-                _map(path, asked, address, span)
+                _map(path, options, address, span)
                 for path, address, span in zip(paths, self._firsts.tolist(), spans, strict=True)
             ]
-            super().__init__(name, shards, Scratch, OpenedShards(name, shards, looks or Looks()))
+            super().__init__(
+                name, shards, Scratch, OpenedShards(name, shards, poll_rate or PollRate())
+            )
         except BaseException:
             syscalls.unmap(self._address, self._span_bytes)
             raise
@@ -145,18 +151,18 @@ class MapStore(LocalStore[Scratch]):
 
     def _read_tokens(self, spans: Spans, room: Scratch) -> None:
         faults_before = _major_faults()
-        unread = room.fill(self.ranges(spans))
+        unread = room.copy_from(self.ranges(spans))
         self._readahead.observe(_major_faults() - faults_before)
         if unread is not None:
             raise Unread(int(spans.shard[unread]), _bad_address())
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: Scratch, place: int) -> None:
-        unread = room.fill(_ranges(self._firsts[shard] + first_byte, 1), place)
+        unread = room.copy_from(_ranges(self._firsts[shard] + first_byte, 1), place)
         if unread is not None:
             raise Unread(int(shard[unread]), _bad_address())
 
     def _copy(self, shard: int, part: npt.NDArray[np.uint64], scratch: Scratch) -> None:
-        if scratch.fill(part.reshape(1, 2)) is not None:
+        if scratch.copy_from(part.reshape(1, 2)) is not None:
             raise Unread(shard, _bad_address())
 
     def _populate(self, first_byte: int, end_byte: int) -> None:
@@ -188,18 +194,18 @@ class MapStore(LocalStore[Scratch]):
             syscalls.read_ahead_singly(ranges)
 
 
-def _map(path: str, asked: Asked, address: int, span_bytes: int) -> Shard:
+def _map(path: str, options: FormatOptions, address: int, span_bytes: int) -> Shard:
     with open_file(path) as file:
-        shard = Shard.describe(file, asked)
+        shard = Shard.describe(file, options)
         if _pages_bytes(shard.size_bytes) != span_bytes:
-            raise BadCorpus(
+            raise InvalidCorpus(
                 path, "changed while it was being opened; start again when it is complete"
             )
         try:
             syscalls.map_file(address, file.descriptor, shard.size_bytes)
         except OSError as error:
             cure = "a process maps at most vm.max_map_count files (65530 by default)"
-            raise BadCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
+            raise InvalidCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
         return shard
 
 
@@ -207,7 +213,9 @@ def _reserve(path: str, span_bytes: int) -> int:
     try:
         return syscalls.reserve(span_bytes)
     except OSError as error:
-        raise BadCorpus(path, f"{span_bytes} bytes cannot be mapped: {error.strerror}") from error
+        raise InvalidCorpus(
+            path, f"{span_bytes} bytes cannot be mapped: {error.strerror}"
+        ) from error
 
 
 def _ranges(addresses: Numbers, size_bytes: Numbers | int) -> syscalls.Ranges:
@@ -246,7 +254,7 @@ def _touch(address: int, size_bytes: int) -> None:
     pages = np.arange(address, address + size_bytes, syscalls.PAGE_BYTES, dtype=np.uint64)
     scratch = Scratch()
     try:
-        if scratch.fill(np.stack([pages, np.ones_like(pages)], axis=1)) is not None:
+        if scratch.copy_from(np.stack([pages, np.ones_like(pages)], axis=1)) is not None:
             raise _bad_address()
     finally:
         scratch.close()

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from tokenfeed.errors import CorpusChanged, Unreadable
 
-from ...runtime.exceptions import file_name
-from ...runtime.poll_rate import Looks
-from ..store import Later, SameContent
-from .shard import Facts, Fate, Shard
+from ...runtime.exceptions import log_safe_name
+from ...runtime.poll_rate import PollRate
+from ..store import SameContent, Submit
+from .shard import FileChange, FileStat, Shard
 
 Result = TypeVar("Result")
 
@@ -55,7 +55,7 @@ class OpenedShards:
         self,
         name: str,
         shards: Sequence[Shard],
-        looks: Looks,
+        poll_rate: PollRate,
         status_of: Callable[[int], os.stat_result] | None = None,
     ) -> None:
         """Begin with none changed.
@@ -65,9 +65,9 @@ class OpenedShards:
         """
         self.name = name
         self.shards = list(shards)
-        self._looks = looks
+        self._poll_rate = poll_rate
         self._status_of = status_of
-        self._lost = ""
+        self._failed = ""
         self._closed = threading.Event()
         self._warned: set[int] = set()
         self._unknown: set[int] = set()
@@ -77,31 +77,31 @@ class OpenedShards:
         self._said_at = -_SAID_SECONDS
 
     @property
-    def lost(self) -> bool:
+    def failed(self) -> bool:
         """Whether nothing of them is handed out any more."""
-        return bool(self._lost)
+        return bool(self._failed)
 
     @property
     def may_change(self) -> bool:
         """Whether to look for changes while nothing is wrong with them."""
-        return not self._looks.never
+        return not self._poll_rate.never
 
     def require_intact(self) -> None:
         """Raise CorpusChanged if a file was ever found cut short or written to."""
-        if self._lost:
-            raise CorpusChanged("dataset", f"{self.name!r} {self._lost}")
+        if self._failed:
+            raise CorpusChanged("dataset", f"{self.name!r} {self._failed}")
 
-    def lose(self, reason: str, told: str = "") -> None:
+    def mark_failed(self, reason: str, client_message: str = "") -> None:
         """Hand out nothing more of this dataset: half a corpus is another corpus.
 
         reason: for the log.  told: to clients, where it is not that its files changed.
         """
-        self._lost = told or _CHANGED
+        self._failed = client_message or _CHANGED
         _LOG.error("lost dataset=%s: %s", self.name, reason)
 
     def close(self) -> None:
         """Hand out nothing more. May be called twice."""
-        self._lost = _CHANGED
+        self._failed = _CHANGED
         self._closed.set()
 
     def is_written(self, index: int) -> bool:
@@ -109,15 +109,15 @@ class OpenedShards:
 
         Raises: Unread where the file system does not tell.
         """
-        return self._fate_now(index) is Fate.WRITTEN
+        return self._current_change(index) is FileChange.MODIFIED
 
-    def further_witness(self, index: int) -> tuple[int, int] | None:
-        """Return what `Shard.further_witness` does, if the file is as it was opened; else None."""
+    def further_sentinel(self, index: int) -> tuple[int, int] | None:
+        """Return what `Shard.further_sentinel` does, if the file is as it was opened; else None."""
         shard = self.shards[index]
         try:
-            found = shard.further_witness()
-            self._looks.take()
-            return found if shard.facts_now() == shard.facts else None
+            found = shard.further_sentinel()
+            self._poll_rate.wait_turn()
+            return found if shard.current_stat() == shard.facts else None
         except OSError:
             return None
 
@@ -133,17 +133,17 @@ class OpenedShards:
                 return read()
             except Unread as unread:
                 if self.was_cut(unread):
-                    name = file_name(self.shards[unread.shard].path)
+                    name = log_safe_name(self.shards[unread.shard].path)
                     error = unread.error.strerror
-                    self.lose(f"{name}: cut short or written to; met by a read: {error}")
+                    self.mark_failed(f"{name}: cut short or written to; met by a read: {error}")
             self.require_intact()
             self._closed.wait(pause_seconds)
         try:
             return read()
         except Unread as unread:
             if patient and self._is_gone(unread.shard):
-                name = file_name(self.shards[unread.shard].path)
-                self.lose(f"{name}: replaced or removed, and what was opened cannot be read")
+                name = log_safe_name(self.shards[unread.shard].path)
+                self.mark_failed(f"{name}: replaced or removed, and what was opened cannot be read")
                 self.require_intact()
             problem = "has a file that cannot be read at present"
             cure = "ask again, or another server; the log of this one names the file"
@@ -155,70 +155,70 @@ class OpenedShards:
         """
         self.require_intact()
         try:
-            if self._fate_now(unread.shard) is Fate.WRITTEN:
+            if self._current_change(unread.shard) is FileChange.MODIFIED:
                 return True
-        except Unread as later:
-            unread = later
+        except Unread as submit:
+            unread = submit
         if time.monotonic() - self._said_at >= _SAID_SECONDS:
             self._said_at = time.monotonic()
             _LOG.warning(
                 "cannot be read dataset=%s file=%s: %s; tried again, and it is served on",
                 self.name,
-                file_name(self.shards[unread.shard].path),
+                log_safe_name(self.shards[unread.shard].path),
                 unread.error.strerror,
             )
         return False
 
-    def look_at(self, index: int, same_content: SameContent, later: Later) -> None:
+    def poll_file(self, index: int, same_content: SameContent, submit: Submit) -> None:
         """Look at a file: one written to in place loses the dataset, others cost a warning.
 
         same_content: reads the dataset anew.  later: calls what it is given, which calls that.
         """
-        if self._lost:
+        if self._failed:
             return
-        self._looks.take()
+        self._poll_rate.wait_turn()
         shard = self.shards[index]
         try:
-            now = shard.facts_now()
-            fate = shard.fate(now)
+            now = shard.current_stat()
+            change = shard.detect_change(now)
         except OSError as error:
             self._say_unknown(index, error)
             return
         self._unknown.discard(index)
-        if fate is Fate.WRITTEN:
-            self.lose(f"{file_name(shard.path)}: {fate.value}")
-        if fate in (Fate.REPLACED, Fate.GROWN) and index not in self._warned:
+        if change is FileChange.MODIFIED:
+            self.mark_failed(f"{log_safe_name(shard.path)}: {change.value}")
+        if change in (FileChange.REPLACED, FileChange.APPENDED) and index not in self._warned:
             self._warned.add(index)
             _LOG.warning(
-                "file dataset=%s name=%s: %s", self.name, file_name(shard.path), fate.value
+                "file dataset=%s name=%s: %s", self.name, log_safe_name(shard.path), change.value
             )
-        if fate in (Fate.TOUCHED, Fate.GROWN) and now is not None:
+        if change in (FileChange.METADATA, FileChange.APPENDED) and now is not None:
             # As it is now: what is written while it is read is seen the next time.
-            self.shards[index] = shard.with_facts(now)
+            self.shards[index] = shard.with_stat(now)
             self._touched.add(index)
         due = time.monotonic() >= self._reread_at
-        if self._touched and due and not self._lost and not self._rereading:
+        if self._touched and due and not self._failed and not self._rereading:
             self._rereading = True
-            later(partial(self._reread, same_content))
+            submit(partial(self._reread, same_content))
 
-    def facts(self) -> list[Facts]:
+    def facts(self) -> list[FileStat]:
         """Return what is known of each file."""
         return [shard.facts for shard in self.shards]
 
     def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
         """Say whether all files are now as these facts say."""
         for index, known in enumerate(facts):
-            if self._lost or stopped():
+            if self._failed or stopped():
                 return False
             if not self.may_change:
                 continue
-            self._looks.take()
+            self._poll_rate.wait_turn()
             try:
-                if self.shards[index].facts_now() != known:
+                if self.shards[index].current_stat() != known:
                     return False
             except OSError:
                 return False
-        return not (self._lost or self._touched or self._rereading)
+        return not (self._failed or self._touched or self._rereading)
 
     def _reread(self, same_content: SameContent) -> None:
         """Lose the dataset unless its content is the same; what cannot be read now is read again
@@ -231,9 +231,9 @@ class OpenedShards:
             same = same_content()
             if same is None:
                 self._touched.update(touched)
-            elif not same and not self._lost:
-                names = ", ".join(file_name(self.shards[index].path) for index in touched)
-                self.lose(f"{names}: written to in place, whatever its time says")
+            elif not same and not self._failed:
+                names = ", ".join(log_safe_name(self.shards[index].path) for index in touched)
+                self.mark_failed(f"{names}: written to in place, whatever its time says")
         finally:
             ended = time.monotonic()
             self._reread_at = ended + _REREAD_PAUSE * (ended - began)
@@ -242,21 +242,21 @@ class OpenedShards:
     def _is_gone(self, index: int) -> bool:
         """Say whether nothing leads to what was opened any more: no descriptor, not its name."""
         try:
-            return self._status_of is None and self._fate_now(index) is Fate.REPLACED
+            return self._status_of is None and self._current_change(index) is FileChange.REPLACED
         except Unread:
             return False
 
-    def _fate_now(self, index: int) -> Fate:
+    def _current_change(self, index: int) -> FileChange:
         """Say what has become of what was opened: by its descriptor, if one is kept, or its name.
 
         Raises: Unread where the file system does not tell.
         """
-        self._looks.take()
+        self._poll_rate.wait_turn()
         shard = self.shards[index]
         try:
             if self._status_of is None:
-                return shard.fate(shard.facts_now())
-            return shard.fate(Facts.of(self._status_of(index)))
+                return shard.detect_change(shard.current_stat())
+            return shard.detect_change(FileStat.of(self._status_of(index)))
         except OSError as error:
             raise Unread(index, error) from error
 
@@ -266,7 +266,7 @@ class OpenedShards:
             _LOG.warning(
                 "could not look at dataset=%s file=%s: %s; it is served on",
                 self.name,
-                file_name(self.shards[index].path),
+                log_safe_name(self.shards[index].path),
                 error.strerror,
             )
         self._unknown.add(index)

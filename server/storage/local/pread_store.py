@@ -18,18 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
-from ...runtime.poll_rate import Looks
+from ...runtime.poll_rate import PollRate
 from ..files import open_file
-from ..formats import Asked
+from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from .local_store import LocalStore, Numbers
 from .opened_shards import OpenedShards, Unread
 from .readahead import sampled
 from .scratch import Room
-from .shard import Facts, Shard
+from .shard import FileStat, Shard
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
 # with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
@@ -92,9 +92,13 @@ class PreadStore(LocalStore[Room]):
     kind = "pread"
 
     def __init__(
-        self, name: str, paths: Sequence[str], asked: Asked, looks: Looks | None = None
+        self,
+        name: str,
+        paths: Sequence[str],
+        options: FormatOptions,
+        poll_rate: PollRate | None = None,
     ) -> None:
-        """Open every file.  Raises: BadCorpus, naming the file and what is wrong with it."""
+        """Open every file.  Raises: InvalidCorpus, naming the file and what is wrong with it."""
         _require_descriptors(paths)
         self._descriptors: list[int] = []
         self._closing = threading.Lock()
@@ -102,9 +106,9 @@ class PreadStore(LocalStore[Room]):
         try:
             for path in paths:
                 with open_file(path) as file:
-                    shards.append(Shard.describe(file, asked))
+                    shards.append(Shard.describe(file, options))
                     self._descriptors.append(_kept(file.descriptor))
-            files = OpenedShards(name, shards, looks or Looks(), self._status)
+            files = OpenedShards(name, shards, poll_rate or PollRate(), self._status)
             super().__init__(name, shards, Room, files)
         except BaseException:
             self._close_all()
@@ -146,7 +150,7 @@ class PreadStore(LocalStore[Room]):
             self._start_reading(shard, first, size)
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
-        """Return token bytes of a shard.  Raises: BadCorpus."""
+        """Return token bytes of a shard.  Raises: InvalidCorpus."""
         content = bytearray(size_bytes)
         part = _Part(shard, int(self._first_bytes[shard]) + first_byte, memoryview(content))
         known = self.shards[shard]
@@ -155,7 +159,7 @@ class PreadStore(LocalStore[Room]):
             self._read_part(part)
         except (OSError, Unread) as error:
             why = error.error if isinstance(error, Unread) else error
-            raise BadCorpus(known.path, f"cannot be read: {why.strerror}") from why
+            raise InvalidCorpus(known.path, f"cannot be read: {why.strerror}") from why
         return bytes(content)
 
     def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
@@ -280,17 +284,17 @@ class PreadStore(LocalStore[Room]):
         known = self.shards[shard]
         try:
             with open_file(known.path) as file:
-                now = Facts.of(file.status)
+                now = FileStat.of(file.status)
                 # Not the device: after a failover it may be another.
                 same = now[1:4] == known.facts[1:4]
                 _set_up(file.descriptor)
                 with self._closing:
-                    if same and not self.lost:
+                    if same and not self.failed:
                         os.dup2(file.descriptor, self._descriptors[shard], inheritable=False)
                         # Its time of change is left to the next look, which reads it anew.
                         facts = known.facts._replace(device=now.device)
-                        self.files.shards[shard] = known.with_facts(facts)
-        except (BadCorpus, OSError):
+                        self.files.shards[shard] = known.with_stat(facts)
+        except (InvalidCorpus, OSError):
             return
 
     def _status(self, shard: int) -> os.stat_result:
@@ -338,7 +342,9 @@ def _set_up(descriptor: int) -> None:
 
 
 def _require_descriptors(paths: Sequence[str]) -> None:
-    """Have this process be allowed a descriptor for each file.  Raises: BadCorpus if it is not."""
+    """Have this process be allowed a descriptor for each file.  Raises: InvalidCorpus if it is
+    not.
+    """
     open_now = len(os.listdir("/proc/self/fd"))
     needed = open_now + len(paths) + _DESCRIPTORS_SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -349,7 +355,7 @@ def _require_descriptors(paths: Sequence[str]) -> None:
     except (ValueError, OSError):
         hard = soft
     if hard < needed:
-        raise BadCorpus(
+        raise InvalidCorpus(
             paths[0],
             f"{len(paths)} files are read by a descriptor each, and this process may have {hard}, "
             f"of which {open_now} are open and {_DESCRIPTORS_SPARE} kept for connections: raise "

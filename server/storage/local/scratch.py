@@ -57,7 +57,7 @@ class Scratch(Room):
             os.ftruncate(self._descriptor, max(size_bytes, FRAME_BYTES_TARGET))
             self.content = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.uint8)
 
-    def fill(self, ranges: syscalls.Ranges, first_byte: int = 0) -> int | None:
+    def copy_from(self, ranges: syscalls.Ranges, first_byte: int = 0) -> int | None:
         """Copy mapped ranges to first_byte and on; return which of them could not be read, None if
         all could.
         """
@@ -80,7 +80,7 @@ class ScratchPool(Generic[RoomKind]):
         self._free: deque[RoomKind] = deque()  # its append and pop are atomic
         self._at_once = threading.BoundedSemaphore(_GATHERS_AT_ONCE)
 
-    def take(self, size_bytes: int) -> RoomKind:
+    def acquire(self, size_bytes: int) -> RoomKind:
         """Return room for at least so many bytes that nobody else uses, until it is given back;
         waits for its turn.
 
@@ -98,7 +98,7 @@ class ScratchPool(Generic[RoomKind]):
             raise
         return room
 
-    def give_back(self, room: RoomKind) -> None:
+    def release(self, room: RoomKind) -> None:
         """Take back what was lent."""
         if room.content.size > _BYTES_KEPT or len(self._free) >= _FILES_KEPT:
             room.close()
@@ -108,12 +108,12 @@ class ScratchPool(Generic[RoomKind]):
 
     @contextmanager
     def lend(self, size_bytes: int) -> Iterator[RoomKind]:
-        """Lend room, as `take`, for as long as the with block runs."""
-        room = self.take(size_bytes)
+        """Lend room, as `acquire`, for as long as the with block runs."""
+        room = self.acquire(size_bytes)
         try:
             yield room
         finally:
-            self.give_back(room)
+            self.release(room)
 
     def close(self) -> None:
         """Close those that nobody uses at present."""

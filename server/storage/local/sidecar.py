@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...runtime.exceptions import file_name, log_blame
+from ...runtime.exceptions import log_exception, log_safe_name
 from ..formats import Stored
 from .shard import Shard
 
@@ -60,10 +60,12 @@ def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:
     except FileNotFoundError:
         return b""
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        log_blame(logging.WARNING, "ignored sidecar=%s", file_name(path))
+        log_exception(logging.WARNING, "ignored sidecar=%s", log_safe_name(path))
         return b""
     if kept != _facts(shards, dtype) or len(known) != 32:
-        _LOG.warning("ignored sidecar=%s: it is of other files; verify them anew", file_name(path))
+        _LOG.warning(
+            "ignored sidecar=%s: it is of other files; verify them anew", log_safe_name(path)
+        )
         return b""
     return known
 
@@ -105,7 +107,7 @@ def _facts(shards: Sequence[Shard], dtype: Stored) -> dict[str, object]:
             [
                 os.path.basename(shard.path),
                 shard.size_bytes,
-                shard.facts.written_ns,
+                shard.facts.mtime_ns,
                 shard.layout.first_byte,
                 shard.layout.token_count,
             ]

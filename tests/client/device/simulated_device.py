@@ -14,7 +14,7 @@ import torch
 from client.device.widening import widen_there
 
 
-class Mark:
+class Event:
     """An event: set once the device has come past it."""
 
     def __init__(self, device: Device) -> None:
@@ -53,14 +53,14 @@ class Device:
     def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         return torch.full(shape, -2, dtype=dtype)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Mark | None) -> Mark:
+    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Event | None) -> Event:
         return self._enqueue(0, lambda: target.copy_(source), after)
 
-    def widen(self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: Mark) -> Mark:
+    def widen(self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: Event) -> Event:
         return self._enqueue(1, lambda: widen_there(source, x, y), after)
 
-    def _enqueue(self, queue: int, work: Callable[[], object], after: Mark | None) -> Mark:
-        mark = Mark(self)
+    def _enqueue(self, queue: int, work: Callable[[], object], after: Event | None) -> Event:
+        mark = Event(self)
 
         def piece() -> bool:
             if self._waits and after is not None and not after.passed:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.device.pinned_ring import SLOTS, Ring
+from client.device.pinned_ring import SLOTS, PinnedRing
 from client.device.widening import NARROW
 from tests.client.device.simulated_device import Device
 from tokenfeed.wire.row_block import RowBlock
@@ -27,7 +27,7 @@ def rows_of(batch: int, width: int) -> np.ndarray:
 
 def pass_through(device: Device, width: int, choices: random.Random) -> list[bool]:
     """Send batches through a ring while the device works now and then; which came out right?"""
-    ring = Ring(device, (B, T + 1), NARROW[width])
+    ring = PinnedRing(device, (B, T + 1), NARROW[width])
     batches = []
     staged = 0
     while len(batches) < BATCHES:
@@ -68,7 +68,7 @@ def test_a_device_that_does_not_wait_spoils_batches() -> None:
 def test_the_host_waits_only_when_it_is_a_whole_ring_ahead() -> None:
     """Else a trainer that enqueues its steps ahead would be held back by its data."""
     device = Device()
-    ring = Ring(device, (B, T + 1), torch.int16)
+    ring = PinnedRing(device, (B, T + 1), torch.int16)
 
     for batch in range(SLOTS):
         ring.stage([RowBlock(rows_of(batch, 2))])
@@ -86,7 +86,7 @@ def test_a_ring_takes_tokens_of_another_width(widths: tuple[int, int], seed: int
     part of what a stream is.
     """
     device, choices = Device(), random.Random(seed)
-    ring = Ring(device, (B, T + 1), NARROW[widths[0]])
+    ring = PinnedRing(device, (B, T + 1), NARROW[widths[0]])
     outcomes = []
     for batch in range(BATCHES):
         first, second = rows_of(batch, widths[0]), rows_of(batch, widths[1])

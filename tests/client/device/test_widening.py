@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from client.device.row_source import RowSource
-from client.device.transfer import HostDelivery, PlainDelivery
+from client.device.transfer import CpuTransfer, DirectTransfer
 from client.device.widening import (
     join_into,
     narrow_dtype,
@@ -60,7 +60,7 @@ class Arrived(RowSource):
         assert row_count == sum(map(len, self._parts))
         return self._parts
 
-    def advance(self, row_count: int) -> None:
+    def consume(self, row_count: int) -> None:
         self._parts = []
 
 
@@ -77,8 +77,8 @@ def test_a_batch_may_come_from_servers_that_serve_different_widths(
     if wide_first:
         parts.reverse()
     delivery = {
-        "host": HostDelivery((2, 2), torch.int64),
-        "plain": PlainDelivery((2, 2), torch.int64, torch.device("cpu")),
+        "host": CpuTransfer((2, 2), torch.int64),
+        "plain": DirectTransfer((2, 2), torch.int64, torch.device("cpu")),
     }[device]
 
     batch = delivery.next(Arrived(parts), None)

@@ -70,33 +70,33 @@ class Feeds(RuleBasedStateMachine):
         self.handed_out: list[Named] = []
         self.saved: list[tuple[str, list[Named]]] = []
 
-    def hand_out(self, end_sample: int | None = None, next_sample: int | None = None) -> None:
+    def commit(self, end_sample: int | None = None, next_sample: int | None = None) -> None:
         batch_size, world_size = self.sizes
         first_sample = self.cursor.sample
         whole = first_sample + batch_size * world_size
         end_sample = whole if end_sample is None else end_sample
         next_sample = end_sample if next_sample is None else next_sample
-        self.cursor.hand_out(first_sample, end_sample, next_sample, self.spec)
+        self.cursor.commit(first_sample, end_sample, next_sample, self.spec)
         self.handed_out.append(Named(range(first_sample, end_sample), *self.sizes, self.spec))
 
     @rule(batches=st.integers(1, 5))
     def loop(self, batches: int) -> None:
         for _ in range(batches):
-            self.hand_out()
+            self.commit()
 
     @rule(part=st.integers(1, 100))
     def end_an_epoch_with_padding(self, part: int) -> None:
         batch_size, world_size = self.sizes
-        self.hand_out(self.cursor.sample + 1 + part % (batch_size * world_size))
+        self.commit(self.cursor.sample + 1 + part % (batch_size * world_size))
 
     @rule(part=st.integers(1, 100))
     def end_an_epoch_with_rows_of_the_next_one(self, part: int) -> None:
         batch_size, world_size = self.sizes
-        self.hand_out(None, self.cursor.sample + 1 + part % (batch_size * world_size))
+        self.commit(None, self.cursor.sample + 1 + part % (batch_size * world_size))
 
     @rule(samples=st.integers(0, 9))
     def skip(self, samples: int) -> None:
-        self.cursor.go_to(self.cursor.sample + samples)
+        self.cursor.seek(self.cursor.sample + samples)
 
     @rule()
     def save(self) -> None:
@@ -112,7 +112,7 @@ class Feeds(RuleBasedStateMachine):
         state = json.loads(text)
         self.sizes = batch_size, world_size
         self.cursor = Cursor(Position(0, batch_size, 0, world_size))
-        self.cursor.go_to(read_state(state)[0], read_history(state))
+        self.cursor.seek(read_state(state)[0], read_history(state))
         self.handed_out = handed_out.copy()
 
     @rule(index=st.integers(0, 1))
@@ -159,8 +159,8 @@ def test_of_too_many_runs_the_oldest_are_left_out_and_the_rest_keep_their_names(
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
         for run in range(HISTORY_RUNS_MAX + 500):
             for first_sample in (20 * run, 20 * run + 4):
-                cursor.hand_out(first_sample, first_sample + 4, first_sample + 4, SPEC)
-            cursor.go_to(20 * run + 20)
+                cursor.commit(first_sample, first_sample + 4, first_sample + 4, SPEC)
+            cursor.seek(20 * run + 20)
 
     sample, _, history = cursor.now
     state = write_state(sample, SPEC, history)
@@ -192,7 +192,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
     seen = set()
     for at in count(1):
         cursor = Cursor(Position(0, 4, 0, 2))
-        cursor.hand_out(0, 8, 8 + skipped, SPEC)
+        cursor.commit(0, 8, 8 + skipped, SPEC)
         before, passed = cursor.standing, 0
 
         def trace(frame: FrameType, event: str, _: Any, at: int = at) -> Any:
@@ -207,7 +207,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
         debugger = sys.gettrace()
         sys.settrace(trace)
         try:
-            cursor.hand_out(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
+            cursor.commit(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
         except KeyboardInterrupt:
             pass
         finally:
@@ -222,6 +222,6 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
 
 
 def _handed_out(cursor: Cursor, skipped: int) -> Any:
-    cursor.hand_out(0, 8, 8 + skipped, SPEC)
-    cursor.hand_out(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
+    cursor.commit(0, 8, 8 + skipped, SPEC)
+    cursor.commit(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
     return cursor.standing

@@ -15,7 +15,7 @@ import pytest
 
 from client import Credentials, RemoteBatches, Timeouts
 from client.runtime.supervisor import END_SECONDS, Supervisor, Task
-from client.stream.row_stream import FrameStream
+from client.stream.row_stream import RowStream
 from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_frames
 from tests.conftest import ROOT
 from tests.support.waiting import eventually
@@ -113,7 +113,7 @@ def test_a_call_that_hangs_while_it_is_cancelled_keeps_nobody_from_leaving_a_sil
     ) as feed:  # fmt: skip
         epoch = iter(feed.epoch(0))
         next(epoch)
-        (stream,) = (task for task in tasks(feed) if isinstance(task, FrameStream))
+        (stream,) = (task for task in tasks(feed) if isinstance(task, RowStream))
         with stream._calls[0]._state.condition:  # type: ignore[attr-defined]
             del epoch
             assert sum(1 for _ in feed.epoch(0)) == 6

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 import client.stream.failover
-from client.stream.failover import Tour
-from client.transport.replicas import Replica, Replicas
+from client.stream.failover import Failover
+from client.transport.replicas import Replica, ReplicaSet
 from client.transport.timeouts import Timeouts
 from tokenfeed.errors import (
     BadFrame,
     Busy,
-    NotServed,
+    NotFound,
     StreamMismatch,
     TokenfeedError,
     Unreachable,
@@ -39,8 +39,8 @@ class Journey:
         pause_count_max: int | None = None,
     ) -> None:
         self.awaited_since: float | None = 0.0
-        self.tour = Tour(
-            Replicas(targets),
+        self.failover = Failover(
+            ReplicaSet(targets),
             rank=first,
             timeouts=Timeouts(read_seconds=3.0, reconnect_seconds=reconnect_seconds),
             awaited_since=lambda: self.awaited_since,
@@ -55,11 +55,11 @@ class Journey:
 
         def attempt(replica: Replica) -> None:
             self.asked.append(replica.address)
-            self.patience.append(self.tour.read_seconds)
+            self.patience.append(self.failover.read_seconds)
             if (error := outcome(len(self.asked) - 1, replica.address)) is not None:
                 raise error
 
-        self.tour.until_done(attempt, pause=self.pauses.append, is_over=self.is_over)
+        self.failover.run(attempt, pause=self.pauses.append, is_over=self.is_over)
 
     def is_over(self) -> bool:
         return len(self.pauses) == self.pause_count_max
@@ -82,7 +82,7 @@ class Clock:
         """What becomes of asking a server that says nothing."""
 
         def outcome(index: int, address: str) -> TokenfeedError:
-            self.now += journey.tour.read_seconds
+            self.now += journey.failover.read_seconds
             return away(index, address)
 
         return outcome
@@ -167,7 +167,7 @@ def test_a_sign_of_life_begins_anew() -> None:
 
     def outcome(index: int, address: str) -> TokenfeedError | None:
         if index == 5:
-            journey.tour.alive()
+            journey.failover.record_progress()
         return away(index, address) if index < 7 else None
 
     journey.go(outcome)
@@ -182,8 +182,8 @@ def test_on_a_slow_line_patience_stays_above_what_a_frame_took(clock: Clock) -> 
 
     patience = []
     for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 50):
-        journey.tour.alive(waited_seconds)
-        patience.append(journey.tour.read_seconds)
+        journey.failover.record_progress(waited_seconds)
+        patience.append(journey.failover.read_seconds)
 
     assert patience[:5] == [30, 28.5, 33, 33, 33]
     assert patience[-1] == 3
@@ -194,17 +194,17 @@ def test_patience_is_as_short_as_before_where_no_tour_was_in_vain() -> None:
     journey = Journey(["a:1", "b:1"])
 
     journey.go(fails(1))
-    journey.tour.alive(2.9)
+    journey.failover.record_progress(2.9)
 
-    assert journey.tour.read_seconds == 3
+    assert journey.failover.read_seconds == 3
 
 
 def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:
     """A bit flipped on the way looks like a wrong request, but not twice."""
     journey = Journey(["a:1", "b:1"])
 
-    with pytest.raises(NotServed, match="no such dataset at a:1"):
-        journey.go(lambda _, address: NotServed("dataset", f"no such dataset at {address}"))
+    with pytest.raises(NotFound, match="no such dataset at a:1"):
+        journey.go(lambda _, address: NotFound("dataset", f"no such dataset at {address}"))
 
     assert journey.asked == ["a:1", "b:1", "a:1", "b:1"]
     assert journey.pauses == [0.0]
@@ -236,7 +236,7 @@ def test_each_outage_is_said(caplog: pytest.LogCaptureFixture) -> None:
     journey = Journey(["a:1"])
 
     journey.go(fails(3))
-    journey.tour.alive()
+    journey.failover.record_progress()
     journey.go(fails(6))
 
     assert caplog.text.count("waiting for server rank=0 target=a:1") == 2
@@ -244,7 +244,7 @@ def test_each_outage_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_attempt_that_asks_all_servers_is_a_tour() -> None:
-    tour, pauses, attempts = Journey(["a:1", "b:1", "c:1"]).tour, [], []
+    failover, pauses, attempts = Journey(["a:1", "b:1", "c:1"]).failover, [], []
 
     def attempt(replica: Replica) -> bool:
         attempts.append(replica)
@@ -252,7 +252,7 @@ def test_an_attempt_that_asks_all_servers_is_a_tour() -> None:
             raise Unreachable(replica.address, "is down")
         return True
 
-    assert tour.until_done(attempt, pause=pauses.append, is_over=lambda: False, asks_all=True)
+    assert failover.run(attempt, pause=pauses.append, is_over=lambda: False, asks_all=True)
     assert pauses == [0.1, 0.2]
 
 

@@ -17,8 +17,8 @@ import grpc
 import pytest
 
 from client import RemoteBatches, Timeouts
-from client.stream.dataset_client import RemoteDataset
-from client.transport.replicas import Replicas
+from client.stream.dataset_client import DatasetClient
+from client.transport.replicas import ReplicaSet
 from tests.client.conftest import (
     FINGERPRINT,
     ScriptedServer,
@@ -242,7 +242,7 @@ def test_a_known_digest_is_compared_when_servers_are_asked_about_another_context
     knowing.digest = bytes([1] * 32)
     unknowing.windows_per_epoch = knowing.windows_per_epoch = 10
     targets = [unknowing.address, address, knowing.address]
-    remote = RemoteDataset(targets, wanted(T, B), timeouts=Timeouts(), fingerprint=given)
+    remote = DatasetClient(targets, wanted(T, B), timeouts=Timeouts(), fingerprint=given)
     with closing(remote):
         remote.await_described()
         start_scripted(address).digest = bytes([2] * 32)
@@ -259,7 +259,7 @@ def test_a_digest_that_is_found_while_asking_about_another_context_length_is_kep
     """What is known of the own context length stays."""
     server = start_scripted()
     server.windows_per_epoch = 10
-    with closing(RemoteDataset(server.address, wanted(T, B), timeouts=Timeouts())) as remote:
+    with closing(DatasetClient(server.address, wanted(T, B), timeouts=Timeouts())) as remote:
         remote.await_described()
         server.digest, server.windows_per_epoch = bytes([1] * 32), 9
 
@@ -431,8 +431,8 @@ def test_a_new_address_of_a_name_is_found_while_the_others_are_well(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod was added; nobody waits for the resolver meanwhile."""
-    monkeypatch.setattr("client.transport.replicas._LOOK_UP_SECONDS", 0.0)
-    replicas = Replicas("dns:///feed.example:1")
+    monkeypatch.setattr("client.transport.replicas._RESOLVE_SECONDS", 0.0)
+    replicas = ReplicaSet("dns:///feed.example:1")
     resolver.addresses = ["127.0.0.1"]
     assert addresses(replicas) == ["ipv4:127.0.0.1:1"]
 
@@ -448,7 +448,7 @@ def test_a_new_address_of_a_name_is_found_while_the_others_are_well(
     assert addresses(replicas) == ["ipv4:127.0.0.1:1", "ipv4:127.0.0.2:1"]
 
 
-def addresses(replicas: Replicas) -> list[str]:
+def addresses(replicas: ReplicaSet) -> list[str]:
     return [replica.address for replica in replicas.all(3.0, lambda: False)]
 
 

@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from client.stats import Counters
-from client.stream.dataset_client import RemoteDataset
-from client.stream.row_stream import FrameStream
-from client.transport.channel import translated
+from client.stream.dataset_client import DatasetClient
+from client.stream.row_stream import RowStream
+from client.transport.channel import error_from_rpc
 from client.transport.timeouts import Timeouts
 from tests.client.conftest import ScriptedServer, honest, honest_frames, wanted
 from tests.faults.proxy import FaultProxy
@@ -23,9 +23,9 @@ from tokenfeed.errors import (
     Busy,
     CorpusChanged,
     InvalidRequest,
-    NotServed,
-    NotTokenfeed,
-    OverLimit,
+    LimitExceeded,
+    NotATokenfeedServer,
+    NotFound,
     StreamMismatch,
     TokenfeedError,
     Unreachable,
@@ -33,21 +33,21 @@ from tokenfeed.errors import (
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 T = 4
-OpenStream = Callable[..., FrameStream]
+OpenStream = Callable[..., RowStream]
 
 
 @pytest.fixture
 def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
     """Open streams of the scripted server that are closed after the test."""
-    opened: list[FrameStream] = []
+    opened: list[RowStream] = []
 
     def start(
         num_batches: int | None = 20, *, room_batches: int = 8, reconnect_seconds: float = 10.0
-    ) -> FrameStream:
+    ) -> RowStream:
         request = wanted(T, 2, num_batches)
         timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
-        remote = RemoteDataset(scripted.address, request, timeouts=timeouts)
-        stream = FrameStream(
+        remote = DatasetClient(scripted.address, request, timeouts=timeouts)
+        stream = RowStream(
             remote, request, prefetch_bytes=room_batches * 2 * 2 * (T + 1), counters=Counters()
         )
         opened.append(stream)
@@ -59,24 +59,24 @@ def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
         stream.close()
 
 
-def take(stream: FrameStream) -> list[int] | None:
+def take(stream: RowStream) -> list[int] | None:
     """The sample of the next row, in a list; None at the end."""
     parts = stream.peek(1)
     if parts is None:
         return None
     assert [len(part) for part in parts] == [1]
-    stream.advance(1)
+    stream.consume(1)
     found: list[int] = parts[0].tokens[:, 0].tolist()
     return found
 
 
-def drain(stream: FrameStream, into: list[int]) -> None:
+def drain(stream: RowStream, into: list[int]) -> None:
     """Append the samples of all rows, up to the end or an error."""
     while (sample := take(stream)) is not None:
         into += sample
 
 
-def samples(stream: FrameStream) -> list[int]:
+def samples(stream: RowStream) -> list[int]:
     found: list[int] = []
     drain(stream, found)
     return found
@@ -236,10 +236,10 @@ def test_a_trainer_that_pauses_leaves_no_call_unread(
     ("code", "kind"),
     [
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
-        (grpc.StatusCode.NOT_FOUND, NotServed),
+        (grpc.StatusCode.NOT_FOUND, NotFound),
         (grpc.StatusCode.FAILED_PRECONDITION, StreamMismatch),
         (grpc.StatusCode.DATA_LOSS, CorpusChanged),
-        (grpc.StatusCode.UNIMPLEMENTED, NotTokenfeed),
+        (grpc.StatusCode.UNIMPLEMENTED, NotATokenfeedServer),
     ],
 )
 def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
@@ -265,8 +265,8 @@ def test_a_row_longer_than_any_message_is_refused_by_the_server_and_not_by_a_clo
     """Patience grows with the row; what threads can wait for does not."""
     scripted.scripts = [refuse(grpc.StatusCode.INVALID_ARGUMENT, "context_length: too long")] * 9
     request = wanted(1 << 62, 2, 1)
-    remote = RemoteDataset(scripted.address, request, timeouts=Timeouts(reconnect_seconds=5.0))
-    stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
+    remote = DatasetClient(scripted.address, request, timeouts=Timeouts(reconnect_seconds=5.0))
+    stream = RowStream(remote, request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
     with pytest.raises(InvalidRequest, match="too long"):
@@ -315,7 +315,7 @@ def test_a_hint_of_more_than_nine_digits_counts_as_absent(hint: str, seconds: fl
         def trailing_metadata(self) -> list[SimpleNamespace]:
             return [SimpleNamespace(key="grpc-retry-pushback-ms", value=hint)]
 
-    failure = translated(Refusal(), "a:1")
+    failure = error_from_rpc(Refusal(), "a:1")
 
     assert isinstance(failure, Busy)
     assert failure.retry_seconds == seconds
@@ -330,7 +330,7 @@ def test_a_proxy_that_is_busy_knows_no_hint_and_is_asked_again(
 
     too_large = "CLIENT: Sent message larger than max (5 vs. 4)"
     scripted.scripts = [refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, too_large)] * 2
-    with pytest.raises(OverLimit, match="larger than max"):
+    with pytest.raises(LimitExceeded, match="larger than max"):
         samples(open_stream())
 
 
@@ -384,8 +384,8 @@ def test_nobody_answering_is_an_error_in_the_end_that_says_who(
 ) -> None:
     """The address is in the message: most often it is wrong."""
     request = wanted(T, 2, 1)
-    remote = RemoteDataset("localhost:1", request, timeouts=Timeouts(reconnect_seconds=0.3))
-    stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
+    remote = DatasetClient("localhost:1", request, timeouts=Timeouts(reconnect_seconds=0.3))
+    stream = RowStream(remote, request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
     with pytest.raises(Unreachable, match=r"localhost:1: no batches"):
@@ -404,9 +404,9 @@ def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServe
     scripted.scripts = [honest, silent]
     request = wanted(T, 2, 20)
     timeouts = Timeouts(read_seconds=0.5, reconnect_seconds=90.0)
-    remote = RemoteDataset(scripted.address, request, timeouts=timeouts)
-    stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
-    stream._tour._patience_seconds = 60.0
+    remote = DatasetClient(scripted.address, request, timeouts=timeouts)
+    stream = RowStream(remote, request, prefetch_bytes=200, counters=Counters())
+    stream._failover._patience_seconds = 60.0
     stream.start()
     begun = time.monotonic()
 
@@ -423,8 +423,8 @@ def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
     scripted.scripts = [honest, *[cut_after(1), honest] * 10]
     with FaultProxy(scripted.address) as proxy:
         request = wanted(T, 2, 200)
-        remote = RemoteDataset(proxy.address, request, timeouts=Timeouts(reconnect_seconds=10.0))
-        stream = FrameStream(remote, request, prefetch_bytes=200, counters=Counters())
+        remote = DatasetClient(proxy.address, request, timeouts=Timeouts(reconnect_seconds=10.0))
+        stream = RowStream(remote, request, prefetch_bytes=200, counters=Counters())
         stream.start()
 
         assert samples(stream) == list(range(400))
@@ -444,8 +444,8 @@ def test_closing_ends_the_thread_although_nobody_answers_at_all() -> None:
     with socket.create_server(("localhost", 0)) as black_hole:
         target = f"localhost:{black_hole.getsockname()[1]}"
         request = wanted(T, 2, 1)
-        remote = RemoteDataset(target, request, timeouts=Timeouts(reconnect_seconds=None))
-        stream = FrameStream(remote, request, prefetch_bytes=100, counters=Counters())
+        remote = DatasetClient(target, request, timeouts=Timeouts(reconnect_seconds=None))
+        stream = RowStream(remote, request, prefetch_bytes=100, counters=Counters())
         stream.start()
         connection, _ = black_hole.accept()
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from client.stats import Counters
-from client.stream.dataset_client import RemoteDataset
-from client.stream.row_stream import FrameStream
+from client.stream.dataset_client import DatasetClient
+from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
 from tests.client.conftest import honest_frames, start_server, wanted
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -104,12 +104,12 @@ class TwoServers(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         request = wanted(T, B)
-        self._remote = RemoteDataset(
+        self._remote = DatasetClient(
             [script.address for script, _ in self._started],
             request,
             timeouts=Timeouts(read_seconds=SECONDS, reconnect_seconds=30.0),
         )
-        self._stream = FrameStream(
+        self._stream = RowStream(
             self._remote, request, prefetch_bytes=8 * B * (T + 1) * 2, counters=Counters()
         )
         self._stream.start()
@@ -128,7 +128,7 @@ class TwoServers(RuleBasedStateMachine):
             expected = np.zeros((1, T + 1), dtype=rows.dtype)
             expected[0, 0] = self._row
             np.testing.assert_array_equal(rows, expected)
-            self._stream.advance(1)
+            self._stream.consume(1)
             self._row += 1
 
     def teardown(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from client import RemoteBatches
 from client.stream.usable import require_usable
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
-from tokenfeed.errors import OtherContract, OverLimit, StreamMismatch
+from tokenfeed.errors import ContractMismatch, LimitExceeded, StreamMismatch
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION
 
@@ -49,7 +49,7 @@ def test_a_server_of_another_contract_is_named_with_who_has_to_be_upgraded(
     """Whoever reads the line has to know what to do."""
     described = answer(contract_revisions=revisions)
 
-    with pytest.raises(OtherContract, match=said) as caught:
+    with pytest.raises(ContractMismatch, match=said) as caught:
         require_usable("a:1", described, wanted(T, B), "", None)
 
     assert caught.value.subject == "a:1"
@@ -82,7 +82,7 @@ def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
     limits: pb.Limits, subject: str, said: str
 ) -> None:
     """gRPC answers a request that is too large with the status of a busy server: for ever."""
-    with pytest.raises(OverLimit, match=said) as caught:
+    with pytest.raises(LimitExceeded, match=said) as caught:
         require_usable("a:1", answer(limits=limits), wanted(T, B), "", None)
 
     assert caught.value.subject == subject
@@ -140,7 +140,7 @@ def test_a_server_that_cannot_compare_our_identity_is_left_out(
     versions: list[int], said: str
 ) -> None:
     """It would refuse every request."""
-    with pytest.raises(OtherContract, match=said):
+    with pytest.raises(ContractMismatch, match=said):
         require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None)
 
 
@@ -168,7 +168,7 @@ def test_it_is_an_error_only_if_no_replica_is_left(start_scripted: StartScripted
         server.contract_revisions = (1,)
 
     feed = feed_from(*(server.address for server in servers))
-    with feed, pytest.raises(OtherContract, match="upgrade the server"):
+    with feed, pytest.raises(ContractMismatch, match="upgrade the server"):
         next(feed)
 
     assert [server.requests for server in servers] == [[], []]

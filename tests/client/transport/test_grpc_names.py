@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from client.transport.channel import Channel
-from server.rpc.admission import in_pool
+from server.rpc.admission import run_in_pool
 from tests.client.conftest import ScriptedServer, honest_frames
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -32,12 +32,14 @@ def call(scripted: ScriptedServer) -> Iterator[grpc.Call]:
 
 
 def test_a_call_on_one_thread_has_consume_next_event(call: grpc.Call) -> None:
-    """`settle` takes the end of a cancelled call by it; else its connection stays for minutes."""
+    """`drain_events` takes the end of a cancelled call by it; else its connection stays for
+    minutes.
+    """
     assert callable(call._consume_next_event)
 
 
 def test_a_call_on_one_thread_has_state_due(call: grpc.Call) -> None:
-    """`settle` sees by it what is still to come: all of it now, and nothing at the end."""
+    """`drain_events` sees by it what is still to come: all of it now, and nothing at the end."""
     assert call._state.due
     assert len(list(call)) == len(list(honest_frames(REQUEST)))
     assert not call._state.due
@@ -57,7 +59,7 @@ def test_a_server_runs_a_method_in_its_experimental_thread_pool() -> None:
         seen.append(threading.current_thread().name)
         return b""
 
-    handler = grpc.unary_unary_rpc_method_handler(in_pool(pool, method))
+    handler = grpc.unary_unary_rpc_method_handler(run_in_pool(pool, method))
     server = grpc.server(ThreadPoolExecutor(1, "of-the-server"))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a", {"b": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -19,7 +19,7 @@ import pytest
 from client import RemoteBatches
 from client.transport.channel import describe
 from server.datasets.sources import parse_text
-from server.datasets.text_cache import Tokenizing
+from server.datasets.text_cache import TextCache
 from server.ingest.run import _require_whole
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.training.nanochat import NanochatLoader
@@ -34,7 +34,7 @@ from tests.server.ingest.corpus import (
 from tests.server.ingest.running import ingested
 from tests.support.commands import run
 from tests.support.offline import offline_rows, received_rows
-from tokenfeed.errors import BadCorpus, StreamMismatch
+from tokenfeed.errors import InvalidCorpus, StreamMismatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -214,7 +214,7 @@ def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) ->
             del shard["loss_mask"], shard["loss_mask_sha256"]
     manifest.write_text(json.dumps(made))
 
-    with pytest.raises(BadCorpus, match="lists no loss masks, as an older version made it"):
+    with pytest.raises(InvalidCorpus, match="lists no loss masks, as an older version made it"):
         _require_whole(str(pairs), made)
 
 
@@ -342,14 +342,14 @@ def test_a_file_that_comes_while_text_is_ingested_is_no_part_of_the_cache(tmp_pa
     write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}])
     text = parse_text([str(tmp_path / "*.jsonl")])
     write_jsonl(tmp_path / "b.jsonl", [{"text": "def"}])
-    how = Tokenizing("bytes", "text", None, str(tmp_path / "cache"))
+    cache = TextCache("bytes", "text", None, str(tmp_path / "cache"))
 
-    with pytest.raises(BadCorpus, match="others came beside it, while it was ingested"):
-        how.source(text, [str(tmp_path / "*.jsonl")])
+    with pytest.raises(InvalidCorpus, match="others came beside it, while it was ingested"):
+        cache.tokenized(text, [str(tmp_path / "*.jsonl")])
 
     assert os.listdir(tmp_path / "cache") == []
     text = parse_text([str(tmp_path / "*.jsonl")])
-    (path,) = how.source(text, [str(tmp_path / "*.jsonl")]).paths
+    (path,) = cache.tokenized(text, [str(tmp_path / "*.jsonl")]).paths
     assert np.fromfile(path, "<u2").tolist() == list(b"abcdef")
 
 

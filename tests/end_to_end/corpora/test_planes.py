@@ -13,8 +13,8 @@ import pytest
 
 from client import RemoteBatches
 from client.stats import Counters
-from client.stream.dataset_client import RemoteDataset
-from client.stream.row_stream import FrameStream
+from client.stream.dataset_client import DatasetClient
+from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset
 from server.storage.local.sidecar import Digest
@@ -121,8 +121,8 @@ def accepted(store: MemoryStore, messages: list[bytes]) -> int:
 def test_the_client_hands_out_the_planes_that_it_asked_for(store: MemoryStore, peer: Peer) -> None:
     """Tokens and planes are one value from the gather to whoever takes the rows."""
     request = StreamRequest(SPEC, POSITION, 40)
-    remote = RemoteDataset(peer.address, request, timeouts=Timeouts(reconnect_seconds=5))
-    rows = FrameStream(remote, request, prefetch_bytes=1 << 12, counters=Counters())
+    remote = DatasetClient(peer.address, request, timeouts=Timeouts(reconnect_seconds=5))
+    rows = RowStream(remote, request, prefetch_bytes=1 << 12, counters=Counters())
     rows.start()
     try:
         taken = 0
@@ -130,7 +130,7 @@ def test_the_client_hands_out_the_planes_that_it_asked_for(store: MemoryStore, p
             for part in parts:
                 assert same(part, rows_of(store, taken, len(part)))
                 taken += len(part)
-            rows.advance(B)
+            rows.consume(B)
     finally:
         rows.close()
         remote.close()

@@ -26,7 +26,7 @@ from tests.faults.credentials import (
 )
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
-from tokenfeed.errors import InvalidRequest, NotAllowed, Unreachable
+from tokenfeed.errors import InvalidRequest, Unauthenticated, Unreachable
 
 GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
@@ -114,7 +114,7 @@ def test_tokens_are_read_anew(
 
     assert eventually(lambda: "read tokens count=1" in server.stderr)
     assert read(server, Credentials(token=OTHER_TOKEN)) == 3
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Unauthenticated):
         read(server, Credentials(token=TOKEN))
     token_file.write_text("\n")
     assert eventually(lambda: "kept the old tokens" in server.stderr)
@@ -379,7 +379,7 @@ def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
         with pytest.raises(InvalidRequest, match=r"token: its file holds [02] words, not one"):
             read(server)
     secret.write_text(OTHER_TOKEN + "\n")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Unauthenticated):
         read(server)
     secret.write_text(TOKEN + "\n")
     assert read(server) == 3

@@ -170,14 +170,14 @@ def test_what_may_not_be_read_is_named(write_tokens: WriteTokens, kind: str) -> 
     """The server runs as its own user in production, and the files are somebody else's."""
     path = write_tokens(range(100), "private/train.bin")
     closed = path if kind == "file" else path.parent
-    asked = path.parent if kind == "folder" else path
+    options = path.parent if kind == "folder" else path
     mode = closed.stat().st_mode
     closed.chmod(0)
     try:
-        line = refusal("--data", asked, wrapper=(sys.executable, "-c", OBEY_FILE_MODES))
+        line = refusal("--data", options, wrapper=(sys.executable, "-c", OBEY_FILE_MODES))
     finally:
         closed.chmod(mode)
-    assert line == f"{asked}: cannot be read: Permission denied"
+    assert line == f"{options}: cannot be read: Permission denied"
 
 
 def test_a_path_with_a_line_break_is_still_one_line(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pytest
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.sources import Source
 from server.storage.choice import Storing
-from server.storage.formats import Asked
+from server.storage.formats import FormatOptions
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked, look_at_all
+from tests.server.conftest import look_at_all, options
 from tests.support import reference
 from tests.support.waiting import let_time_pass
-from tokenfeed.errors import BadCorpus, CorpusChanged
+from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
 OpenDataset = Callable[..., Dataset]
@@ -30,7 +30,7 @@ def open_(storing: Storing) -> Iterator[OpenDataset]:
 
     def start(*paths: Path, dtype: str | None = None, checks: TokenChecks | None = None) -> Dataset:
         source = Source("train", tuple(map(str, paths)))
-        opened.append(open_dataset(source, asked(dtype), checks or TokenChecks(), storing))
+        opened.append(open_dataset(source, options(dtype), checks or TokenChecks(), storing))
         return opened[-1]
 
     yield start
@@ -100,7 +100,7 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(
     tokens[2_345_678] = 50_257
     path = write_tokens(tokens)
 
-    with pytest.raises(BadCorpus, match="token 2345678 is 50257, not below --vocab-size 50257"):
+    with pytest.raises(InvalidCorpus, match="token 2345678 is 50257, not below --vocab-size 50257"):
         open_(path, checks=TokenChecks(vocab_size=50_257))
     assert open_(path, checks=TokenChecks(vocab_size=50_258))
 
@@ -127,7 +127,7 @@ def test_every_token_is_looked_at_where_that_is_asked_for(
     above_1_gib(path, 2 * 123_456_789, b"\xff\xff", size_bytes=2**30 + 2**21)
 
     open_(path, checks=TokenChecks(vocab_size=50_257))
-    with pytest.raises(BadCorpus, match="token 123456789 is 65535"):
+    with pytest.raises(InvalidCorpus, match="token 123456789 is 65535"):
         open_(path, checks=TokenChecks(vocab_size=50_257, all_tokens=True))
 
 
@@ -149,9 +149,9 @@ def test_a_number_that_is_no_token_is_named_with_its_file_and_place(
     tokens[70_000] = token
     two = write_tokens(tokens, "two.bin", dtype)
 
-    with pytest.raises(BadCorpus, match=rf"two\.bin: {problem}"):
+    with pytest.raises(InvalidCorpus, match=rf"two\.bin: {problem}"):
         open_(one, two, dtype=dtype)
-    with pytest.raises(BadCorpus, match=rf"two\.bin: token 70000 is {token}, "):
+    with pytest.raises(InvalidCorpus, match=rf"two\.bin: token 70000 is {token}, "):
         open_(one, two, dtype=dtype, checks=TokenChecks(vocab_size=50_257))
 
 
@@ -177,14 +177,14 @@ def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
     content = np.array([70_000, -1], "<i4").tobytes()
     path = above_1_gib(tmp_path / "sparse.npy", 4 * 123_456_789, content)
 
-    with pytest.raises(BadCorpus, match="token 123456790 is -1, negative"):
+    with pytest.raises(InvalidCorpus, match="token 123456790 is -1, negative"):
         open_(path, dtype="<i4")
     store = open_(path, dtype="<i4", checks=TokenChecks(vocab_size=50_257)).store
     spans = Spans.of_windows(20, np.array([0]), np.array([123_456_780]))
     told = "'train' has a token that cannot be served; the log of its server says where"
     with pytest.raises(CorpusChanged, match=told), store.gather(spans):
         pass
-    assert store.lost
+    assert store.failed
     assert "sparse.npy: token 123456789 is 70000, which cannot be served; " in caplog.text
 
 
@@ -220,7 +220,7 @@ def test_uint32_tokens_read_as_uint16_are_noticed(
         for index in range(shards)
     ]
 
-    with pytest.raises(BadCorpus, match=r"looks like uint32. Pass --dtype uint32"):
+    with pytest.raises(InvalidCorpus, match=r"looks like uint32. Pass --dtype uint32"):
         open_(*paths)
     assert open_(*paths, dtype="<u4").store.shape.token_counts.tolist() == [1001] * shards
     assert open_(*paths, dtype="<u2")
@@ -232,7 +232,7 @@ def test_int64_tokens_read_as_uint16_are_noticed_for_what_they_are(
     """Told that they are uint32, a server would hand out a 0 after each token."""
     path = write_tokens(np.random.default_rng(0).integers(0, 128_256, 1001), dtype="<i8")
 
-    with pytest.raises(BadCorpus, match=r"looks like int64. Pass --dtype int64"):
+    with pytest.raises(InvalidCorpus, match=r"looks like int64. Pass --dtype int64"):
         open_(path)
     assert open_(path, dtype="<i8").store.shape.token_counts.tolist() == [1001]
 
@@ -247,7 +247,7 @@ def test_each_file_whose_type_is_assumed_is_doubted_by_itself(
     Path(f"{known}.metadata").write_text("gpt2|2\n1000\n1 KT")
     tokens.astype("<u4").tofile(lost)
 
-    with pytest.raises(BadCorpus, match=r"b\.ds: every second token .* looks like uint32"):
+    with pytest.raises(InvalidCorpus, match=r"b\.ds: every second token .* looks like uint32"):
         open_(known, lost)
 
 
@@ -266,7 +266,7 @@ def test_a_dataset_that_cannot_be_opened_leaves_nothing_mapped(
     path = write_tokens([9] * 100)
     descriptors = len(os.listdir("/proc/self/fd"))
 
-    with pytest.raises(BadCorpus):
+    with pytest.raises(InvalidCorpus):
         open_(path, checks=TokenChecks(vocab_size=5))
 
     assert str(path) not in Path("/proc/self/maps").read_text()
@@ -278,7 +278,7 @@ def served(tmp_path: Path, storing: Storing) -> Iterator[tuple[Path, Dataset]]:
     """A file of 10 kB and its dataset; what is done to it now shows in its times."""
     path = tmp_path / "train.bin"
     np.arange(1, 5000).astype("<u2").tofile(path)
-    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks(), storing)
+    dataset = open_dataset(Source("train", (str(path),)), FormatOptions(), TokenChecks(), storing)
     let_time_pass(path)
     yield path, dataset
     dataset.close()
@@ -306,7 +306,7 @@ def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
 
     look_at_all(dataset)
 
-    assert dataset.store.lost
+    assert dataset.store.failed
 
 
 def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(
@@ -315,7 +315,7 @@ def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(
     """It can be read, and is another."""
     path = tmp_path / "train.npy"
     np.save(path, np.arange(1, 5000, dtype="<i4"))
-    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks(), storing)
+    dataset = open_dataset(Source("train", (str(path),)), FormatOptions(), TokenChecks(), storing)
     status = path.stat()
     let_time_pass(path)
     with path.open("r+b") as file:
@@ -325,7 +325,7 @@ def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(
 
     look_at_all(dataset)
 
-    assert dataset.store.lost
+    assert dataset.store.failed
     dataset.close()
 
 
@@ -338,13 +338,13 @@ def test_a_file_that_has_grown_is_lost_once_what_was_opened_is_written_to(
     append(path)
     for _ in range(looks_between):
         look_at_all(dataset)
-        assert not dataset.store.lost
+        assert not dataset.store.failed
     let_time_pass(path)
     overwrite(path)
 
     look_at_all(dataset)
 
-    assert dataset.store.lost
+    assert dataset.store.failed
 
 
 def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
@@ -353,7 +353,7 @@ def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
         append(path)
         look_at_all(dataset)
 
-    assert not dataset.store.lost
+    assert not dataset.store.failed
 
 
 def test_a_file_whose_mode_or_name_changes_is_served_on(
@@ -369,5 +369,5 @@ def test_a_file_whose_mode_or_name_changes_is_served_on(
     look_at_all(dataset)
     look_at_all(dataset)
 
-    assert not dataset.store.lost
+    assert not dataset.store.failed
     assert caplog.text == ""

@@ -21,13 +21,13 @@ from client.transport.channel import describe
 from server.datasets import warmup
 from server.datasets.content import InOrder
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
-from server.datasets.manifest import MadeSplit
+from server.datasets.manifest import ManifestSplit
 from server.datasets.sources import Source
 from server.datasets.warmup import WarmUp, take_digest
 from server.storage.choice import Storing
 from server.storage.local.sidecar import read_sidecar
 from tests.conftest import Serve, Server, WriteTokens
-from tests.server.conftest import asked, look_at_all
+from tests.server.conftest import look_at_all, options
 from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.stream import identity
@@ -58,9 +58,9 @@ Open = Callable[..., Dataset]
 def opened(storing: Storing) -> Open:
     """Open a dataset: opened(paths, made)."""
 
-    def start(paths: list[Path], made: MadeSplit | None = None) -> Dataset:
+    def start(paths: list[Path], made: ManifestSplit | None = None) -> Dataset:
         source = Source("train", tuple(map(str, paths)), made=made)
-        return open_dataset(source, asked("<u2"), TokenChecks(), storing)
+        return open_dataset(source, options("<u2"), TokenChecks(), storing)
 
     return start
 
@@ -119,7 +119,7 @@ def test_a_digest_from_a_manifest_or_of_a_small_corpus_is_not_computed(
     """Reading all of it once more would cost everybody a core for nothing."""
     monkeypatch.setattr(warmup, "take_digest", lambda *_: pytest.fail("it was computed"))
     names = tuple(map(str, paths))
-    ingested = opened(paths, MadeSplit("train", names, dataset.fingerprint, b"m" * 32))
+    ingested = opened(paths, ManifestSplit("train", names, dataset.fingerprint, b"m" * 32))
     monkeypatch.setattr(identity, "COMPLETE_BYTES_MAX", 1 << 30)
     small = opened(paths)
 
@@ -217,7 +217,7 @@ def test_of_a_lost_corpus_nothing_is_kept(dataset: Dataset, paths: list[Path]) -
     """Nobody is served from it any more."""
     os.utime(paths[0], ns=(1, 1))
     look_at_all(dataset)
-    assert dataset.store.lost
+    assert dataset.store.failed
 
     assert take_digest(dataset, never) == "its files changed, or cannot be read"
 

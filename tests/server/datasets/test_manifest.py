@@ -10,8 +10,8 @@ import pytest
 
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.sources import parse_datasets
-from server.storage.formats import Asked
-from tokenfeed.errors import BadCorpus
+from server.storage.formats import FormatOptions
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream.identity import COMPLETE_BYTES_MAX
 
 DIGEST = bytes(range(32))
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def opened(path: Path) -> Dataset:
     (source,) = parse_datasets([str(path)])
-    return open_dataset(source, Asked(), TokenChecks())
+    return open_dataset(source, FormatOptions(), TokenChecks())
 
 
 def test_its_digest_is_that_of_a_corpus_too_large_to_be_read_at_every_start(folder: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_hash_of_another_length_is_refused(folder: Path, name: str) -> None:
     content["splits"]["train"][name] = "ab"
     manifest.write_text(json.dumps(content))
 
-    with pytest.raises(BadCorpus) as caught:
+    with pytest.raises(InvalidCorpus) as caught:
         parse_datasets([str(folder)])
 
     assert caught.value.problem == "is no manifest of tokenfeed, or is damaged"
@@ -76,7 +76,7 @@ def test_shards_of_another_length_are_refused(folder: Path, size_bytes: int) -> 
     os.truncate(shard, size_bytes)
     shard.with_suffix(".ds.metadata").unlink()
 
-    with pytest.raises(BadCorpus) as caught:
+    with pytest.raises(InvalidCorpus) as caught:
         opened(folder)
 
     assert caught.value.problem.startswith("has other shards than its manifest says")

@@ -8,7 +8,7 @@ import pytest
 
 from server.cli.dataset_options import parse_per_dataset
 from server.datasets.sources import is_text, parse_data, parse_text, require_distinct_names
-from tokenfeed.errors import BadCorpus, InvalidRequest
+from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_word_that_stands_for_nothing_is_named(tmp_path: Path, word: str, prob
     """A typing error must not become an empty dataset."""
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(BadCorpus, match=problem):
+    with pytest.raises(InvalidCorpus, match=problem):
         parse_data([word.format(tmp_path)])
 
 
@@ -98,7 +98,7 @@ def test_a_stem_that_is_no_name_asks_for_one(tmp_path: Path) -> None:
     path = tmp_path / "my corpus.bin"
     path.write_bytes(b"12")
 
-    with pytest.raises(BadCorpus, match="NAME="):
+    with pytest.raises(InvalidCorpus, match="NAME="):
         parse_data([str(path)])
 
 
@@ -149,7 +149,7 @@ def test_a_folder_of_something_else_says_what_it_has(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"12")
 
     with pytest.raises(
-        BadCorpus, match=r"without files named .*, but 2 \*\.parquet, 1 \*\.json; docs"
+        InvalidCorpus, match=r"without files named .*, but 2 \*\.parquet, 1 \*\.json; docs"
     ):
         parse_data([str(tmp_path)])
 
@@ -172,7 +172,7 @@ def test_a_tensor_is_named_behind_a_hash(beside: Path) -> None:
     (beside / "run#3" / "x.bin").write_bytes(b"12")
     source = parse_data([str(beside / "run#3" / "*.bin")])
     assert (names(source.paths), source.tensor) == (["x.bin"], None)
-    with pytest.raises(BadCorpus, match="another tensor than other files"):
+    with pytest.raises(InvalidCorpus, match="another tensor than other files"):
         parse_data([f"{path}#a", f"{path}#b"])
 
 
@@ -201,7 +201,9 @@ def test_text_is_known_by_its_name(words: list[str], answer: bool) -> None:
 
 def test_text_beside_tokens_is_an_error() -> None:
     """Tokens that happen to be UTF-8 would be tokenized once more."""
-    with pytest.raises(BadCorpus, match=r"^b.txt: is text, and other files of the dataset are not"):
+    with pytest.raises(
+        InvalidCorpus, match=r"^b.txt: is text, and other files of the dataset are not"
+    ):
         is_text(["web=a.bin", "b.txt"])
 
 

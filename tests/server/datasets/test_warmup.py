@@ -22,7 +22,7 @@ from server.storage.local.mapped_store import MapStore
 from server.storage.local.sidecar import Digest
 from server.storage.store import PIECE_BYTES, TokenStore
 from tests.conftest import Serve
-from tests.server.conftest import asked, look
+from tests.server.conftest import look, options
 
 PAGE_BYTES = syscalls.PAGE_BYTES
 MakeCorpus = Callable[..., MapStore]
@@ -43,7 +43,7 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-        opened.append(MapStore(name, [str(path) for path in paths], asked("<u2")))
+        opened.append(MapStore(name, [str(path) for path in paths], options("<u2")))
         return opened[-1]
 
     yield make
@@ -209,7 +209,7 @@ def test_a_corpus_that_does_not_fit_into_memory_is_left_alone(
 ) -> None:
     """It would throw itself out of the page cache, and everybody else's files with it."""
     fits, does_not = make_corpus(PIECE_BYTES, name="a"), make_corpus(8 * PIECE_BYTES, name="b")
-    monkeypatch.setattr(memory_limit, "room_bytes", lambda: 8 * PIECE_BYTES)
+    monkeypatch.setattr(memory_limit, "available_bytes", lambda: 8 * PIECE_BYTES)
 
     warm_up = WarmUp(map(dataset_of, [does_not, fits]))
     warm_up._thread.join(10)
@@ -241,7 +241,7 @@ def test_a_failure_of_the_warm_up_is_a_line_in_the_log(
     def unknown() -> int:
         raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
 
-    monkeypatch.setattr(memory_limit, "room_bytes", unknown)
+    monkeypatch.setattr(memory_limit, "available_bytes", unknown)
     warm_up = WarmUp([dataset_of(make_corpus(PIECE_BYTES))])
     warm_up._thread.join(10)
     warm_up.close()

@@ -28,7 +28,7 @@ from tests.server.ingest.corpus import (
     write_parquet,
 )
 from tests.server.ingest.running import ingest, ingested
-from tokenfeed.errors import NotWritten
+from tokenfeed.errors import WriteFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -191,7 +191,7 @@ def test_who_waited_keeps_others_out_as_well(tmp_path: Path) -> None:
             shutil.rmtree(work)
         entered.result(timeout=10)
 
-    with pytest.raises(NotWritten, match="another ingest is writing"):
+    with pytest.raises(WriteFailed, match="another ingest is writing"):
         with run._locked(str(work), str(out), wait=False):
             pass
     waiting.__exit__(None, None, None)

@@ -325,7 +325,7 @@ def test_what_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path: Path)
             ("--prompt-column", "q", "--response-column", "a", "--text-column", "t"),
             "--text-column: cannot stand beside",
         ),
-        (("--engine", "ray"), "--engine: "),
+        (("--executor", "ray"), "--executor: "),
     ],
 )
 def test_an_option_that_cannot_be_is_named(

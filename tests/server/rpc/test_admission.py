@@ -15,10 +15,10 @@ import grpc
 import numpy as np
 import pytest
 
-from server.rpc.admission import Calls, StreamLimits
+from server.rpc.admission import AdmissionControl, StreamLimits
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.waiting import eventually
-from tokenfeed.errors import Busy, ServerAway
+from tokenfeed.errors import Busy, ServerUnavailable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
@@ -67,7 +67,7 @@ def ending(call: grpc.Call) -> grpc.StatusCode:
 
 
 def test_a_peer_has_its_share_and_no_more() -> None:
-    calls = Calls(StreamLimits(streams=3, peer_streams=1))
+    calls = AdmissionControl(StreamLimits(streams=3, peer_streams=1))
     greedy, other = Context("ipv4:10.0.0.1:1"), Context("ipv4:10.0.0.2:1")
     try:
         with calls.admit(greedy), calls.admit(Context("ipv4:10.0.0.1:2")):
@@ -93,7 +93,7 @@ def test_a_peer_has_its_share_and_no_more() -> None:
     ],
 )
 def test_a_peer_is_an_address_without_its_port(one: str, another: str, same: bool) -> None:
-    calls = Calls(StreamLimits(streams=9, peer_streams=1))
+    calls = AdmissionControl(StreamLimits(streams=9, peer_streams=1))
     try:
         with calls.admit(Context(one)) as first, calls.admit(Context(another)) as second:
             assert (first.peer == second.peer) == same
@@ -103,12 +103,12 @@ def test_a_peer_is_an_address_without_its_port(one: str, another: str, same: boo
 
 def test_a_call_that_nobody_reads_is_evicted_and_one_that_waits_for_nothing_is_not() -> None:
     """A client may pause as long as it likes while nothing is on its way to it."""
-    calls = Calls(StreamLimits(stall_seconds=0.2))
+    calls = AdmissionControl(StreamLimits(send_timeout_seconds=0.2))
     stalled, paused = Context("ipv4:10.0.0.1:1"), Context("ipv4:10.0.0.1:2")
     try:
         with calls.admit(stalled) as call, calls.admit(paused) as idle:
-            next(calls.hand_over(call, b"frame"))
-            for _ in calls.hand_over(idle, b"frame"):
+            next(calls.send_frame(call, b"frame"))
+            for _ in calls.send_frame(idle, b"frame"):
                 pass
 
             assert stalled.cancelled.wait(5)
@@ -119,12 +119,12 @@ def test_a_call_that_nobody_reads_is_evicted_and_one_that_waits_for_nothing_is_n
 
 def test_a_long_frame_may_take_its_time() -> None:
     """A row of 64 MiB over a slow line is no stall."""
-    calls = Calls(StreamLimits(stall_seconds=0.1))
+    calls = AdmissionControl(StreamLimits(send_timeout_seconds=0.1))
     slow, stalled = Context("ipv4:10.0.0.1:1"), Context("ipv4:10.0.0.1:2")
     try:
         with calls.admit(slow) as call, calls.admit(stalled) as other:
-            next(calls.hand_over(call, bytes(64 << 20)))
-            next(calls.hand_over(other, b"frame"))
+            next(calls.send_frame(call, bytes(64 << 20)))
+            next(calls.send_frame(other, b"frame"))
 
             assert stalled.cancelled.wait(5)
             assert not slow.cancelled.is_set()
@@ -133,21 +133,21 @@ def test_a_long_frame_may_take_its_time() -> None:
 
 
 def test_a_server_that_is_being_stopped_ends_calls_with_their_next_frame() -> None:
-    calls = Calls(StreamLimits())
+    calls = AdmissionControl(StreamLimits())
     with calls.admit(Context("ipv4:10.0.0.1:1")) as call:
         calls.drain()
-        handing = calls.hand_over(call, b"frame")
+        handing = calls.send_frame(call, b"frame")
         assert next(handing) == b"frame"
-        with pytest.raises(ServerAway, match="is being stopped"):
+        with pytest.raises(ServerUnavailable, match="is being stopped"):
             next(handing)
-    with pytest.raises(ServerAway), calls.admit(Context("ipv4:10.0.0.1:1")):
+    with pytest.raises(ServerUnavailable), calls.admit(Context("ipv4:10.0.0.1:1")):
         pass
 
 
 def test_a_client_that_stops_reading_is_evicted_and_its_neighbour_is_not(
     serve: Serve, corpus: Path
 ) -> None:
-    server = serve("--data", corpus, "--stall-seconds", "1")
+    server = serve("--data", corpus, "--send-timeout-seconds", "1")
     with grpc.insecure_channel(server.address) as channel:
         stalled, neighbour = (channel.unary_stream(METHOD)(ENDLESS) for _ in range(2))
         next(stalled)
@@ -291,7 +291,7 @@ def port(server: Server) -> int:
     [
         ("--max-streams", "0"),
         ("--max-streams-per-peer", "0"),
-        ("--stall-seconds", "0"),
+        ("--send-timeout-seconds", "0"),
         ("--drain-seconds", "-1"),
         ("--max-request-bytes", "10"),
     ],

@@ -6,29 +6,34 @@ import threading
 
 import pytest
 
-from server.rpc.fair_scheduler import CROWD, CROWDED_FRAME_BYTES, UNREAD_BYTES, Turns
+from server.rpc.fair_scheduler import (
+    CONTENDED_FRAME_BYTES,
+    CONTENDED_STREAMS,
+    UNREAD_BYTES,
+    FairScheduler,
+)
 
 
-def queued(turns: Turns, count: int) -> None:
+def queued(scheduler: FairScheduler, count: int) -> None:
     """Wait until so many stand in the queue."""
-    while turns._waiting < count:
+    while scheduler._waiting < count:
         assert threading.active_count() > 1
 
 
 def test_turns_are_taken_in_the_order_of_coming() -> None:
     """A semaphore lets those barge in that come at the right moment, and others wait seconds."""
-    turns = Turns(at_once=1)
+    scheduler = FairScheduler(run_inline=1)
     order: list[int] = []
 
     def work(number: int) -> None:
-        with turns.take("a"):
+        with scheduler.slot("a"):
             order.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
-    with turns.take("a"):
+    with scheduler.slot("a"):
         for number, thread in enumerate(threads):
             thread.start()
-            queued(turns, number + 1)
+            queued(scheduler, number + 1)
         assert order == []
     for thread in threads:
         thread.join()
@@ -38,18 +43,18 @@ def test_turns_are_taken_in_the_order_of_coming() -> None:
 
 def test_a_peer_with_many_streams_gets_no_more_turns_than_one_with_one() -> None:
     """A greedy trainer costs the others at most every second frame."""
-    turns = Turns(at_once=1)
+    scheduler = FairScheduler(run_inline=1)
     order: list[str] = []
 
     def work(peer: str) -> None:
-        with turns.take(peer):
+        with scheduler.slot(peer):
             order.append(peer)
 
     threads = [threading.Thread(target=work, args=(peer,)) for peer in "aaaaaabbc"]
-    with turns.take("a"):
+    with scheduler.slot("a"):
         for number, thread in enumerate(threads):
             thread.start()
-            queued(turns, number + 1)
+            queued(scheduler, number + 1)
     for thread in threads:
         thread.join()
 
@@ -58,14 +63,14 @@ def test_a_peer_with_many_streams_gets_no_more_turns_than_one_with_one() -> None
 
 def test_no_more_work_at_once_than_may() -> None:
     """The others would only take the interpreter from those that are about to be done."""
-    turns = Turns(at_once=2)
+    scheduler = FairScheduler(run_inline=2)
     working: list[int] = []
     most = []
     lock = threading.Lock()
 
     def work(number: int) -> None:
         for _ in range(200):
-            with turns.take("a"):
+            with scheduler.slot("a"):
                 with lock:
                     working.append(number)
                     most.append(len(working))
@@ -79,38 +84,38 @@ def test_no_more_work_at_once_than_may() -> None:
         thread.join()
 
     assert max(most) <= 2
-    assert turns._left == 2
+    assert scheduler._left == 2
 
 
 def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read() -> None:
     """What a client does not read waits in the server's memory, two frames a stream."""
-    turns = Turns(at_once=1)
+    scheduler = FairScheduler(run_inline=1)
 
     def work() -> None:
-        with turns.take("a"):
+        with scheduler.slot("a"):
             pass
 
-    threads = [threading.Thread(target=work) for _ in range(CROWD + 1)]
-    with turns.take("a"):
-        assert turns.modest(1 << 20, had_bytes=0) == 1 << 20
+    threads = [threading.Thread(target=work) for _ in range(CONTENDED_STREAMS + 1)]
+    with scheduler.slot("a"):
+        assert scheduler.cap_frame_bytes(1 << 20, had_bytes=0) == 1 << 20
         for thread in threads:
             thread.start()
-        queued(turns, CROWD + 1)
-        assert turns.modest(1 << 20, had_bytes=0) == CROWDED_FRAME_BYTES
-        assert turns.modest(1 << 17, had_bytes=0) == 1 << 17
-        assert turns.modest(1 << 20, had_bytes=UNREAD_BYTES) == 1 << 20
+        queued(scheduler, CONTENDED_STREAMS + 1)
+        assert scheduler.cap_frame_bytes(1 << 20, had_bytes=0) == CONTENDED_FRAME_BYTES
+        assert scheduler.cap_frame_bytes(1 << 17, had_bytes=0) == 1 << 17
+        assert scheduler.cap_frame_bytes(1 << 20, had_bytes=UNREAD_BYTES) == 1 << 20
     for thread in threads:
         thread.join()
 
-    assert turns.modest(1 << 20, had_bytes=0) == 1 << 20
+    assert scheduler.cap_frame_bytes(1 << 20, had_bytes=0) == 1 << 20
 
 
 def test_a_turn_is_given_back_after_an_error() -> None:
     """A lost dataset must not stop the streams that are still to be told so."""
-    turns = Turns(at_once=1)
-    with pytest.raises(KeyError), turns.take("a"):
+    scheduler = FairScheduler(run_inline=1)
+    with pytest.raises(KeyError), scheduler.slot("a"):
         raise KeyError
 
-    with turns.take("a"):
-        assert turns._left == 0
-    assert turns._left == 1
+    with scheduler.slot("a"):
+        assert scheduler._left == 0
+    assert scheduler._left == 1

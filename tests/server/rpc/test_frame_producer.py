@@ -12,10 +12,10 @@ import pytest
 
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.sources import Source
-from server.rpc.fair_scheduler import Turns
+from server.rpc.fair_scheduler import FairScheduler
 from server.rpc.frame_producer import FrameProducer
 from server.storage.choice import Storing
-from server.storage.formats import Asked
+from server.storage.formats import FormatOptions
 from server.storage.local import opened_shards
 from server.storage.local.local_store import LocalStore
 from server.storage.local.opened_shards import Unread
@@ -31,7 +31,7 @@ T = 99
 ROWS = 100
 
 
-def frames(dataset: Dataset, first_sample: int, turns: Turns | None = None) -> int:
+def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None = None) -> int:
     """Make the frames of one batch of the order of the files; return how many there are."""
     message = pb.GetBatchRequest(
         batch_size=4,
@@ -42,7 +42,9 @@ def frames(dataset: Dataset, first_sample: int, turns: Turns | None = None) -> i
     )
     request, _ = from_message(message)
     stream = frame.Stream(request.spec, request.position, bytes(32), {})
-    return len(list(FrameProducer(dataset, request, stream, turns or Turns()).frames("peer")))
+    return len(
+        list(FrameProducer(dataset, request, stream, scheduler or FairScheduler()).frames("peer"))
+    )
 
 
 def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
@@ -53,8 +55,8 @@ def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
         write_tokens(np.arange(1, ROWS * T + 2), name) for name in ("well.bin", "sick.bin")
     ]
     source = Source("train", tuple(map(str, paths)))
-    dataset = open_dataset(source, Asked(), TokenChecks(), storing)
-    turns = Turns(1)
+    dataset = open_dataset(source, FormatOptions(), TokenChecks(), storing)
+    scheduler = FairScheduler(1)
     store = dataset.store
     assert isinstance(store, LocalStore)
     right = store._read_tokens
@@ -68,19 +70,19 @@ def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
 
     monkeypatch.setattr(store, "_read_tokens", read)
     monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
-    assert frames(dataset, 0, turns) == 1
+    assert frames(dataset, 0, scheduler) == 1
     assert not store.cold
 
     def wait() -> None:
         with pytest.raises(Unreadable):
-            frames(dataset, 120, turns)
+            frames(dataset, 120, scheduler)
 
     pausing = threading.Thread(target=wait)
-    other = threading.Thread(target=frames, args=(dataset, 4, turns), daemon=True)
+    other = threading.Thread(target=frames, args=(dataset, 4, scheduler), daemon=True)
     pausing.start()
     try:
         assert eventually(lambda: len(tries) == 2, 5.0)
-        assert eventually(lambda: turns._left == 1, 2.0), "the turn is held"
+        assert eventually(lambda: scheduler._left == 1, 2.0), "the turn is held"
         assert store.cold, "others wait for turns"
         other.start()
         other.join(5.0)
@@ -96,7 +98,7 @@ def test_what_cannot_be_read_at_once_is_still_tried_again(
 ) -> None:
     """Whether or not it was asked for in turn."""
     path = write_tokens(np.arange(1, ROWS * T + 2))
-    dataset = open_dataset(Source("train", (str(path),)), Asked(), TokenChecks(), storing)
+    dataset = open_dataset(Source("train", (str(path),)), FormatOptions(), TokenChecks(), storing)
     store = dataset.store
     assert isinstance(store, LocalStore)
     right = store._read_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.rpc.lookahead_plan import PlannedRows
+from server.rpc.lookahead_plan import LookaheadPlan
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
 from tokenfeed.sampling.spans import Spans
@@ -31,30 +31,30 @@ def require_same(found: Spans, first_row: int, end_row: int) -> None:
 def test_rows_beyond_what_is_planned_are_planned_when_they_are_asked_for(step: int) -> None:
     """Where planned rows run out, whoever reads ahead has to see on: a disk must not run dry."""
     first_row, end_row, ahead = 5, 5 * PLAN_ROWS, 512
-    rows = PlannedRows(SPEC, SHAPES, POSITION, first_row, end_row)
+    rows = LookaheadPlan(SPEC, SHAPES, POSITION, first_row, end_row)
     looked_at = first_row
     for first in range(first_row, end_row, step):
         end = min(first + step, end_row)
         look_to = min(end + ahead, end_row)
-        require_same(rows.between(looked_at, end + ahead), looked_at, look_to)
+        require_same(rows.rows(looked_at, end + ahead), looked_at, look_to)
         looked_at = look_to
-        require_same(rows.between(first, end), first, end)
-        rows.forget(end)
+        require_same(rows.rows(first, end), first, end)
+        rows.discard_before(end)
 
 
 def test_no_row_behind_the_end_of_the_stream_is_planned() -> None:
     """There is no sample 2^63, and an epoch's padding is not to be read."""
-    rows = PlannedRows(SPEC, SHAPES, POSITION, 0, 10)
+    rows = LookaheadPlan(SPEC, SHAPES, POSITION, 0, 10)
 
-    require_same(rows.between(0, 5000), 0, 10)
-    rows.forget(10)
-    assert rows.between(10, 5000).shard.size == 0
+    require_same(rows.rows(0, 5000), 0, 10)
+    rows.discard_before(10)
+    assert rows.rows(10, 5000).shard.size == 0
 
 
 def test_what_was_handed_out_is_not_kept() -> None:
     """A stream runs for weeks."""
-    rows = PlannedRows(SPEC, SHAPES, POSITION, 0, 1 << 40)
+    rows = LookaheadPlan(SPEC, SHAPES, POSITION, 0, 1 << 40)
     for first in range(0, 100 * PLAN_ROWS, 1000):
-        rows.between(first, first + 1000)
-        rows.forget(first + 1000)
+        rows.rows(first, first + 1000)
+        rows.discard_before(first + 1000)
         assert rows._spans.shard.size <= 2 * PLAN_ROWS

@@ -16,17 +16,17 @@ import numpy.typing as npt
 import pytest
 
 from client.stats import Counters
-from client.stream.dataset_client import RemoteDataset
-from client.stream.row_stream import FrameStream
+from client.stream.dataset_client import DatasetClient
+from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.sources import Source
 from server.rpc import listener
-from server.rpc.admission import Calls, StreamLimits
+from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
 from server.storage.local.sidecar import Digest
 from server.storage.store import TokenStore
-from tests.server.conftest import asked
+from tests.server.conftest import options
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.identity import stream_identity
@@ -107,7 +107,7 @@ def serving(
     kind: type[TokenFeed] = TokenFeed,
 ) -> Iterator[Peer]:
     """Serve on a free port, in this process."""
-    calls = Calls(limits)
+    calls = AdmissionControl(limits)
     service = kind(
         datasets, calls, calls, batch_bytes_max=batch_bytes_max, request_bytes_max=REQUEST_BYTES_MAX
     )
@@ -128,7 +128,7 @@ def serving(
 @contextmanager
 def opened(*sources: Source) -> Iterator[dict[str, Dataset]]:
     datasets = {
-        source.name: open_dataset(source, asked("<u2"), TokenChecks()) for source in sources
+        source.name: open_dataset(source, options("<u2"), TokenChecks()) for source in sources
     }
     try:
         yield datasets
@@ -854,9 +854,9 @@ def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Datas
         first.cancel()
         second.cancel()
         spec = StreamSpec.of_dataset("long", orders.find("random-1"), 0, 16)
-        asked = StreamRequest(spec, Position(0, 2), 1)
-        remote = RemoteDataset(peer.address, asked, timeouts=Timeouts(reconnect_seconds=10))
-        waiting = FrameStream(remote, asked, prefetch_bytes=1 << 20, counters=Counters())
+        options = StreamRequest(spec, Position(0, 2), 1)
+        remote = DatasetClient(peer.address, options, timeouts=Timeouts(reconnect_seconds=10))
+        waiting = RowStream(remote, options, prefetch_bytes=1 << 20, counters=Counters())
         waiting.start()
         assert [len(part) for part in waiting.peek(2) or ()] == [2]
         waiting.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.runtime.memory_limit import cgroups, room_bytes
+from server.runtime.memory_limit import available_bytes, cgroups
 
 GIB = 1 << 30
 V1_MOUNT = "32 31 0:29 {root} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory"
@@ -51,7 +51,7 @@ def v1(limit: int, used: int, cached: int = 0) -> dict[str, object]:
 
 def test_without_cgroups_there_is_what_the_machine_has(root: Path) -> None:
     """A plain machine, or one whose cgroups are not mounted."""
-    assert room_bytes(root) == 64 * GIB
+    assert available_bytes(root) == 64 * GIB
 
 
 def test_a_container_s_limit_counts_and_what_files_occupy_is_room(root: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_container_s_limit_counts_and_what_files_occupy_is_room(root: Path) ->
     member_of(root, "0::/", V2_MOUNT)
     write(root / "sys/fs/cgroup", v2(8 * GIB, used=7 * GIB, cached=5 * GIB))
 
-    assert room_bytes(root) == 6 * GIB
+    assert available_bytes(root) == 6 * GIB
 
 
 def test_a_cgroup_without_a_limit_takes_nothing_away(root: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_cgroup_without_a_limit_takes_nothing_away(root: Path) -> None:
     write(root / "sys/fs/cgroup/system.slice/feed.service", v2("max", used=GIB))
     write(root / "sys/fs/cgroup/system.slice", {})
 
-    assert room_bytes(root) == 64 * GIB
+    assert available_bytes(root) == 64 * GIB
 
 
 @pytest.mark.parametrize("limited", ["a", "a/b", "a/b/c"])
@@ -79,7 +79,7 @@ def test_the_tightest_level_decides(root: Path, limited: str) -> None:
         limit = (4 if level == limited else 32) * GIB
         write(root / "sys/fs/cgroup" / level, v2(limit, used=GIB))
 
-    assert room_bytes(root) == 3 * GIB
+    assert available_bytes(root) == 3 * GIB
 
 
 def test_where_the_kernel_begins_to_throttle_is_a_limit_too(root: Path) -> None:
@@ -87,7 +87,7 @@ def test_where_the_kernel_begins_to_throttle_is_a_limit_too(root: Path) -> None:
     member_of(root, "0::/", V2_MOUNT)
     write(root / "sys/fs/cgroup", v2("max", used=GIB, high=4 * GIB))
 
-    assert room_bytes(root) == 3 * GIB
+    assert available_bytes(root) == 3 * GIB
 
 
 def test_a_limit_of_version_1_counts(root: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_limit_of_version_1_counts(root: Path) -> None:
     write(root / "sys/fs/cgroup/memory", v1((1 << 63) - 4096, used=9 * GIB))
     write(root / "sys/fs/cgroup/memory/job", v1(4 * GIB, used=2 * GIB, cached=GIB))
 
-    assert room_bytes(root) == 3 * GIB
+    assert available_bytes(root) == 3 * GIB
 
 
 def test_a_container_that_sees_the_host_s_path_finds_its_own_cgroup(root: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_container_that_sees_the_host_s_path_finds_its_own_cgroup(root: Path) 
     member_of(root, "9:memory:/docker/abc", V1_MOUNT, mounted_root="/docker/abc")
     write(root / "sys/fs/cgroup/memory", v1(2 * GIB, used=GIB))
 
-    assert room_bytes(root) == GIB
+    assert available_bytes(root) == GIB
 
 
 def test_a_cgroup_outside_of_what_is_mounted_is_not_looked_for(root: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_cgroup_outside_of_what_is_mounted_is_not_looked_for(root: Path) -> No
     write(root / "sys/fs/cgroup", v2(2 * GIB, used=GIB))
 
     assert [folder for _, folder in cgroups(root)] == [root / "sys/fs/cgroup"]
-    assert room_bytes(root) == GIB
+    assert available_bytes(root) == GIB
 
 
 def test_a_cgroup_that_is_full_leaves_no_room(root: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_cgroup_that_is_full_leaves_no_room(root: Path) -> None:
     member_of(root, "0::/", V2_MOUNT)
     write(root / "sys/fs/cgroup", v2(GIB, used=2 * GIB))
 
-    assert room_bytes(root) == 0
+    assert available_bytes(root) == 0
 
 
 def test_this_machine_has_room() -> None:
     """The files of a real kernel are read as well as the ones made up above."""
-    assert 0 < room_bytes() < 1 << 60
+    assert 0 < available_bytes() < 1 << 60

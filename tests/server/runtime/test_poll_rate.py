@@ -7,19 +7,19 @@ import time
 
 import pytest
 
-from server.runtime.poll_rate import LOOK_SECONDS, STATS_PER_SECOND, Looks, pause_seconds
+from server.runtime.poll_rate import POLL_SECONDS, STATS_PER_SECOND, PollRate, pause_seconds
 
 
 def test_many_threads_together_get_no_more_turns_than_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each dataset has a thread, and each gather that met an error looks too."""
-    looks, taken = Looks(), []
+    poll_rate, taken = PollRate(), []
     end = time.monotonic() + 0.5
 
     def look() -> None:
         while time.monotonic() < end:
-            looks.take()
+            poll_rate.wait_turn()
             taken.append(time.monotonic())
 
     threads = [threading.Thread(target=look) for _ in range(8)]
@@ -32,17 +32,17 @@ def test_many_threads_together_get_no_more_turns_than_one(
 
 
 def test_no_file_is_looked_at_more_than_once_a_second() -> None:
-    assert pause_seconds(1) == LOOK_SECONDS == 1.0
+    assert pause_seconds(1) == POLL_SECONDS == 1.0
     assert 7 * pause_seconds(7) == pytest.approx(1.0)
 
 
 def test_a_turn_that_nobody_took_is_not_kept_for_later() -> None:
     """Or a quiet minute would end in a burst."""
-    looks = Looks()
-    looks.take()
+    poll_rate = PollRate()
+    poll_rate.wait_turn()
     time.sleep(0.05)
     began = time.monotonic()
     for _ in range(5):
-        looks.take()
+        poll_rate.wait_turn()
 
     assert time.monotonic() - began >= 4 / STATS_PER_SECOND

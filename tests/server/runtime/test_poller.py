@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from server.runtime.poller import Rereads, Watch
+from server.runtime.poller import Poller, RescanWorker
 from server.storage.local.mapped_store import MapStore
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked, look
+from tests.server.conftest import look, options
 from tests.support.waiting import let_time_pass
 
 
@@ -27,7 +27,7 @@ def test_a_look_that_fails_ends_neither_the_others_nor_itself(
         failed.release()
         raise OSError(5, "Input/output error", "/secret/path")
 
-    watch = Watch({"broken": fail, "tokens": looked.release})
+    watch = Poller({"broken": fail, "tokens": looked.release})
     try:
         assert all(look.acquire(timeout=5) for look in (looked, failed) * 3)
     finally:
@@ -50,7 +50,7 @@ def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
         raise OSError(5, "Input/output error", "/secret/path")
 
     with caplog.at_level(logging.DEBUG, "tokenfeed.server"):
-        watch = Watch({"broken": fail})
+        watch = Poller({"broken": fail})
         try:
             # The second look begins when all is said of the first.
             assert all(failed.acquire(timeout=5) for _ in range(2))
@@ -67,8 +67,8 @@ def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
 def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens) -> None:
     """It takes seconds for 1 GiB."""
     path = write_tokens(np.arange(1, 5000))
-    corpus = MapStore("train", [str(path)], asked("<u2"))
-    rereads = Rereads()
+    corpus = MapStore("train", [str(path)], options("<u2"))
+    rescans = RescanWorker()
     reading, may_end = threading.Event(), threading.Event()
     read = []
 
@@ -81,19 +81,19 @@ def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens
         let_time_pass(path)
         path.chmod(0o600)
         for _ in range(3):
-            look(corpus, same_content, rereads.later)
+            look(corpus, same_content, rescans.later)
         assert reading.wait(5)
-        assert not corpus.lost
+        assert not corpus.failed
 
         may_end.set()
         done = threading.Event()
-        rereads.later(done.set)
+        rescans.later(done.set)
         assert done.wait(5)
-        look(corpus, same_content, rereads.later)
+        look(corpus, same_content, rescans.later)
         assert len(read) == 1
-        assert not corpus.lost
+        assert not corpus.failed
     finally:
-        rereads.close()
+        rescans.close()
         corpus.close()
 
 
@@ -101,39 +101,39 @@ def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_th
     write_tokens: WriteTokens,
 ) -> None:
     path = write_tokens(np.arange(1, 5000))
-    corpus = MapStore("train", [str(path)], asked("<u2"))
-    rereads = Rereads()
+    corpus = MapStore("train", [str(path)], options("<u2"))
+    rescans = RescanWorker()
     try:
         let_time_pass(path)
         path.chmod(0o600)
-        look(corpus, lambda: False, rereads.later)
+        look(corpus, lambda: False, rescans.later)
         done = threading.Event()
-        rereads.later(done.set)
+        rescans.later(done.set)
         assert done.wait(5)
 
-        assert corpus.lost
+        assert corpus.failed
     finally:
-        rereads.close()
+        rescans.close()
         corpus.close()
 
 
 def test_a_read_that_fails_is_said_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    rereads = Rereads()
+    rescans = RescanWorker()
     done = threading.Event()
     try:
-        rereads.later(lambda: [][0])
-        rereads.later(done.set)
+        rescans.later(lambda: [][0])
+        rescans.later(done.set)
         assert done.wait(5)
     finally:
-        rereads.close()
+        rescans.close()
 
     (line,) = caplog.messages
     assert line.startswith("could not read anew: IndexError at ")
 
 
 def test_rereads_that_are_closed_read_nothing_more() -> None:
-    rereads = Rereads()
-    rereads.close()
-    rereads.close()
+    rescans = RescanWorker()
+    rescans.close()
+    rescans.close()
 
-    rereads.later(lambda: pytest.fail("it was read"))
+    rescans.later(lambda: pytest.fail("it was read"))

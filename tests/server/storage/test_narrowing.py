@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from server.storage.formats import STORED
-from server.storage.narrowing import Look, Narrowing
+from server.storage.narrowing import Narrowing, TokenScan
 
 
 def served(name: str, values: list[int], token_max: int | None = None) -> list[int]:
     narrowing = Narrowing(STORED[name], token_max)
     tokens = np.array(values, STORED[name])
-    assert narrowing.look(tokens).wrong_place is None
+    assert narrowing.scan(tokens).wrong_place is None
     found: list[int] = narrowing.serve(tokens).tolist()
     return found
 
@@ -55,14 +55,14 @@ def test_a_number_that_is_no_token_is_named_with_its_place(
 ) -> None:
     """-100 masks a label; cut to 16 bits it would be a token."""
     tokens = np.array([0, 5, value, 1], STORED[name])
-    assert Narrowing(STORED[name], token_max or 65_535).look(tokens[:2]).greatest in (-1, 5)
+    assert Narrowing(STORED[name], token_max or 65_535).scan(tokens[:2]).greatest in (-1, 5)
 
-    assert Narrowing(STORED[name], token_max).look(tokens).wrong_place == 2
+    assert Narrowing(STORED[name], token_max).scan(tokens).wrong_place == 2
 
 
 def test_what_is_beyond_the_vocabulary_is_no_token_though_it_could_be_served() -> None:
     """Every number is looked at anyway."""
     tokens = np.array([0, 50_256, 50_257], "<i4")
 
-    assert Narrowing(STORED["int32"], 50_256).look(tokens[:2]) == Look(50_256)
-    assert Narrowing(STORED["int32"], 50_256).look(tokens).wrong_place == 2
+    assert Narrowing(STORED["int32"], 50_256).scan(tokens[:2]) == TokenScan(50_256)
+    assert Narrowing(STORED["int32"], 50_256).scan(tokens).wrong_place == 2

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from server.datasets.dataset import TokenChecks, dataset_of
 from server.rpc import listener
-from server.rpc.admission import Calls, StreamLimits
+from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
-from server.runtime.poll_rate import Looks
+from server.runtime.poll_rate import PollRate
 from server.storage.choice import STORES
 from server.storage.formats import STORED
 from server.storage.store import TokenStore
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import options
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import let_time_pass
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -86,7 +86,7 @@ def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> 
             array.tofile(path)
         for open_store in STORES.values():
             store = opened.enter_context(
-                closing(open_store("train", paths, asked(arrays[0].dtype.str), Looks()))
+                closing(open_store("train", paths, options(arrays[0].dtype.str), PollRate()))
             )
             store.narrow(token_max)
             store.advise(spans)
@@ -117,14 +117,14 @@ def test_no_store_reads_a_file_at_the_start_that_is_not_as_it_was(
 ) -> None:
     """Its fingerprint would be of what nobody is served."""
     path = write_tokens(range(1, 5000))
-    with closing(STORES[kind]("train", [str(path)], asked("<u2"), Looks())) as store:
+    with closing(STORES[kind]("train", [str(path)], options("<u2"), PollRate())) as store:
         assert store.read(0, 2, 4) == b"\2\0\3\0"
         let_time_pass(path)
         with path.open("r+b") as file:
             file.truncate({"written": 9998, "cut": 5000, "grown": 20_000}[change])
             file.write(b"\7\0")
 
-        with pytest.raises(BadCorpus, match=r"train\.bin: changed while it was being opened"):
+        with pytest.raises(InvalidCorpus, match=r"train\.bin: changed while it was being opened"):
             store.read(0, 2, 4)
 
 
@@ -167,7 +167,7 @@ def test_a_store_in_memory_is_served(dtype: str) -> None:
     """Nothing above a store knows what its tokens lie on."""
     store = MemoryStore("train", [np.arange(1000, dtype=dtype), np.arange(50, dtype=dtype)])
     dataset = dataset_of(store, TokenChecks())
-    calls = Calls(StreamLimits())
+    calls = AdmissionControl(StreamLimits())
     service = TokenFeed(
         {"train": dataset}, calls, calls, batch_bytes_max=1 << 20, request_bytes_max=1 << 16
     )

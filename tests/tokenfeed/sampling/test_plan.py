@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import reference
-from tokenfeed.errors import InvalidRequest, NotServed
+from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import Shape, plan, row_count
 from tokenfeed.stream.spec import StreamSpec
@@ -158,7 +158,7 @@ def test_a_stream_keeps_its_places_whatever_else_is_asked_for() -> None:
 @pytest.mark.parametrize("name", ["random", "random-2", "RANDOM-1", "../x"])
 def test_an_order_without_its_version_is_none(name: str) -> None:
     """The server never resolves "latest": a rolling upgrade must not serve two streams."""
-    with pytest.raises(NotServed, match="order"):
+    with pytest.raises(NotFound, match="order"):
         orders.find(name)
 
 

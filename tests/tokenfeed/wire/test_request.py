@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tokenfeed.errors import (
     InvalidRequest,
-    NotServed,
-    OverLimit,
+    LimitExceeded,
+    NotFound,
     RequestError,
     SamplesExhausted,
     StreamMismatch,
@@ -155,8 +155,8 @@ PLANES = [pb.WantedPlane(kind=51)]
         ({"batch_size": 2**64 - 1}, InvalidRequest, "batch_size"),
         ({"context_length": 0}, InvalidRequest, "context_length"),
         ({"context_length": None}, InvalidRequest, "context_length"),
-        ({"order": "random"}, NotServed, "order"),
-        ({"order": "mixture-1"}, NotServed, "order"),
+        ({"order": "random"}, NotFound, "order"),
+        ({"order": "mixture-1"}, NotFound, "order"),
         ({"first_sample": 2**63}, SamplesExhausted, "first_sample"),
         ({"first_sample": 2**64 - 1}, SamplesExhausted, "first_sample"),
         ({"first_sample": 2**63, "end_sample": 1}, SamplesExhausted, "first_sample"),
@@ -474,7 +474,7 @@ def test_a_request_above_a_limit_of_the_server_is_named_with_it(
     request_of().require_within(pb.Limits(**{limit: value}), token_bytes=2)
     request_of().require_within(pb.Limits(), token_bytes=2)
 
-    with pytest.raises(OverLimit, match=rf" {value - 1}$") as caught:
+    with pytest.raises(LimitExceeded, match=rf" {value - 1}$") as caught:
         request_of().require_within(pb.Limits(**{limit: value - 1}), token_bytes=2)
 
     assert caught.value.subject == subject
@@ -495,7 +495,7 @@ def test_a_stream_whose_first_request_passes_has_no_later_one_that_is_too_long(
     expected = Expected(bytes(32), 1, bytes(32), planes)
     size_bytes = to_message(later, expected, client_name).ByteSize()
 
-    with pytest.raises(OverLimit, match=r"^request: "):
+    with pytest.raises(LimitExceeded, match=r"^request: "):
         require_size(request, pb.Limits(request_bytes_max=size_bytes - 1), client_name)
 
 
@@ -507,7 +507,7 @@ def test_the_longest_request_of_a_stream_counts_when_its_first_one_is_measured()
     expected = Expected(bytes(32), 1, bytes(32), tuple((kind, bytes(32)) for kind in spec.planes))
     size_bytes = to_message(later, expected, "somebody").ByteSize()
 
-    with pytest.raises(OverLimit, match=r"^request: "):
+    with pytest.raises(LimitExceeded, match=r"^request: "):
         require_size(first, pb.Limits(request_bytes_max=size_bytes - 1), "somebody")
 
 

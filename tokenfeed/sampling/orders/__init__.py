@@ -6,7 +6,7 @@ file and a new name.
 
 from __future__ import annotations
 
-from ...errors import NotServed, shortened
+from ...errors import NotFound, shortened
 from ...stream.order import Order
 from . import random_v1, sequential_v1, shuffled_v1
 
@@ -25,8 +25,8 @@ def versioned(name: str) -> str:
 
 
 def find(name: str) -> Order:
-    """Return the order of that name; an empty name stands for `random-1`.  Raises: NotServed."""
+    """Return the order of that name; an empty name stands for `random-1`.  Raises: NotFound."""
     try:
         return ORDERS[name or DEFAULT]
     except KeyError:
-        raise NotServed("order", f"{shortened(name)!r} is none of {', '.join(ORDERS)}") from None
+        raise NotFound("order", f"{shortened(name)!r} is none of {', '.join(ORDERS)}") from None

@@ -19,11 +19,11 @@ from server.ingest.inputs.discovery import find_sources
 from server.ingest.inputs.hashes import Hashes
 from server.ingest.job import Job
 from server.ingest.progress import Progress
-from server.ingest.tokenize.encoding import Part, Recipe, encode_unit
-from server.ingest.tokenize.tokenizer import Vocabulary
+from server.ingest.tokenize.encoding import EncodedUnit, Recipe, encode_unit
+from server.ingest.tokenize.tokenizer import TokenizerFile
 from server.ingest.units import Unit
 from tests.server.ingest import corpus
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_source_that_changes_before_it_is_hashed_is_an_error(paths: list[Path]
     sources = find_sources(list(map(str, paths)))
     paths[2].write_text("something else")
 
-    with closing(Hashes(sources, {})) as hashes, pytest.raises(BadSource) as caught:
+    with closing(Hashes(sources, {})) as hashes, pytest.raises(InvalidSource) as caught:
         hashes.finish(no_keep)
 
     assert caught.value.subject == str(paths[2])
@@ -118,14 +118,16 @@ def test_a_run_that_is_stopped_keeps_the_hashes_it_has(
     ]
     checkpoint = tmp_path / "out" / ".ingest" / "checkpoint.json"
 
-    def until_one_is_known(units: Iterable[Unit], recipe: Recipe) -> Iterator[tuple[Unit, Part]]:
+    def until_one_is_known(
+        units: Iterable[Unit], recipe: Recipe
+    ) -> Iterator[tuple[Unit, EncodedUnit]]:
         for unit in units:
             if checkpoint.exists() and json.loads(checkpoint.read_text())["hashes"]:
                 raise KeyboardInterrupt
             yield unit, encode_unit(unit, recipe)
 
     sources = tuple(find_sources(list(map(str, paths))))
-    recipe = Recipe(Vocabulary.read("bytes", parses_special=False), ("text",), None, None, 0.0)
+    recipe = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, None, 0.0)
     with pytest.raises(KeyboardInterrupt):
         run.ingest(
             Job(sources, recipe),

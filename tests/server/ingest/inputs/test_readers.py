@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from server.ingest.inputs import READERS, jsonl, parquet
-from server.ingest.inputs.base import How
+from server.ingest.inputs.base import ReaderContext
 from server.ingest.inputs.discovery import find_sources
 from server.ingest.tokenize import splitting
 from server.ingest.tokenize.encoding import Recipe, encode_unit
-from server.ingest.tokenize.tokenizer import Vocabulary
+from server.ingest.tokenize.tokenizer import TokenizerFile
 from server.ingest.units import Unit
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 
-RECIPE = Recipe(Vocabulary.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
+RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
 
 
 def units(path: Path, offset: int = 0) -> list[Unit]:
     """In order, each beginning where the one before ended."""
     (source,) = find_sources([str(path)])
 
-    def pieces(blocks: Iterator[str]) -> Iterator[str]:
-        return splitting.pieces(blocks, lambda texts: [text.encode() for text in texts])
+    def split_text(blocks: Iterator[str]) -> Iterator[str]:
+        return splitting.split_text(blocks, lambda texts: [text.encode() for text in texts])
 
-    how = How(("text",), pieces, lambda _: False, lambda *_: None)
+    how = ReaderContext(("text",), split_text, lambda _: False, lambda *_: None)
     found = list(READERS[source.kind].units(source, 0, offset, how))
     assert all(one.end == other.place for one, other in pairwise(found))
     return found

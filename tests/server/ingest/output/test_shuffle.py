@@ -8,27 +8,27 @@ import numpy as np
 import pytest
 
 from server.ingest.output import shuffle
-from server.ingest.output.shuffle import Batch, shuffled, without_first
-from server.ingest.tokenize.encoding import Part
-from server.ingest.units import Place, Unit
+from server.ingest.output.shuffle import DocumentBatch, shuffled, skip_documents
+from server.ingest.tokenize.encoding import EncodedUnit
+from server.ingest.units import SourceOffset, Unit
 
 PER_UNIT = 7
 
 
-def part(first: int, count: int, *, begins: bool = True, ends: bool = True) -> Part:
+def part(first: int, count: int, *, begins: bool = True, ends: bool = True) -> EncodedUnit:
     """Documents of 1 to 3 tokens, all of them the document's number."""
     lengths = np.array([number % 3 + 1 for number in range(first, first + count)])
     tokens = np.repeat(np.arange(first, first + count), lengths).astype("<u2")
-    return Part(tokens, lengths, np.zeros(count, bool), tokens % 2 == 0, (), begins, ends)
+    return EncodedUnit(tokens, lengths, np.zeros(count, bool), tokens % 2 == 0, (), begins, ends)
 
 
-def parts(units: int, first: int = 0) -> Iterator[tuple[Unit, Part]]:
+def parts(units: int, first: int = 0) -> Iterator[tuple[Unit, EncodedUnit]]:
     for number in range(first, units):
-        place, end = Place(0, number), Place(0, number + 1)
+        place, end = SourceOffset(0, number), SourceOffset(0, number + 1)
         yield Unit(place, end, None, 0), part(PER_UNIT * number, PER_UNIT)
 
 
-def written(batches: Iterator[Batch]) -> list[int]:
+def written(batches: Iterator[DocumentBatch]) -> list[int]:
     """Numbers of the documents, in order; each is whole, and so is its mask."""
     order = []
     for batch in batches:
@@ -43,31 +43,31 @@ def written(batches: Iterator[Batch]) -> list[int]:
 
 def test_each_bufferful_is_permuted_by_itself() -> None:
     """Nothing is lost, nothing repeated, nothing moves further than the buffer is large."""
-    order = written(shuffled(without_first(parts(20), 0), 16, seed=5, documents=0))
+    order = written(shuffled(skip_documents(parts(20), 0), 16, seed=5, documents=0))
 
     assert sorted(order) == list(range(140))
     for first in range(0, 140, 16):
         bufferful = order[first : first + 16]
         assert sorted(bufferful) == list(range(first, min(140, first + 16)))
     assert order != sorted(order)
-    assert order == written(shuffled(without_first(parts(20), 0), 16, seed=5, documents=0))
-    assert order != written(shuffled(without_first(parts(20), 0), 16, seed=6, documents=0))
+    assert order == written(shuffled(skip_documents(parts(20), 0), 16, seed=5, documents=0))
+    assert order != written(shuffled(skip_documents(parts(20), 0), 16, seed=6, documents=0))
 
 
 def test_each_bufferful_is_where_one_can_go_on() -> None:
     """After a kill nothing but a place is known, and how many documents there were."""
-    batches = list(shuffled(without_first(parts(20), 0), 16, seed=5, documents=0))
+    batches = list(shuffled(skip_documents(parts(20), 0), 16, seed=5, documents=0))
     order = written(iter(batches))
 
     for index, batch in enumerate(batches[:-1]):
         done = 16 * (index + 1)
-        left = without_first(parts(20, batch.then.offset), batch.then.documents)
+        left = skip_documents(parts(20, batch.then.offset), batch.then.documents)
         rest = written(shuffled(left, 16, seed=5, documents=done))
         assert order[:done] + rest == order
 
 
 def test_documents_to_leave_out_may_be_more_than_a_unit_has() -> None:
-    left = [(found.lengths.size, dropped) for _, found, dropped in without_first(parts(3), 9)]
+    left = [(found.lengths.size, dropped) for _, found, dropped in skip_documents(parts(3), 9)]
 
     assert left == [(0, 7), (5, 2), (7, 0)]
 
@@ -75,13 +75,13 @@ def test_documents_to_leave_out_may_be_more_than_a_unit_has() -> None:
 def test_a_document_in_several_parts_stays_where_it_is() -> None:
     """It may be larger than memory."""
 
-    def mixed() -> Iterator[tuple[Unit, Part]]:
+    def mixed() -> Iterator[tuple[Unit, EncodedUnit]]:
         yield from parts(1)
         for number, (begins, ends) in enumerate([(True, False), (False, False), (False, True)], 1):
-            unit = Unit(Place(0, number), Place(0, number + 1), None, 0)
+            unit = Unit(SourceOffset(0, number), SourceOffset(0, number + 1), None, 0)
             yield unit, part(100 + number, 1, begins=begins, ends=ends)
 
-    batches = list(shuffled(without_first(mixed(), 0), 1000, seed=0, documents=0))
+    batches = list(shuffled(skip_documents(mixed(), 0), 1000, seed=0, documents=0))
 
     assert [batch.part.lengths.size for batch in batches] == [7, 1, 1, 1]
     assert [batch.then.offset for batch in batches] == [1, 2, 3, 4]
@@ -96,13 +96,13 @@ def test_long_documents_fill_a_buffer_before_it_has_its_number(
     """Or a buffer of books would need more memory than there is."""
     monkeypatch.setattr(shuffle, "BUFFER_TOKENS_MAX", 20)
 
-    batches = list(shuffled(without_first(parts(20), 0), 1000, seed=5, documents=0))
+    batches = list(shuffled(skip_documents(parts(20), 0), 1000, seed=5, documents=0))
 
     assert sorted(written(iter(batches))) == list(range(140))
     assert max(batch.part.tokens.size for batch in batches) <= 20 + 3
     done = 0
     for batch in batches[:-1]:
         done += batch.part.lengths.size
-        left = without_first(parts(20, batch.then.offset), batch.then.documents)
+        left = skip_documents(parts(20, batch.then.offset), batch.then.documents)
         rest = written(shuffled(left, 1000, seed=5, documents=done))
         assert sorted(rest) == list(range(done, 140))

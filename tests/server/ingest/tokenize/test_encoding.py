@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server.ingest.tokenize.encoding import Part, Recipe, encode_unit
-from server.ingest.tokenize.tokenizer import Vocabulary
-from server.ingest.units import Lines, Passage, Place, Rows, Unit
+from server.ingest.tokenize.encoding import EncodedUnit, Recipe, encode_unit
+from server.ingest.tokenize.tokenizer import TokenizerFile
+from server.ingest.units import Lines, Rows, SourceOffset, TextChunk, Unit
 from tests.server.ingest.corpus import END, documents, naive
-from tokenfeed.errors import BadSource
+from tokenfeed.errors import InvalidSource
 
 
 def recipe(
@@ -25,12 +25,12 @@ def recipe(
     append: int | None = None,
     val_fraction: float = 0.0,
 ) -> Recipe:
-    vocabulary = Vocabulary.read(str(tokenizer), parses_special=False)
-    return Recipe(vocabulary, columns, prepend, append, val_fraction)
+    tokenizer_file = TokenizerFile.read(str(tokenizer), parses_special=False)
+    return Recipe(tokenizer_file, columns, prepend, append, val_fraction)
 
 
-def encoded(content: Rows | Lines | Passage, how: Recipe) -> Part:
-    return encode_unit(Unit(Place(0, 0), Place(0, 1), content, 0), how)
+def encoded(content: Rows | Lines | TextChunk, how: Recipe) -> EncodedUnit:
+    return encode_unit(Unit(SourceOffset(0, 0), SourceOffset(0, 1), content, 0), how)
 
 
 def rows(*texts: str | bytes | None) -> Rows:
@@ -159,9 +159,9 @@ def test_a_document_that_cannot_be_encoded_is_left_out_alone(tmp_path: Path) -> 
 
 def test_a_file_of_text_that_cannot_be_encoded_is_an_error_that_names_it(tmp_path: Path) -> None:
     """Half of a document would be another one."""
-    passage = Passage("book.txt", "a c", True, True, False)
+    passage = TextChunk("book.txt", "a c", True, True, False)
 
-    with pytest.raises(BadSource) as caught:
+    with pytest.raises(InvalidSource) as caught:
         encoded(passage, recipe(two_words(tmp_path)))
 
     assert caught.value.subject == "book.txt"
@@ -227,7 +227,7 @@ def test_a_mark_of_the_encoding_before_the_first_line_does_not_matter() -> None:
 def test_a_passage_has_the_tokens_around_a_document_only_where_that_begins_and_ends() -> None:
     how = recipe(prepend=7, append=256)
     tokens = [
-        encoded(Passage("book.txt", text, first, last, False), how).tokens.tolist()
+        encoded(TextChunk("book.txt", text, first, last, False), how).tokens.tolist()
         for text, first, last in (("a", True, False), ("b", False, False), ("c", False, True))
     ]
 

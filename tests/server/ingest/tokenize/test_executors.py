@@ -182,7 +182,7 @@ def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
     cluster.add()
     other = cluster.add()
 
-    command = [sys.executable, "-m", "server.ingest", *words, "--engine", "ray"]
+    command = [sys.executable, "-m", "server.ingest", *words, "--executor", "ray"]
     running = subprocess.Popen(
         [*command, "--out", str(tmp_path / "ray")],
         cwd=ROOT,

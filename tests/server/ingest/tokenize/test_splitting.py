@@ -31,7 +31,7 @@ def tokenizers() -> dict[str, Any]:
         "GPT-2, with a space before": pre_tokenizers.ByteLevel(add_prefix_space=True),
         "Llama 3": pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(llama3), "isolated"),
+                pre_tokenizers.SplitWriter(Regex(llama3), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         ),
@@ -74,7 +74,7 @@ def test_the_tokens_of_the_pieces_are_those_of_the_whole(made: dict[str, Any], n
         return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
     text = "\n\n".join(documents(400, seed=3))
-    pieces = list(splitting.pieces(iter([text]), encode))
+    pieces = list(splitting.split_text(iter([text]), encode))
 
     assert "".join(pieces) == text
     assert list(chain.from_iterable(encode(pieces))) == encode([text])[0]
@@ -90,14 +90,14 @@ def test_pieces_do_not_depend_on_how_the_text_arrives(made: dict[str, Any]) -> N
         return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
     text = "".join(documents(300, seed=4))
-    pieces = list(splitting.pieces(iter([text]), encode))
+    pieces = list(splitting.split_text(iter([text]), encode))
 
     for size in (1, 77, 5000):
         blocks = (text[first : first + size] for first in range(0, len(text), size))
-        assert list(splitting.pieces(blocks, encode)) == pieces
+        assert list(splitting.split_text(blocks, encode)) == pieces
     for count in (1, 3):
         rest = text[len("".join(pieces[:count])) :]
-        assert list(splitting.pieces(iter([rest]), encode)) == pieces[count:]
+        assert list(splitting.split_text(iter([rest]), encode)) == pieces[count:]
 
 
 def test_text_without_a_place_to_cut_stays_whole_or_is_too_long(
@@ -110,38 +110,38 @@ def test_text_without_a_place_to_cut_stays_whole_or_is_too_long(
 
     text = "a b " * 5000
 
-    assert list(splitting.pieces(iter([text]), encode)) == [text]
+    assert list(splitting.split_text(iter([text]), encode)) == [text]
     monkeypatch.setattr(splitting, "PIECE_CHARS_MAX", 4000)
-    with pytest.raises(splitting.NoPlaceToCut, match="no place to cut it in 4,000 characters"):
-        list(splitting.pieces(iter([text]), encode))
+    with pytest.raises(splitting.CannotSplit, match="no place to cut it in 4,000 characters"):
+        list(splitting.split_text(iter([text]), encode))
 
 
 def test_text_that_repeats_itself_is_not_cut_by_a_lucky_look(made: dict[str, Any]) -> None:
     """Merges of whole phrases, aligned to the text's beginning, look the same from many places."""
     from tokenizers import Tokenizer, models
 
-    vocabulary = {sign: number for number, sign in enumerate(" abc")}
+    tokenizer_file = {sign: number for number, sign in enumerate(" abc")}
     merges = []
     token = " abc"
     for left, right in ((" ", "a"), ("b", "c"), (" a", "bc")):
         merges.append((left, right))
-        vocabulary[left + right] = len(vocabulary)
+        tokenizer_file[left + right] = len(tokenizer_file)
     for _ in range(4):
         merges.append((token, token))
         token += token
-        vocabulary[token] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+        tokenizer_file[token] = len(tokenizer_file)
+    tokenizer = Tokenizer(models.BPE(tokenizer_file, merges))
 
     def encode(texts: list[str]) -> list[list[int]]:
         return [tokenizer.encode(text).ids for text in texts]
 
     text = " abc" * 5001
-    pieces = list(splitting.pieces(iter([text]), encode))
+    pieces = list(splitting.split_text(iter([text]), encode))
     assert list(chain.from_iterable(encode(pieces))) == encode([text])[0]
 
 
 def test_no_text_has_no_pieces() -> None:
-    assert list(splitting.pieces(iter(()), lambda texts: [[] for _ in texts])) == []
+    assert list(splitting.split_text(iter(()), lambda texts: [[] for _ in texts])) == []
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_tiny_shakespeare_is_cut_without_a_trace(
     def encode(texts: list[str]) -> list[list[int]]:
         return [found.ids for found in tokenizer.encode_batch_fast(texts)]
 
-    pieces = list(splitting.pieces(iter([text]), encode))
+    pieces = list(splitting.split_text(iter([text]), encode))
 
     assert len(pieces) > 1000
     assert list(chain.from_iterable(encode(pieces))) == encode([text])[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.ingest.tokenize.tokenizer import Vocabulary, load, token_dtype
+from server.ingest.tokenize.tokenizer import TokenizerFile, load_tokenizer, token_dtype
 from tests.server.ingest.corpus import END
 from tokenfeed.errors import InvalidRequest
 
@@ -16,8 +16,8 @@ from tokenfeed.errors import InvalidRequest
 def test_a_special_token_written_in_text_is_text_unless_asked_for(tokenizer: Path) -> None:
     """A page about tokenizers must not end a document, nor a user's words become control."""
     text = f"see {END} there"
-    plain = load(Vocabulary.read(str(tokenizer), parses_special=False))
-    parsing = load(Vocabulary.read(str(tokenizer), parses_special=True))
+    plain = load_tokenizer(TokenizerFile.read(str(tokenizer), parses_special=False))
+    parsing = load_tokenizer(TokenizerFile.read(str(tokenizer), parses_special=True))
 
     end = plain.token_id(END)
     assert end is not None
@@ -47,7 +47,8 @@ def test_what_a_tokenizer_says_of_length_is_ignored(tokenizer: Path, tmp_path: P
     text = "the of and to in was his " * 4
 
     plain, cutting = (
-        load(Vocabulary.read(str(one), parses_special=False)) for one in (tokenizer, path)
+        load_tokenizer(TokenizerFile.read(str(one), parses_special=False))
+        for one in (tokenizer, path)
     )
 
     assert list(cutting.encode([text])[0]) == list(plain.encode([text])[0])
@@ -56,7 +57,7 @@ def test_what_a_tokenizer_says_of_length_is_ignored(tokenizer: Path, tmp_path: P
 
 def test_bytes_are_tokens_of_themselves() -> None:
     """For trying things out, without a tokenizer.json."""
-    made = load(Vocabulary.read("bytes", parses_special=False))
+    made = load_tokenizer(TokenizerFile.read("bytes", parses_special=False))
 
     assert [list(ids) for ids in made.encode(["aé", ""])] == [[97, 195, 169], []]
     assert made.token_id(END) == 256
@@ -83,6 +84,6 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
     with pytest.raises(InvalidRequest, match=r"--tokenizer: tokenizer\.json cannot be read"):
-        load(Vocabulary.read(str(path), parses_special=False))
+        load_tokenizer(TokenizerFile.read(str(path), parses_special=False))
     with pytest.raises(InvalidRequest, match=r"none\.json is no file"):
-        Vocabulary.read(str(tmp_path / "none.json"), parses_special=False)
+        TokenizerFile.read(str(tmp_path / "none.json"), parses_special=False)

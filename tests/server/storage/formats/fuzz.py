@@ -25,9 +25,9 @@ from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 
 from server.storage.files import OpenFile, open_file
-from server.storage.formats import Asked, Layout, llmc, read_layout
+from server.storage.formats import FormatOptions, Layout, llmc, read_layout
 from tests.server.storage.formats.writing import llmc_header, megatron_index
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 MEMORY_BYTES = 512 << 20
 """Above what the process has when it begins."""
@@ -128,9 +128,9 @@ def check(folder: Path, files: Seeds, seconds: float) -> str:
     refusal = None
     try:
         with open_file(str(stem)) as file:
-            layout = read_layout(file, Asked())
+            layout = read_layout(file, FormatOptions())
         documents = _ends(layout)
-    except BadCorpus as error:
+    except InvalidCorpus as error:
         refusal = error
     except Hung:
         raise Hung(f"still reading {files} after {seconds} s") from None
@@ -161,10 +161,10 @@ def plant_hang() -> None:
     """Plant a bug: a header of the wrong length is read for ever."""
     right = llmc.layout
 
-    def waiting(file: OpenFile, asked: Asked) -> Layout:
+    def waiting(file: OpenFile, options: FormatOptions) -> Layout:
         while 4 <= len(file.head) < 1024:
             pass
-        return right(file, asked)
+        return right(file, options)
 
     llmc.layout = waiting  # type: ignore[assignment]
 
@@ -173,9 +173,9 @@ def plant_belief() -> None:
     """Plant a bug: llm.c's header is believed."""
     right = llmc.layout
 
-    def believing(file: OpenFile, asked: Asked) -> Layout:
+    def believing(file: OpenFile, options: FormatOptions) -> Layout:
         if len(file.head) < 1024:
-            return right(file, asked)
+            return right(file, options)
         count = int(np.frombuffer(file.head, "<i4", 3)[2])
         return Layout(llmc.NAME, TOKENS.dtype, 1024, count, "planted")
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from server.storage.files import open_file
-from server.storage.formats import Asked, Layout, read_layout
+from server.storage.formats import FormatOptions, Layout, read_layout
 
 
 def read(
     path: Path, dtype: str | None = None, *, form: str | None = None, tensor: str | None = None
 ) -> Layout:
-    """Its layout, with what a user says of it.  Raises: BadCorpus."""
+    """Its layout, with what a user says of it.  Raises: InvalidCorpus."""
     name = None if dtype is None else np.dtype(dtype).name
     with open_file(str(path)) as file:
-        return read_layout(file, Asked.of(form, name, tensor))
+        return read_layout(file, FormatOptions.parse(form, name, tensor))
 
 
 def tokens(path: Path, layout: Layout) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.server.storage.formats.reading import ends, read, tokens
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 DOCUMENTS = [[5, 6, 7, 50256], [8, 50256], [9, 10, 11, 12, 50256]]
 
@@ -109,7 +109,7 @@ def test_an_index_that_does_not_fit_is_refused(write, index: bytes, problem: str
     path = write()
     Path(f"{path}.index").write_bytes(index)
 
-    with pytest.raises(BadCorpus, match=rf"\.ds\.index: .*{problem}"):
+    with pytest.raises(InvalidCorpus, match=rf"\.ds\.index: .*{problem}"):
         read(path)
 
 
@@ -121,7 +121,7 @@ def test_metadata_that_does_not_fit_is_refused(write, metadata: str) -> None:
     path = write()
     Path(f"{path}.metadata").write_bytes(metadata.encode("latin-1"))
 
-    with pytest.raises(BadCorpus, match=r"\.ds\.metadata: "):
+    with pytest.raises(InvalidCorpus, match=r"\.ds\.metadata: "):
         read(path)
 
 
@@ -129,6 +129,6 @@ def test_tokens_cut_short_are_noticed_by_their_number(write) -> None:
     path = write()
     path.write_bytes(path.read_bytes()[:-2])
 
-    with pytest.raises(BadCorpus, match="says 11 tokens, and the file has room for 10"):
+    with pytest.raises(InvalidCorpus, match="says 11 tokens, and the file has room for 10"):
         read(path)
     assert np.dtype("<u2") == read(path, "<u2", form="raw").dtype

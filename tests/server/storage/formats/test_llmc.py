@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.storage.formats.reading import read, tokens
 from tests.server.storage.formats.writing import llmc_header
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 GPT2, LLAMA3 = (20240520, 1, "<u2"), (20240801, 7, "<u4")
 
@@ -54,7 +54,7 @@ def test_a_header_that_does_not_fit_is_refused(
     """Whether it is cut short or no header at all, nothing is guessed."""
     path = write(tmp_path / "x.bin", GPT2, [1, 2, 3, 4], **wrong)
 
-    with pytest.raises(BadCorpus, match=rf"x\.bin: .*{problem}"):
+    with pytest.raises(InvalidCorpus, match=rf"x\.bin: .*{problem}"):
         read(path)
     assert read(path, form="raw").token_count == 512 + 4
 
@@ -64,7 +64,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "x.bin", GPT2, list(range(100)))
     path.write_bytes(path.read_bytes()[: max(4, 1224 - cut)])
 
-    with pytest.raises(BadCorpus, match=r"x\.bin"):
+    with pytest.raises(InvalidCorpus, match=r"x\.bin"):
         read(path)
 
 
@@ -72,12 +72,12 @@ def test_another_magic_is_no_header_and_may_be_asked_for_in_vain(tmp_path: Path)
     path = write(tmp_path / "x.bin", GPT2, [1, 2], magic=20240521)
 
     assert read(path).format == "raw"
-    with pytest.raises(BadCorpus, match="begins with 20240521, none of llm"):
+    with pytest.raises(InvalidCorpus, match="begins with 20240521, none of llm"):
         read(path, form="llm.c")
 
 
 def test_another_dtype_than_the_header_s_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.bin", GPT2, [1, 2])
 
-    with pytest.raises(BadCorpus, match="has uint16 tokens, not --dtype uint32"):
+    with pytest.raises(InvalidCorpus, match="has uint16 tokens, not --dtype uint32"):
         read(path, "<u4")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.storage.formats.reading import ends, read, tokens
 from tests.server.storage.formats.writing import megatron_index
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 CODES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 DOCUMENTS = [[[5, 6, 7], [8]], [[9, 10]], [[11], [12, 13, 14], [15]]]
@@ -100,7 +100,7 @@ def test_an_index_that_does_not_fit_is_refused(
     path = write(tmp_path)
     changed(path, at, new)
 
-    with pytest.raises(BadCorpus, match=rf"text\.idx: .*{problem}"):
+    with pytest.raises(InvalidCorpus, match=rf"text\.idx: .*{problem}"):
         read(path)
 
 
@@ -110,7 +110,7 @@ def test_an_index_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
     index = path.with_suffix(".idx")
     index.write_bytes(index.read_bytes()[:kept])
 
-    with pytest.raises(BadCorpus, match=r"text\.idx: "):
+    with pytest.raises(InvalidCorpus, match=r"text\.idx: "):
         read(path)
 
 
@@ -119,12 +119,12 @@ def test_tokens_of_another_size_than_the_index_says_are_refused(tmp_path: Path, 
     path = write(tmp_path)
     path.write_bytes(bytes(size))
 
-    with pytest.raises(BadCorpus, match=rf"its sequences have 22 bytes, and its file {size}"):
+    with pytest.raises(InvalidCorpus, match=rf"its sequences have 22 bytes, and its file {size}"):
         read(path)
 
 
 def test_an_index_without_tokens_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, documents=[[[]], [[]]])
 
-    with pytest.raises(BadCorpus, match="its sequences have 0 bytes"):
+    with pytest.raises(InvalidCorpus, match="its sequences have 0 bytes"):
         read(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.server.storage.formats.reading import read, tokens
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 TYPES = ["|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8"]
 
@@ -50,7 +50,7 @@ def test_what_has_to_be_converted_first_comes_with_the_command_that_does(
     path = tmp_path / "some $HOME 'tokens\".npy"
     np.save(path, array)
 
-    with pytest.raises(BadCorpus, match=problem) as caught:
+    with pytest.raises(InvalidCorpus, match=problem) as caught:
         read(path)
     command = sys.executable + caught.value.problem.partition("python")[2]
     subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=20)
@@ -77,7 +77,7 @@ def test_an_array_of_something_else_is_refused(
     path = tmp_path / "tokens.npy"
     np.save(path, array)
 
-    with pytest.raises(BadCorpus, match=rf"tokens\.npy: .*{problem}"):
+    with pytest.raises(InvalidCorpus, match=rf"tokens\.npy: .*{problem}"):
         read(path)
 
 
@@ -116,5 +116,5 @@ def test_a_header_that_is_none_is_refused(tmp_path: Path, content: bytes, proble
     path = tmp_path / "tokens.npy"
     path.write_bytes(content)
 
-    with pytest.raises(BadCorpus, match=rf"tokens\.npy: .*{problem}"):
+    with pytest.raises(InvalidCorpus, match=rf"tokens\.npy: .*{problem}"):
         read(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.server.storage.formats.reading import ends, read, tokens
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_lines_that_do_not_fit_are_refused(path: Path, lines: str) -> None:
     """An index of another file would cut documents in two."""
     describe(path, lines)
 
-    with pytest.raises(BadCorpus, match=r"part-0-00000\.csv\.gz: "):
+    with pytest.raises(InvalidCorpus, match=r"part-0-00000\.csv\.gz: "):
         read(path, "<u4")
 
 
@@ -87,7 +87,7 @@ def test_an_array_is_none_of_its_files_whatever_the_user_says(tmp_path: Path) ->
     path = tmp_path / "array.npy"
     np.save(path, np.arange(9, dtype="<u2"))
 
-    with pytest.raises(BadCorpus, match="has NumPy's header, which OLMo's files have not"):
+    with pytest.raises(InvalidCorpus, match="has NumPy's header, which OLMo's files have not"):
         read(path, form="olmo")
 
 
@@ -96,7 +96,7 @@ def test_a_pipe_for_an_index_is_refused(path: Path) -> None:
     """Nobody writes to it: the server would wait for ever."""
     os.mkfifo(path.with_suffix(".csv.gz"))
 
-    with pytest.raises(BadCorpus, match=r"part-0-00000\.csv\.gz: is no regular file"):
+    with pytest.raises(InvalidCorpus, match=r"part-0-00000\.csv\.gz: is no regular file"):
         read(path, "<u4")
 
 
@@ -105,5 +105,5 @@ def test_lines_cut_short_are_refused(path: Path) -> None:
     beside = path.with_suffix(".csv.gz")
     beside.write_bytes(beside.read_bytes()[:-9])
 
-    with pytest.raises(BadCorpus, match=r"part-0-00000\.csv\.gz: "):
+    with pytest.raises(InvalidCorpus, match=r"part-0-00000\.csv\.gz: "):
         read(path, "<u4")

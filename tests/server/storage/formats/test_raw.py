@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.server.storage.formats.reading import read
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), [("<u2", 8), ("<u4", 4), ("<i8", 2), ("|u1", 16)])
@@ -33,7 +33,7 @@ def test_a_file_that_ends_within_a_token_is_refused(tmp_path: Path, file_bytes: 
     path.touch()
     os.truncate(path, file_bytes)
 
-    with pytest.raises(BadCorpus, match=r"train\.bin"):
+    with pytest.raises(InvalidCorpus, match=r"train\.bin"):
         read(path)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.server.storage.formats.reading import read, tokens
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 TYPES = {"U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4"}
 TYPES |= {"U64": "<u8", "I64": "<i8"}
@@ -41,11 +41,13 @@ def test_one_of_several_has_to_be_named(tmp_path: Path) -> None:
     two = {"a/ids": np.arange(3, dtype="<u2"), "b": np.arange(9, dtype="<i4")}
     path = save(tmp_path / "x.safetensors", **two)
 
-    with pytest.raises(BadCorpus, match=r"2 integer tensors \('a/ids', 'b'\); name one: .*#NAME"):
+    with pytest.raises(
+        InvalidCorpus, match=r"2 integer tensors \('a/ids', 'b'\); name one: .*#NAME"
+    ):
         read(path)
     assert tokens(path, read(path, tensor="a/ids")) == [0, 1, 2]
     assert tokens(path, read(path, tensor="b")) == list(range(9))
-    with pytest.raises(BadCorpus, match="no integer tensor 'c', but 'a/ids', 'b'"):
+    with pytest.raises(InvalidCorpus, match="no integer tensor 'c', but 'a/ids', 'b'"):
         read(path, tensor="c")
 
 
@@ -53,7 +55,7 @@ def test_a_tensor_can_be_named_only_where_there_are_tensors(tmp_path: Path) -> N
     path = tmp_path / "x.bin"
     path.write_bytes(bytes(100))
 
-    with pytest.raises(BadCorpus, match="no tensors to name, such as 'a'"):
+    with pytest.raises(InvalidCorpus, match="no tensors to name, such as 'a'"):
         read(path, tensor="a")
 
 
@@ -61,7 +63,7 @@ def test_one_cut_within_its_header_is_not_taken_for_raw_tokens(tmp_path: Path) -
     path = save(tmp_path / "x.safetensors", tokens=np.arange(40, dtype="<u2"))
     path.write_bytes(path.read_bytes()[:40])
 
-    with pytest.raises(BadCorpus, match="is cut short"):
+    with pytest.raises(InvalidCorpus, match="is cut short"):
         read(path)
 
 
@@ -72,7 +74,7 @@ def test_a_length_beyond_all_bounds_is_no_reason_to_take_it_for_raw_tokens(
     path = tmp_path / "x.safetensors"
     path.write_bytes(raw(GOOD, length=length))
 
-    with pytest.raises(BadCorpus, match=f"its header has {length} bytes, and is cut short"):
+    with pytest.raises(InvalidCorpus, match=f"its header has {length} bytes, and is cut short"):
         read(path)
 
 
@@ -134,5 +136,5 @@ def test_a_header_that_does_not_fit_is_refused(
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
 
-    with pytest.raises(BadCorpus, match=rf"x\.safetensors: .*{problem}"):
+    with pytest.raises(InvalidCorpus, match=rf"x\.safetensors: .*{problem}"):
         read(path, form="safetensors")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.server.storage.formats.reading import read
-from tokenfeed.errors import BadCorpus
+from tokenfeed.errors import InvalidCorpus
 
 TEXT = json.dumps({"text": "Once upon a time, ünïcode " * 9}) + "\n"
 
@@ -71,7 +71,7 @@ def test_it_is_named_and_comes_with_a_cure(tmp_path: Path, what: str) -> None:
     path = tmp_path / "train.bin"
     FOREIGN[what](path)
 
-    with pytest.raises(BadCorpus) as caught:
+    with pytest.raises(InvalidCorpus) as caught:
         read(path)
 
     assert caught.value.problem.startswith(f"is {what.partition(',')[0]}")
@@ -98,5 +98,5 @@ def test_what_lies_beside_tokens_is_not_served_without_them(tmp_path: Path, name
     path = tmp_path / name
     path.write_bytes(bytes(80))
 
-    with pytest.raises(BadCorpus, match="the file of tokens itself is not there"):
+    with pytest.raises(InvalidCorpus, match="the file of tokens itself is not there"):
         read(path)

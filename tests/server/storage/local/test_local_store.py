@@ -15,9 +15,9 @@ from server.storage.local.local_store import LocalStore
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.pread_store import PreadStore
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked, look
+from tests.server.conftest import look, options
 from tests.support.waiting import let_time_pass
-from tokenfeed.errors import BadCorpus, CorpusChanged
+from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
 PAGE_TOKENS = 2048
@@ -37,7 +37,7 @@ def open_corpus(store_kind: type[Store]) -> Iterator[OpenCorpus]:
     opened: list[Store] = []
 
     def start(*paths: Path, dtype: str = "<u2") -> Store:
-        opened.append(store_kind("train", [str(path) for path in paths], asked(dtype)))
+        opened.append(store_kind("train", [str(path) for path in paths], options(dtype)))
         return opened[-1]
 
     yield start
@@ -87,8 +87,8 @@ def test_a_shard_that_changes_between_listing_and_opening_is_named(
         "replace": lambda: two.write_bytes(b"\x93NUMPY" + bytes(9)),
     }
 
-    with pytest.raises(BadCorpus, match=rf"two\.bin: {problem}"):
-        MapStore("train", Changing([one, two], changes[change]), asked("<u2"))
+    with pytest.raises(InvalidCorpus, match=rf"two\.bin: {problem}"):
+        MapStore("train", Changing([one, two], changes[change]), options("<u2"))
 
 
 def test_rows_come_from_every_file_of_the_corpus(
@@ -235,7 +235,7 @@ def test_a_file_is_not_lost_when_another_gather_finds_its_last_byte_meanwhile(
 
 @pytest.mark.parametrize("zeros", [0, 1, PAGE_TOKENS, 5 * PAGE_TOKENS + 7, 40 * PAGE_TOKENS])
 @pytest.mark.parametrize("grown_by", [0, 2, 5000])
-@pytest.mark.parametrize("first_seen_by", ["gather", "look"])
+@pytest.mark.parametrize("first_seen_by", ["gather", "scan"])
 def test_a_hole_in_a_file_that_ended_in_zeros_is_told_from_growth(
     open_corpus: OpenCorpus,
     write_tokens: WriteTokens,
@@ -252,7 +252,7 @@ def test_a_hole_in_a_file_that_ended_in_zeros_is_told_from_growth(
     let_time_pass(path)
     os.truncate(path, 2 * 10 * PAGE_TOKENS)
     os.truncate(path, 2 * 60 * PAGE_TOKENS + grown_by)
-    if first_seen_by == "look":
+    if first_seen_by == "scan":
         look(corpus)
 
     with pytest.raises(CorpusChanged):
@@ -418,7 +418,7 @@ def test_a_file_that_cannot_be_served_is_named(
     }
     make[kind]()
 
-    with pytest.raises(BadCorpus, match=r"tokens\.bin: ") as caught:
+    with pytest.raises(InvalidCorpus, match=r"tokens\.bin: ") as caught:
         open_corpus(path)
 
     assert caught.value.subject == str(path)

@@ -17,17 +17,17 @@ import pytest
 
 from server.datasets.content import InOrder
 from server.datasets.warmup import warm
-from server.runtime.poll_rate import Looks
+from server.runtime.poll_rate import PollRate
 from server.storage.choice import STORES, Storing
-from server.storage.formats import Asked
+from server.storage.formats import FormatOptions
 from server.storage.local import opened_shards
 from server.storage.local.local_store import LocalStore
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.opened_shards import Unread
 from server.storage.local.scratch import _GATHERS_AT_ONCE
-from server.storage.store import at_once
+from server.storage.store import run_inline
 from tests.conftest import WriteTokens
-from tests.server.conftest import asked, look
+from tests.server.conftest import look, options
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Spans
@@ -42,9 +42,11 @@ def open_store(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Op
     monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
     stores: list[Any] = []
 
-    def start(*paths: Path, looks: Looks | None = None) -> Any:
+    def start(*paths: Path, poll_rate: PollRate | None = None) -> Any:
         kind = STORES[storing.read or ""]
-        stores.append(kind("train", [str(path) for path in paths], asked("<u2"), looks or Looks()))
+        stores.append(
+            kind("train", [str(path) for path in paths], options("<u2"), poll_rate or PollRate())
+        )
         return stores[-1]
 
     yield start
@@ -83,7 +85,7 @@ def test_a_stat_that_fails_says_nothing_and_is_said_once(
     paths[1].unlink()
     look(store)
     assert "name=1.bin: replaced or removed" in caplog.messages[1]
-    assert not store.lost
+    assert not store.failed
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR])
@@ -114,14 +116,14 @@ def test_what_cannot_be_read_anew_is_read_after_the_next_look(
     path.chmod(0o600)
     answers = [None, None, then]
 
-    store.look_at(0, lambda: answers.pop(0), at_once)
-    store.look_at(1, lambda: answers.pop(0), at_once)
-    assert not store.lost
-    store.look_at(0, lambda: answers.pop(0), at_once)
-    store.look_at(1, lambda: pytest.fail("it was read once more"), at_once)
+    store.poll_file(0, lambda: answers.pop(0), run_inline)
+    store.poll_file(1, lambda: answers.pop(0), run_inline)
+    assert not store.failed
+    store.poll_file(0, lambda: answers.pop(0), run_inline)
+    store.poll_file(1, lambda: pytest.fail("it was read once more"), run_inline)
 
     assert answers == []
-    assert store.lost is lost
+    assert store.failed is lost
 
 
 def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any], None]:
@@ -168,7 +170,7 @@ def test_what_has_no_name_and_cannot_be_read_to_the_end_is_lost_where_nothing_el
 
     with pytest.raises(CorpusChanged if store.kind == "map" else Unreadable):
         row_of(store, 0)
-    assert store.lost is (store.kind == "map")
+    assert store.failed is (store.kind == "map")
 
 
 def test_many_that_wait_for_a_file_to_heal_keep_nobody_from_another_file(
@@ -208,7 +210,7 @@ def test_files_that_never_change_are_not_looked_at(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither to keep a digest; though what was lost is lost."""
-    store = open_store(write_tokens(range(1, 9)), looks=Looks(never=True))
+    store = open_store(write_tokens(range(1, 9)), poll_rate=PollRate(never=True))
     monkeypatch.setattr(os, "stat", refusing(errno.EIO))
 
     assert store.unchanged_since(store.facts, lambda: False)
@@ -220,9 +222,9 @@ def test_a_file_of_zeros_that_never_changes_is_not_looked_at_for_its_rows(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end does not tell, and nobody asks."""
-    looks = Looks(never=True)
-    store = open_store(write_tokens(np.zeros(2 << 20)), looks=looks)
-    monkeypatch.setattr(looks, "take", lambda: pytest.fail("it was looked at"))
+    poll_rate = PollRate(never=True)
+    store = open_store(write_tokens(np.zeros(2 << 20)), poll_rate=poll_rate)
+    monkeypatch.setattr(poll_rate, "acquire", lambda: pytest.fail("it was looked at"))
 
     for _ in range(2):
         spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([100]))
@@ -286,9 +288,9 @@ def test_a_warm_up_counts_what_lies_behind_the_tokens_of_the_last_file_too(
     paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     for path in paths:
         path.write_bytes(len(header).to_bytes(8, "little") + header + b"\1\0" * 54)
-    words = Asked.of(None, None, "tokens")
+    words = FormatOptions.parse(None, None, "tokens")
     kind = STORES[storing.read or ""]
-    with closing(kind("train", [str(path) for path in paths], words, Looks())) as store:
+    with closing(kind("train", [str(path) for path in paths], words, PollRate())) as store:
         reading = InOrder(store)
 
         assert warm(store, lambda: False, reading.add) == store.memory_bytes
@@ -330,7 +332,7 @@ def test_a_mapped_file_that_was_cut_and_removed_will_never_be_known_about(
 ) -> None:
     """Its name was all that led to it: waiting for it to heal would be for ever."""
     path = write_tokens(range(1, 20_001))
-    with closing(MapStore("train", [str(path)], asked("<u2"), Looks())) as store:
+    with closing(MapStore("train", [str(path)], options("<u2"), PollRate())) as store:
         os.truncate(path, 0)
         path.unlink()
 
@@ -359,12 +361,12 @@ def test_touching_all_files_does_not_read_the_dataset_anew_for_each_of_them(
     for path in paths:
         path.chmod(0o600)
     for shard in range(len(paths)):
-        store.look_at(shard, same_content, at_once)
+        store.poll_file(shard, same_content, run_inline)
     assert read_at == [1.0]
 
     now = 10.9
-    store.look_at(0, same_content, at_once)
+    store.poll_file(0, same_content, run_inline)
     assert read_at == [1.0]
     now = 11.0
-    store.look_at(0, same_content, at_once)
+    store.poll_file(0, same_content, run_inline)
     assert read_at == [1.0, 12.0]

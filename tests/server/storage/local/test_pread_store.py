@@ -17,12 +17,12 @@ import pytest
 from server.storage.local import opened_shards as opened_module
 from server.storage.local import pread_store
 from server.storage.local.pread_store import PreadStore
-from server.storage.local.shard import Facts
-from server.storage.store import at_once
+from server.storage.local.shard import FileStat
+from server.storage.store import run_inline
 from tests.conftest import Serve, WriteTokens
-from tests.server.conftest import asked
+from tests.server.conftest import options
 from tests.support.waiting import eventually
-from tokenfeed.errors import BadCorpus, CorpusChanged, Unreadable
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 
 Open = Callable[..., PreadStore]
@@ -33,7 +33,7 @@ def open_store() -> Iterator[Open]:
     opened: list[PreadStore] = []
 
     def start(*paths: Path) -> PreadStore:
-        opened.append(PreadStore("train", [str(path) for path in paths], asked("<u2")))
+        opened.append(PreadStore("train", [str(path) for path in paths], options("<u2")))
         return opened[-1]
 
     yield start
@@ -221,7 +221,7 @@ def test_descriptors_are_closed_with_the_store_and_after_a_failed_start(
     assert len(os.listdir("/proc/self/fd")) == before + 5
     store.close()
     store.close()
-    with pytest.raises(BadCorpus, match=r"missing\.bin"):
+    with pytest.raises(InvalidCorpus, match=r"missing\.bin"):
         open_store(*paths, tmp_path / "missing.bin")
 
     assert len(os.listdir("/proc/self/fd")) == before
@@ -293,7 +293,7 @@ def test_an_error_that_lasts_is_unreadable_and_then_heals(
             store.read_served(0, 0, 4)
         with pytest.raises(Unreadable):
             list(store.bring_in())
-    assert not store.lost
+    assert not store.failed
 
     assert gathered(store, 3, [0]) == [[0, 1, 2]]
 
@@ -329,13 +329,13 @@ def test_a_file_that_a_failover_moved_to_another_device_is_still_watched(
     """Or it would be another file for ever, and a cut of it no loss."""
     path = write_tokens(np.arange(5000))
     store = open_store(path)
-    before = Facts.of(path.stat())
-    store.files.shards[0] = store.shards[0].with_facts(before._replace(device=before.device + 1))
+    before = FileStat.of(path.stat())
+    store.files.shards[0] = store.shards[0].with_stat(before._replace(device=before.device + 1))
     monkeypatch.setattr(os, "preadv", failing(os.preadv, errno.ESTALE, 1))
 
     assert gathered(store, 3, [7]) == [[7, 8, 9]]
     assert store.facts == [before]
     os.truncate(path, 100)
-    store.look_at(0, lambda: True, at_once)
+    store.poll_file(0, lambda: True, run_inline)
 
-    assert store.lost
+    assert store.failed

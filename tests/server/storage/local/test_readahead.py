@@ -13,7 +13,7 @@ import pytest
 from server.storage.local import syscalls
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.readahead import ReadAhead
-from tests.server.conftest import asked
+from tests.server.conftest import options
 from tokenfeed.sampling.spans import Spans
 
 TOKENS = 4 << 20
@@ -24,7 +24,7 @@ ROW_TOKENS = 2049
 def corpus(tmp_path: Path) -> Iterator[MapStore]:
     path = tmp_path / "train.bin"
     np.arange(TOKENS, dtype="<u2").tofile(path)
-    opened = MapStore("train", [str(path)], asked("<u2"))
+    opened = MapStore("train", [str(path)], options("<u2"))
     yield opened
     opened.close()
 
@@ -47,16 +47,16 @@ def resident_share(corpus: MapStore, windows: Spans) -> float:
     return float(np.mean([syscalls.resident(address, 4096) for address in first.tolist()]))
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("run_inline", [True, False])
 def test_advised_windows_are_read_before_anybody_gathers_them(
-    corpus: MapStore, at_once: bool
+    corpus: MapStore, run_inline: bool
 ) -> None:
     """Cold random windows are read many at a time instead of one by one."""
     windows = some_windows()
     drop_from_memory(corpus)
     assert resident_share(corpus, windows) < 0.5
     readahead = ReadAhead(corpus)
-    corpus._at_once = at_once
+    corpus._at_once = run_inline
 
     readahead.advise(windows)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from server.storage.files import open_file
-from server.storage.formats import Asked
+from server.storage.formats import FormatOptions
 from server.storage.local.shard import Shard, Tail
 
 PAGE_BYTES = 4096
@@ -17,7 +17,7 @@ PAGE_BYTES = 4096
 
 def tail(path: Path) -> Tail:
     with open_file(str(path)) as file:
-        return Shard.describe(file, Asked()).tail
+        return Shard.describe(file, FormatOptions()).tail
 
 
 def write(path: Path, zeros_bytes: int, *, are_written: bool) -> Path:
@@ -32,20 +32,20 @@ def refuse(*_: object) -> int:
 
 @pytest.mark.parametrize("are_written", [True, False])
 @pytest.mark.parametrize("zeros_bytes", [0, 2, PAGE_BYTES, 15 * PAGE_BYTES])
-def test_the_witness_is_the_last_byte_that_is_not_0(
+def test_the_sentinel_is_the_last_byte_that_is_not_0(
     tmp_path: Path, zeros_bytes: int, are_written: bool
 ) -> None:
     """A hole behind it, or zeros that somebody wrote."""
     found = tail(write(tmp_path / "x.bin", zeros_bytes, are_written=are_written))
 
-    assert (found.witness_byte, found.witness_value) == (20 * PAGE_BYTES - 1, 7)
+    assert (found.sentinel_byte, found.sentinel_value) == (20 * PAGE_BYTES - 1, 7)
 
 
 @pytest.mark.parametrize("are_written", [True, False])
 def test_behind_64_kib_of_zeros_there_is_none(tmp_path: Path, are_written: bool) -> None:
     found = tail(write(tmp_path / "x.bin", 17 * PAGE_BYTES, are_written=are_written))
 
-    assert (found.witness_value, found.sha256) == (0, b"")
+    assert (found.sentinel_value, found.sha256) == (0, b"")
 
 
 def test_of_a_long_hole_only_one_page_is_read(
@@ -72,4 +72,4 @@ def test_a_file_system_that_knows_no_holes_is_read(
 
     found = tail(write(tmp_path / "x.bin", 2 * PAGE_BYTES, are_written=True))
 
-    assert (found.witness_byte, found.witness_value) == (20 * PAGE_BYTES - 1, 7)
+    assert (found.sentinel_byte, found.sentinel_value) == (20 * PAGE_BYTES - 1, 7)
