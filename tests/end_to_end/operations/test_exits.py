@@ -125,7 +125,7 @@ def test_a_fork_with_a_live_iterator_is_told_what_to_do_and_the_parent_goes_on(
 LEAKS = """
 import gc, os, sys, threading
 from client import RemoteBatches
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 def once():
     feed = RemoteBatches(sys.argv[1], 8, 64, order="shuffled")
     for x, y in feed:
