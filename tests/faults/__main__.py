@@ -1,7 +1,7 @@
-"""Injects faults into real servers through real sockets, and prints what became of the batches.
+"""Injects faults into real servers through real sockets, and checks every batch.
 
-A fault that did not hit what was serving fails the run, as does a row that was lost, came twice or
-was wrong. Run: python -m tests.faults [--long] [--only NAME ...] [--seed N] [--json PATH]
+The run fails if a fault missed the server that was delivering, or if a row was lost, repeated or
+wrong. Run: python -m tests.faults [--long] [--only NAME ...] [--seed N] [--json PATH]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Inject = Callable[[Path, int, int], Report]
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A line of the table.  short, long: how often, or how long in seconds.  needs_root: to make a
-    network of its own.
+    """A line of the table.  short, long: number of faults, or seconds.  needs_root: to create a
+    network namespace.
     """
 
     name: str
@@ -61,7 +61,7 @@ EXPERIMENTS = (
 
 
 def main() -> int:
-    """Run, and print the table.  Returns: 0 if every promise was kept."""
+    """Run, and print the table.  Returns: 0 if every requirement was met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--long", action="store_true", help="as in docs/faults.md; 80 minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME")
@@ -79,7 +79,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 report = experiment.inject(Path(folder), amount, arguments.seed)
-            except Exception:  # noqa: BLE001 - the other faults are still to be tried
+            except Exception:  # noqa: BLE001 - the other faults must still be tried
                 report = Report(experiment.name, failures=[traceback.format_exc()])
         reports.append(report)
         print(line(report), flush=True)
@@ -94,14 +94,14 @@ HEADS = (
 
 
 def line(report: Report) -> str:
-    """Return a report as a row of a Markdown table, with what was not kept below it."""
+    """Return a report as a row of a Markdown table, with notes and failures below it."""
     cells = (
         report.fault, report.injected, report.hits, f"{report.batches:,}", report.lost,
         report.repeated, report.corrupted,
         f"{report.longest_gap:.2f} s" if report.gaps else "-",
         "-" if report.memory_bytes is None else f"{report.memory_bytes / (1 << 20):+.1f} MiB",
     )  # fmt: skip
-    failures = "".join(f"\n    NOT KEPT: {failure}" for failure in report.failures)
+    failures = "".join(f"\n    FAILED: {failure}" for failure in report.failures)
     notes = "".join(f"\n    {note}" for note in report.notes)
     return "| " + " | ".join(map(str, cells)) + " |" + notes + failures
 

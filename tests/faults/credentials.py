@@ -1,4 +1,4 @@
-"""Who may read: nobody without the right credentials gets a byte, and none of them shows."""
+"""Access control: clients without the right credentials get no byte, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND_TOKEN = "second-token"
 
 @dataclass(frozen=True)
 class Papers:
-    """PEM files: of a server for localhost, of a client, and of authorities, one of them wrong."""
+    """PEM files of servers, a client, and two authorities, one of them wrong."""
 
     ca: str
     wrong_ca: str
@@ -35,7 +35,7 @@ class Papers:
 
 
 def write_papers(folder: Path) -> Papers:
-    """Make them."""
+    """Create the files."""
     authority, wrong = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     wrong.cert_pem.write_to_path(str(folder / "wrong.pem"))
@@ -64,7 +64,7 @@ def write_token_file(path: Path) -> Path:
 
 
 def wrong_credentials(papers: Papers) -> dict[str, tuple[Credentials, type[TokenfeedError]]]:
-    """Return what a client may have in hand that is not enough, and what it is told."""
+    """Return insufficient credentials, and the error that each of them raises."""
     mine = {"tls_cert": papers.client_cert, "tls_key": papers.client_key}
     trusting = {"tls_ca": papers.ca}
     trusted = mine | trusting
@@ -81,7 +81,7 @@ def wrong_credentials(papers: Papers) -> dict[str, tuple[Credentials, type[Token
 
 
 def matrix(folder: Path, times: int, seed: int) -> Report:
-    """Wrong credentials of every kind, and servers that are not who they say; then the right."""
+    """Wrong credentials of every kind, servers with wrong certificates, and the right ones."""
     report = Report("TLS and tokens: none, wrong CA, expired, wrong host, wrong token")
     papers, tokens = write_papers(folder), write_token_file(folder / "tokens.txt")
     sentinel = Sentinel(folder, 50)
@@ -90,33 +90,34 @@ def matrix(folder: Path, times: int, seed: int) -> Report:
     )
     timeouts = Timeouts(reconnect_seconds=0.5)
 
-    def knock(address: str, given: Credentials, expected: type[TokenfeedError]) -> None:
+    def attempt(address: str, given: Credentials, expected: type[TokenfeedError]) -> None:
         report.injected += 1
         try:
             with sentinel.feed(address, timeouts=timeouts, credentials=given) as feed:
                 for _ in feed:
-                    report.corrupted += 1  # whatever it is, it was not for this client
+                    report.corrupted += 1  # this client must get no batch
         except expected as error:
             report.hits += 1
             report.require(TOKEN not in str(error), "no token in an error")
 
-    def asking(cert: str, key: str) -> list[str | Path]:
+    def options(cert: str, key: str) -> list[str | Path]:
         tls = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", papers.ca]
         return ["--data", sentinel.corpus, *tls, "--token-file", tokens]
 
-    with replicas(folder, 1, *asking(papers.cert, papers.key)) as (server,):
+    with replicas(folder, 1, *options(papers.cert, papers.key)) as (server,):
         for _ in range(times):
             for given, expected in wrong_credentials(papers).values():
-                knock(server.address, given, expected)
+                attempt(server.address, given, expected)
         with sentinel.feed(server.address, credentials=right) as feed:
             sentinel.watch(feed, report)
         secrets = (TOKEN, OTHER_TOKEN, SECOND_TOKEN, "PRIVATE", papers.key, str(tokens))
-        report.require(not any(one in server.stderr for one in secrets), "no secret in the log")
+        leaks = any(secret in server.stderr for secret in secrets)
+        report.require(not leaks, "no secret in the log")
     for cert, key in (
         (papers.expired_cert, papers.expired_key),
         (papers.other_host_cert, papers.other_host_key),
     ):
-        with replicas(folder, 1, *asking(cert, key)) as (server,):
-            knock(server.address, right, InvalidRequest)
+        with replicas(folder, 1, *options(cert, key)) as (server,):
+            attempt(server.address, right, InvalidRequest)
     report.require_exact()
     return report

@@ -1,4 +1,4 @@
-"""What happens to token files: cut short while they are served, and different on one replica."""
+"""Faults of token files: truncated while they are served, and different on one replica."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LOG = logging.getLogger("tokenfeed.client")
 _AS_ANOTHER_USER = (
     "setpriv", "--reuid=65534", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
 )  # fmt: skip
-"""May read what root may read, and owns nothing."""
+"""A user that can read all files and owns none."""
 _STEPS = 600
 _LARGE_BYTES = (1 << 30) + (4 << 20)
 
 
 def truncated(folder: Path, times: int, seed: int) -> Report:
-    """Files cut to nothing or to half while they are served at full speed, by a server that runs as
+    """Files truncated to 0 or to half while they are served at full speed, by a server that runs as
     their owner, and by one that does not.
     """
     report = Report("file truncated to 0 or to half while served, as owner and as another user")
@@ -42,12 +42,12 @@ def truncated(folder: Path, times: int, seed: int) -> Report:
     owner = times if os.geteuid() else times // 2
     for count, wrapper in ((owner, ()), (times - owner, _AS_ANOTHER_USER)):
         if count:
-            _cut_some(folder, count, wrapper, chance, report)
+            _truncate_some(folder, count, wrapper, chance, report)
     report.require_exact()
     return report
 
 
-def _cut_some(
+def _truncate_some(
     folder: Path, count: int, wrapper: Sequence[str], chance: random.Random, report: Report
 ) -> None:
     sentinels = [Sentinel(folder, _STEPS, name=f"cut-{index}") for index in range(count)]
@@ -58,17 +58,19 @@ def _cut_some(
             before = server.usage.memory_bytes()
             for sentinel in sentinels:
                 report.injected += 1
-                report.hits += _cut_one(sentinel, server, chance, report)
+                report.hits += _truncate_one(sentinel, server, chance, report)
             report.memory_bytes = max(
                 report.memory_bytes or 0, server.usage.memory_bytes() - before
             )
-        report.require(server.process.poll() is None, "the process lives")
+        report.require(server.process.poll() is None, "the process still runs")
 
 
-def _cut_one(sentinel: Sentinel, server: Replica, chance: random.Random, report: Report) -> bool:
-    """Cut a file while it is read; say whether that ended the stream, in between.
+def _truncate_one(
+    sentinel: Sentinel, server: Replica, chance: random.Random, report: Report
+) -> bool:
+    """Truncate a file while it is read; return whether that ended the stream in the middle.
 
-    However fast the stream is, it is not read to its end before the file is cut.
+    The reader waits in the middle of the stream until the file was truncated.
     """
     size = chance.choice((0, sentinel.corpus.stat().st_size // 2))
     cut_after = chance.randrange(2, _STEPS // 3)
@@ -88,8 +90,8 @@ def _cut_one(sentinel: Sentinel, server: Replica, chance: random.Random, report:
                     done.wait(30)
                 yield batch
 
-        beside = threading.Thread(target=cut, daemon=True)
-        beside.start()
+        thread = threading.Thread(target=cut, daemon=True)
+        thread.start()
         try:
             sentinel.watch(batches(), report)
         except CorpusError as error:
@@ -97,13 +99,13 @@ def _cut_one(sentinel: Sentinel, server: Replica, chance: random.Random, report:
             report.require(str(sentinel.corpus.parent) not in str(error), "no path in an error")
             return feed.stats().batches >= cut_after
         finally:
-            beside.join()
+            thread.join()
     return False
 
 
 @contextmanager
 def _reading(sentinel: Sentinel, server: Replica, report: Report) -> Iterator[None]:
-    """Have another dataset of the same server read over and over, to its end each time."""
+    """Read another dataset of the same server repeatedly in a thread, to its end each time."""
     done = threading.Event()
     failures: list[BaseException] = []
 
@@ -115,19 +117,19 @@ def _reading(sentinel: Sentinel, server: Replica, report: Report) -> Iterator[No
         except BaseException as error:  # noqa: BLE001 - raised below
             failures.append(error)
 
-    beside = threading.Thread(target=read)
-    beside.start()
+    thread = threading.Thread(target=read)
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        beside.join()
+        thread.join()
     for failure in failures:
         raise failure
 
 
 def one_token(folder: Path, times: int, seed: int) -> Report:
-    """One token is different on the second replica; above 1 GiB that takes `server.verify`."""
+    """One token differs on the second replica. Above 1 GiB only `tokenfeed verify` finds this."""
     report = Report("one token different on one replica, the last time above 1 GiB", times)
     chance = random.Random(seed)
     sentinel = Sentinel(folder, 400)
@@ -167,15 +169,15 @@ def _damage(path: Path, index: int) -> None:
 
 @contextmanager
 def _refused(folder: Path, path: Path, report: Report) -> Iterator[str]:
-    """Lend the address of a replica that serves path, and note whether it was refused by name and
-    has brought nothing but its description.
+    """Yield the address of a replica that serves path, and record whether the client refused it by
+    name and received nothing but its description.
     """
-    said = logging.handlers.BufferingHandler(100)
+    messages = logging.handlers.BufferingHandler(100)
     with replicas(folder, 1, "--data", path) as (server,), FaultProxy(server.address) as proxy:
-        _LOG.addHandler(said)
+        _LOG.addHandler(messages)
         try:
             yield proxy.address
         finally:
-            _LOG.removeHandler(said)
-        named = any(f"refused {proxy.address}" in record.getMessage() for record in said.buffer)
+            _LOG.removeHandler(messages)
+        named = any(f"refused {proxy.address}" in record.getMessage() for record in messages.buffer)
         report.hits += named and 0 < proxy.down_bytes < DESCRIPTION_BYTES

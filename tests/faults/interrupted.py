@@ -1,7 +1,7 @@
-"""A process whose main thread is interrupted again and again, as by Ctrl-C, while it uses feeds.
+"""A process whose main thread is interrupted repeatedly, as by Ctrl-C, while it uses feeds.
 
-Started by interrupts.py: python -m tests.faults.interrupted WAY ADDRESS SEED COUNT. Prints what
-became of it as JSON.
+Started by interrupts.py: python -m tests.faults.interrupted WAY ADDRESS SEED COUNT. Prints its
+result as JSON.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .lab import B, T
 
 HANG_SECONDS = 60
 DELAY_SECONDS = 0.01
-"""An interrupt comes after so long at the latest."""
+"""The latest time of an interrupt."""
 WORK_SECONDS = 1.0
-"""Work that goes on for so long was not interrupted: Python has swallowed it."""
+"""Work that continues for this long was not interrupted: Python has swallowed the interrupt."""
 
 
 class Work:
-    """Feeds of one server, used in one way or another until it is time to stop."""
+    """Feeds of one server, used in several ways until the time is over."""
 
     def __init__(self, address: str) -> None:
-        """Make feeds, without I/O."""
+        """Create a feed, without I/O."""
         self._address = address
         self._end = 0.0
         self._x = torch.empty(B, T, dtype=torch.int64)
@@ -44,13 +44,13 @@ class Work:
         self.first_batches: list[torch.Tensor] = []
 
     def make(self, start_sample: int = 0) -> RemoteBatches:
-        """A feed of the server."""
+        """Create a feed of the server."""
         return RemoteBatches(
             self._address, B, T, order="shuffled", rank=0, world_size=1, start_sample=start_sample
         )
 
     def begin(self) -> None:
-        """There is time from now on."""
+        """Start the time."""
         self._end = time.monotonic() + WORK_SECONDS
 
     def has_time(self) -> bool:
@@ -62,17 +62,17 @@ class Work:
         self._take(self.feed, 1 << 62)
 
     def copy_into(self) -> None:
-        """Batches that are put into the caller's tensors."""
+        """Copy batches into the caller's tensors."""
         while self.has_time() and self.feed.copy_into(self._x, self._y):
             self.batches += 1
 
     def epoch(self) -> None:
-        """Epochs that are left after a few batches."""
+        """Read a few batches of an epoch, repeatedly."""
         while self.has_time():
             self._take(self.feed.epoch(0), 4)
 
     def state_dict(self) -> None:
-        """States of new feeds, which have to ask for it, and of one that moves."""
+        """Take states of new feeds, which requires a request, and of a feed in use."""
         while self.has_time():
             self.make().state_dict()
             self.feed.load_state_dict(self.feed.state_dict())
@@ -82,31 +82,31 @@ class Work:
         """Feeds that a `with` block closes."""
         while self.has_time():
             with self.make() as feed:
-                self._take(feed, 4, begins_anew=True)
+                self._take(feed, 4, from_start=True)
 
     def let_go(self) -> None:
-        """Feeds that nobody closes."""
+        """Feeds that are never closed."""
         while self.has_time():
-            self._take(self.make(), 4, begins_anew=True)
+            self._take(self.make(), 4, from_start=True)
 
     def _take(
-        self, batches: Iterable[tuple[torch.Tensor, ...]], count: int, *, begins_anew: bool = False
+        self, batches: Iterable[tuple[torch.Tensor, ...]], count: int, *, from_start: bool = False
     ) -> None:
         for index, (x, _) in enumerate(batches):
             self.batches += 1
-            if begins_anew:
+            if from_start:
                 self.wrong += not x.equal(self.first_batches[index])
             if index + 1 == count or not self.has_time():
                 break
 
     def goes_on(self) -> bool:
-        """Whether the feed goes on where it says that it stands, with the right rows."""
+        """Whether the feed continues at its position with the right rows."""
         with self.make(self.feed.position.samples) as fresh:
             return all(next(self.feed)[0].equal(next(fresh)[0]) for _ in range(3))
 
 
 def main() -> None:
-    """Interrupt one kind of work, and print what became of it."""
+    """Interrupt one kind of work, and print the result."""
     way, address, seed, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     torch.set_num_threads(1)
@@ -125,7 +125,7 @@ def main() -> None:
         began = time.monotonic()
         work.begin()
         try:
-            # A second one, where Python has swallowed the first.
+            # The second interrupt comes if Python has swallowed the first.
             signal.setitimer(signal.ITIMER_REAL, delay_seconds, WORK_SECONDS)
             do()
         except KeyboardInterrupt:
@@ -156,13 +156,13 @@ def main() -> None:
 
 
 def own_threads() -> list[str]:
-    """Threads of feeds, but for those that wait for the system's resolver: nothing ends that."""
+    """Threads of feeds, except those that wait for the system's resolver and cannot be ended."""
     names = [thread.name for thread in threading.enumerate()]
     return [n for n in names if n.startswith("tokenfeed-") and n != "tokenfeed-resolver"]
 
 
 def _place(event: object) -> str:
-    """Where Python could not raise an exception."""
+    """The place where Python could not raise an exception."""
     frames = traceback.extract_tb(getattr(event, "exc_traceback", None))
     where = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
     return where or repr(getattr(event, "object", None))

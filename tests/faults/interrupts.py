@@ -1,4 +1,4 @@
-"""Ctrl-C, anywhere: whatever it interrupts, nothing hangs, and the next loop goes on."""
+"""Ctrl-C anywhere: whatever it interrupts, nothing hangs, and the next loop continues."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WAYS = (
 AT_ONCE = 4
 INTERRUPTS = 150
 SHARE_MAX = 0.005
-"""Of interrupts that may come to nothing: those that Python swallows in a callback of a weak
-reference, of which it has some itself."""
+"""Maximum share of interrupts without effect: Python swallows those in a callback of a weak
+reference, and has such callbacks itself."""
 OTHERS_SHARE = 4
-"""The plain loop is tried so many times as often as each of the others."""
+"""The plain loop is tried this many times as often as each of the others."""
 
 
 def anywhere(folder: Path, processes: int, seed: int) -> Report:
-    """Interrupt processes, four at once, 150 times each, in every use of a feed."""
+    """Interrupt processes, four at a time, 150 times each, in every use of a feed."""
     report = Report("Ctrl-C anywhere in a client, four at once")
     corpus = write_corpus(folder / "train.bin", 1 << 20)
     swallowed: Counter[str] = Counter()
@@ -42,19 +42,19 @@ def anywhere(folder: Path, processes: int, seed: int) -> Report:
                 _judge(way, outcome, report)
                 swallowed.update(outcome.get("swallowed", ()))
         stopped.process.send_signal(signal.SIGCONT)
-    nothing = report.injected - report.hits
-    share = nothing / max(1, report.injected)
+    missed = report.injected - report.hits
+    share = missed / max(1, report.injected)
     places = "; ".join(f"{count} in {place}" for place, count in swallowed.most_common())
     report.require(report.injected > 0, "nothing was injected")
-    report.require(share <= SHARE_MAX, f"{share:.2%} came to nothing: {places}")
-    report.notes += [f"{nothing} came to nothing ({share:.3%}): {places}"] if nothing else []
+    report.require(share <= SHARE_MAX, f"{share:.2%} had no effect: {places}")
+    report.notes += [f"{missed} had no effect ({share:.3%}): {places}"] if missed else []
     return report
 
 
 def _runs(
     processes: int, seed: int, serving: Replica, stopped: Replica
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield which process does what, with whom, and by which seed."""
+    """Yield the work, the address and the seed of each process."""
     chance = random.Random(seed)
     others = {"stopped": stopped.address, "unresolved": "dns:///nobody.invalid:1"}
     for way in WAYS:
@@ -64,7 +64,7 @@ def _runs(
 
 
 def _run(way: str, address: str, seed: int) -> dict[str, Any]:
-    """Run one process.  Returns: what it printed; {"hung": what it was doing} if it did not end."""
+    """Run one process.  Returns: its result; {"hung": its last output} if it failed or hung."""
     command = [sys.executable, "-m", "tests.faults.interrupted", way, address]
     done = subprocess.run(
         [*command, str(seed), str(INTERRUPTS)],
@@ -77,7 +77,7 @@ def _run(way: str, address: str, seed: int) -> dict[str, Any]:
 
 
 def _judge(way: str, outcome: dict[str, Any], report: Report) -> None:
-    """Note what became of one process."""
+    """Add the result of one process to the report."""
     if "hung" in outcome:
         report.failures.append(outcome["hung"])
         return
@@ -87,5 +87,5 @@ def _judge(way: str, outcome: dict[str, Any], report: Report) -> None:
     report.gaps += [outcome["slowest_seconds"], outcome["closing_seconds"]]
     report.corrupted += outcome["wrong"]
     report.require(outcome["wrong"] == 0, f"{way}: wrong batches")
-    report.require(outcome["goes_on"], f"{way}: the next rows were others")
-    report.require(not outcome["threads_left"], f"{way}: left {outcome['threads_left']}")
+    report.require(outcome["goes_on"], f"{way}: the next rows were wrong")
+    report.require(not outcome["threads_left"], f"{way}: threads left {outcome['threads_left']}")

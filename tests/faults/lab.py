@@ -1,4 +1,4 @@
-"""What every fault needs: real servers, a corpus, and a sentinel that knows what is right."""
+"""Helpers of all faults: real servers, a corpus, and a sentinel that checks every row."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SEED = 7
 
 @dataclass
 class Report:
-    """A line of the table.  gaps: seconds that batches were waited for, all but the first.  hits:
-    how many of those injected landed on what was serving at that moment.  memory_bytes: by how much
-    the server grew, where it is one and the same throughout.
+    """A line of the table.  gaps: the waits for batches in seconds, without the first.  hits: the
+    number of faults that hit the server that was delivering at that moment.  memory_bytes: growth
+    of the server, if the same process runs throughout.
     """
 
     fault: str
@@ -45,14 +45,14 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
     def require(self, met: bool, what: str) -> None:
-        """Note what was promised and not kept."""
+        """Record a requirement that is not met."""
         if not met:
             self.failures.append(what)
 
     def require_exact(self, *, some_miss: bool = False) -> None:
-        """All that was injected has hit, and every row was there once, in order, and right.
+        """Require that all faults hit, and that every row came once, in order, and was right.
 
-        some_miss: faults in a handshake are wanted too, though nothing was on its way yet.
+        some_miss: faults during a handshake are allowed, although no rows were in transit.
         """
         self.require(self.injected > 0, "nothing was injected")
         missed = self.injected - self.hits
@@ -67,25 +67,25 @@ class Report:
         return max(self.gaps, default=0.0)
 
     def gap_percentile(self, percent: float) -> float:
-        """Seconds; of the batches that were late at all because of a fault."""
+        """Return a percentile of the gaps in seconds; 0.0 without gaps."""
         return float(np.percentile(self.gaps, percent)) if self.gaps else 0.0
 
 
 def write_corpus(path: Path, tokens: int, seed: int = 1) -> Path:
-    """Write random tokens, so that every window is one of a kind."""
+    """Write random tokens, so that every window is unique."""
     np.random.default_rng(seed).integers(1, 1 << 16, tokens, dtype="<u2").tofile(path)
     return path
 
 
 class Process:
-    """What the system says of a process."""
+    """The resources of a process, from /proc."""
 
     def __init__(self, pid: int) -> None:
-        """Look at one."""
+        """Read nothing yet."""
         self._folder = Path(f"/proc/{pid}")
 
     def memory_bytes(self) -> int:
-        """What it has of its own, without mapped files."""
+        """Anonymous and shared memory, without mapped files."""
         lines = (self._folder / "status").read_text().splitlines()
         kinds = ("RssAnon:", "RssShmem:")
         return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(kinds))
@@ -104,7 +104,7 @@ class Process:
 
 
 class Replica:
-    """A server process that may be ended and started again on the same port."""
+    """A server process that can be ended and restarted on the same port."""
 
     def __init__(
         self,
@@ -123,16 +123,16 @@ class Replica:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Its address, "HOST:PORT"."""
         return f"{self.host}:{self.port}"
 
     @property
     def stderr(self) -> str:
-        """What it has logged so far."""
+        """The log so far."""
         return self._log.read_text(errors="replace")
 
     def start(self) -> subprocess.Popen[str]:
-        """Start it (again), and wait until it listens."""
+        """Start or restart it, and wait until it listens."""
         command = [
             *self._wrapper, sys.executable, "-m", "server", *self._arguments,
             "--host", self.host, "--port", str(self.port),
@@ -151,7 +151,7 @@ class Replica:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it with SIGKILL."""
         self.signal(signal.SIGKILL)
         self.wait()
 
@@ -162,14 +162,14 @@ class Replica:
         return self.process.wait(timeout=10)
 
     def close(self) -> None:
-        """End it, stopped or not."""
+        """End it, even if it is stopped by SIGSTOP."""
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
 
     @property
     def usage(self) -> Process:
-        """What the system says of it."""
+        """Its resources."""
         return Process(self.process.pid)
 
 
@@ -181,7 +181,7 @@ def replicas(
     host: str = "127.0.0.1",
     wrapper: Sequence[str] = (),
 ) -> Iterator[list[Replica]]:
-    """Lend servers of one corpus, ended afterwards."""
+    """Yield servers of one corpus, and end them afterwards."""
     with ExitStack() as stack:
         started = []
         for index in range(count):
@@ -193,7 +193,7 @@ def replicas(
 
 
 class Sentinel:
-    """Takes batches from a feed and knows, row by row, whether they are the right ones."""
+    """Takes batches from a feed and checks every row."""
 
     def __init__(
         self,
@@ -204,22 +204,22 @@ class Sentinel:
         batch_size: int = B,
         context_length: int = T,
     ) -> None:
-        """Write a corpus of so many steps, and compute what has to come."""
+        """Write a corpus of this many steps, and compute the expected rows."""
         self.steps, self.name = steps, name
         self._batch_size, self._context_length = batch_size, context_length
         samples = steps * batch_size
         self.corpus = write_corpus(folder / f"{name}.bin", (samples + 1) * context_length)
         rows = offline_rows([self.corpus], "shuffled-1", SEED, context_length, range(samples))
-        # What a row is told by: hashes, since rows may be megabytes.
+        # Rows are identified by their hashes, because a row may have megabytes.
         self._samples = {hash(row.tobytes()): sample for sample, row in enumerate(rows)}
         self._digest = hashlib.sha256()
         for row in rows:
             self._digest.update(row.tobytes())
         self._rows = samples
-        assert len(self._samples) == self._rows, "windows have to differ"
+        assert len(self._samples) == self._rows, "two windows are equal"
 
     def feed(self, targets: str | Sequence[str], **options: object) -> RemoteBatches:
-        """Open a feed of what is expected, that holds little in advance, so that gaps show."""
+        """Open a feed of the expected rows, with a small prefetch so that gaps are measurable."""
         batch_bytes = self._batch_size * (self._context_length + 1) * 2
         settings: dict[str, object] = {
             "seed": SEED, "order": "shuffled", "rank": 0, "world_size": 1, "dataset": self.name,
@@ -234,13 +234,13 @@ class Sentinel:
         )
 
     def watch(self, feed: Iterator[Batch], report: Report, pace_seconds: float = 0.0) -> None:
-        """Take all batches, one each pace_seconds, and note in the report what came when."""
+        """Take all batches, one per pace_seconds, and record gaps and wrong rows in the report."""
         digest = hashlib.sha256()
         expected, missing = 0, set(range(self._rows))
         while True:
             began = time.monotonic()
             batch = next(feed, None)
-            if expected:  # the first one is no gap: for it connections are made
+            if expected:  # the first wait is not a gap: it includes the connection
                 report.gaps.append(time.monotonic() - began)
             if batch is None:
                 break

@@ -1,8 +1,8 @@
-"""Mutants of valid requests, and a judge of the answers that they get.
+"""Mutants of valid requests, and a check of the answers that they get.
 
-The requests are damaged field by field and byte by byte. An oracle written from the words of
-tokenfeed.proto says which refusals each of them deserves; whatever deserves none has to be answered
-with the right tokens.
+The requests are damaged field by field and byte by byte. An oracle, written from the comments of
+tokenfeed.proto, returns the refusals that each of them deserves. A request that deserves none has
+to be answered with the right tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REQUEST_BYTES_MAX = 1 << 16
 BATCH_BYTES_MAX = 1 << 30
 READ_ROWS_MAX = 4096
 READ_BYTES_MAX = 1 << 17
-"""What is promised beyond these is read up to its first frame."""
+"""Longer answers are read up to their first frame."""
 
 EXTREMES = (
     0, 1, 1 << 20, (1 << 20) + 1, 1 << 31, 1 << 32, (1 << 32) + 1, 1 << 53, 1 << 62,
@@ -48,7 +48,7 @@ NUMBERS = (
     "world_size", "identity_version", "end_sample",
 )  # fmt: skip
 LATER = ("stage", "redactions", "long_documents")
-"""What the contract has, and no server serves yet."""
+"""Fields of the contract that no server supports yet."""
 HASHES = ("expected_identity", "expected_digest")
 NAMES = (
     "", "nobody", "Train", "train ", "tr\x00ain", "träin", "列車", "🚂" * 30, "%s%n%x", "../..",
@@ -68,15 +68,15 @@ FORBIDDEN = (
     "Errno",
     "object at",
 )
-"""What would show a path or a piece of the program, once the names that the caller sent are out."""
+"""Text that would reveal a path or code, after the names that the caller sent are removed."""
 
 Tokens = npt.NDArray[np.uint16]
 Complaint = tuple[str, str]
-"""The field that a refusal is about, and its status."""
+"""The field that a refusal names, and its status."""
 
 
 class Server(Protocol):
-    """A server process.  address: "HOST:PORT".  stderr: what it has logged so far."""
+    """A server process.  address: "HOST:PORT".  stderr: the log so far."""
 
     process: subprocess.Popen[str]
 
@@ -89,14 +89,14 @@ class Server(Protocol):
 
 @dataclass
 class Feed:
-    """A server, and all that a client needs to judge its answers."""
+    """A server, and the data to check its answers."""
 
     server: Server
     files: Mapping[str, Sequence[Tokens]]
     described: dict[str, pb.Dataset] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Ask for fingerprints and digests."""
+        """Request fingerprints and digests."""
         with connected(self.server) as channel:
             answer = channel.unary_unary(f"{SERVICE}/Describe")(b"", timeout=DEADLINE_SECONDS)
         datasets = pb.DescribeResponse.FromString(answer).datasets
@@ -108,13 +108,13 @@ class Feed:
         return stream_identity(order, request.seed, request.context_length, fingerprint)
 
     def hash(self, field_name: str, request: pb.GetBatchRequest) -> bytes:
-        """Return what one of HASHES has to be in a valid request."""
+        """Return the right value of one of HASHES for a valid request."""
         if field_name == "expected_identity":
             return self.identity(request)
         return self.described[request.dataset].digest
 
     def rows(self, request: pb.GetBatchRequest, first_row: int, row_count: int) -> Tokens:
-        """Return the rows that a valid request asks for, from the files themselves."""
+        """Return the rows of a valid request, from the files themselves."""
         files = self.files[request.dataset]
         counts = np.array([len(tokens) for tokens in files])
         samples = position(request).samples(first_row, row_count)
@@ -247,7 +247,7 @@ def describe_request(rng: random.Random) -> pb.DescribeRequest:
 
 
 def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
-    """Damage an encoded message, or put something into it that its schema does not foresee."""
+    """Damage an encoded message, or insert a field that its schema does not have."""
     first, end = sorted((rng.randrange(len(message) + 1), rng.randrange(len(message) + 1)))
     kind = rng.randrange(10)
     if kind == 0 and message:  # a flipped bit
@@ -277,7 +277,7 @@ def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
 
 
 def field_of_any_type(number: int, rng: random.Random) -> bytes:
-    """Return a field of any wire type, whatever the schema says; 6 and 7 are none at all."""
+    """Return a field of any wire type, whatever the schema says. Types 6 and 7 do not exist."""
     wire_type = rng.randrange(8)
     tag = varint(number << 3 | wire_type)
     if wire_type == 0:
@@ -313,7 +313,7 @@ def varint(value: int) -> bytes:
 
 
 def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
-    """Return what may be said against a request; empty if it has to be answered."""
+    """Return the valid refusals of a request; empty if it has to be answered."""
     found: set[Complaint] = set()
 
     def require(condition: bool, field: str, status: str = "INVALID_ARGUMENT") -> None:
@@ -358,7 +358,7 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
         require(request.end_sample <= 1 << 63, "end_sample", "OUT_OF_RANGE")
     else:
         require(batches == 0 or past_last <= 1 << 63, last, "OUT_OF_RANGE")
-    # What a request has to be like before it has an identity and a corpus.
+    # Only an otherwise valid request has an identity and a corpus.
     is_sound = not found
     for name in HASHES:
         given = getattr(request, name)
@@ -385,9 +385,9 @@ def describe_complaints(feed: Feed, request: pb.DescribeRequest) -> set[Complain
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a mutant was answered.
+    """The answer to a mutant.
 
-    parsed: it passed the first check.  wrong: what is wrong with the answer, or empty.
+    parsed: whether it passed the first check.  wrong: the error in the answer, or empty.
     """
 
     mutant: Mutant
@@ -436,7 +436,7 @@ def judge(feed: Feed, channel: grpc.Channel, mutant: Mutant) -> Verdict:
             judge_described(feed, request, frames, (status, details, metadata))
         else:
             judge_batches(feed, request, frames, (status, details, metadata))
-    except Exception as error:  # noqa: BLE001 - collected, with the message that provoked it
+    except Exception as error:  # noqa: BLE001 - collected with its message
         return Verdict(mutant, status, parsed, repr(error))
     return Verdict(mutant, status, parsed)
 
@@ -491,13 +491,13 @@ def assert_refusal(
     metadata: tuple[object, ...],
     sent: Iterable[str] = (),
 ) -> None:
-    """Check that a refusal is one of those deserved, in a sentence, and says nothing else."""
+    """Check that a refusal is one of those deserved, is a sentence, and reveals nothing else."""
     subject, colon, problem = details.partition(": ")
     assert colon, f"{status} {details!r} names no field"
     assert (subject, status) in deserved, (
         f"{status} {details!r}, but deserved is {sorted(deserved)}"
     )
-    assert len(problem.split()) >= 3, f"{details!r} is no sentence"
+    assert len(problem.split()) >= 3, f"{details!r} is not a sentence"
     assert re.fullmatch(r"[^\r\n]*[\w)'\"\]]\.?", problem), (
         f"{details!r} does not end like a sentence"
     )
@@ -509,9 +509,7 @@ def assert_refusal(
 
 
 def is_understood(message: Message) -> bool:
-    """Say whether neither it nor a message within it has a field below 100 that protobuf took for
-    unknown.
-    """
+    """Return whether neither it nor a nested message has an unknown field below 100."""
     unknown = UnknownFieldSet(message)
     numbers = [unknown[index].field_number for index in range(len(unknown))]
     within: list[Message] = []
@@ -521,7 +519,7 @@ def is_understood(message: Message) -> bool:
 
 
 def rows_promised(request: pb.GetBatchRequest) -> int:
-    """Return how many rows a valid request asks for, counted one by one as far as it matters."""
+    """Return the number of rows of a valid request."""
     place = position(request)
     if not request.HasField("end_sample"):
         batches = request.num_batches if request.HasField("num_batches") else place.batches_left
@@ -536,10 +534,10 @@ def rows_promised(request: pb.GetBatchRequest) -> int:
 
 
 def frames_to_read(request: pb.GetBatchRequest) -> int | None:
-    """Return after how many frames to cancel a long call; None where all of it can be read."""
+    """Return the number of frames after which to cancel a long call; None to read all of it."""
     try:
         rows = rows_promised(request)
-    except Exception:  # noqa: BLE001 - no valid position: it will be refused
+    except Exception:  # noqa: BLE001 - the position is invalid and will be refused
         return 1
     is_short = rows <= READ_ROWS_MAX and rows * (request.context_length + 1) * 2 <= READ_BYTES_MAX
     return None if is_short else 1
@@ -548,7 +546,7 @@ def frames_to_read(request: pb.GetBatchRequest) -> int | None:
 def outcome(
     call: grpc.CallIterator[bytes], frames: list[bytes], frame_limit: int | None = None
 ) -> Outcome:
-    """Read a call to its end, or cancel it once there are so many frames."""
+    """Read a call to its end, or cancel it after frame_limit frames."""
     try:
         for message in call:
             frames.append(message)
@@ -572,13 +570,13 @@ def position(request: pb.GetBatchRequest) -> Position:
 
 
 def connected(server: Server) -> grpc.Channel:
-    """Return a channel with a connection of its own."""
+    """Return a channel with its own connection."""
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
     return grpc.insecure_channel(server.address, options)
 
 
 def still_serves(feed: Feed) -> None:
-    """Check that the same process serves right tokens, and never met what it did not foresee."""
+    """Check that the same process serves the right tokens, and logged no unexpected error."""
     assert feed.server.process.poll() is None
     with connected(feed.server) as channel:
         for number in range(5):

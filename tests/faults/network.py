@@ -1,4 +1,4 @@
-"""What happens to bytes on their way: cut, reset, dribbled, delayed, flipped."""
+"""Faults of the network: connections cut and reset, bytes dribbled, delayed and flipped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _harmed(
     times: int,
     script: Callable[[int], Sequence[Fault]],
 ) -> Report:
-    """Watch a feed through a proxy that follows the script until so many faults have hit."""
+    """Watch a feed through a proxy that follows the script until enough faults have hit."""
     sentinel = Sentinel(folder, _STEPS_A_FAULT * times)
     with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
         with sentinel.feed(server.address, num_batches=50) as feed:
@@ -52,8 +52,8 @@ def _once(chance: random.Random, *kinds: str) -> Callable[[int], Sequence[Fault]
     """Give each connection one fault, after it has delivered something."""
 
     def script(_: int) -> Sequence[Fault]:
-        # What a client sends is little: its preface, headers, and 100 bytes a request. Most faults
-        # come once batches are on their way; some before, while it asks what is served.
+        # A client sends few bytes: its preface, headers, and 100 bytes per request. Most faults
+        # strike while batches are in transit, some before, during Describe.
         early, up = chance.random() < 0.1, chance.random() < 0.3
         if up:
             at_byte = chance.randrange(1, 650) if early else chance.randrange(700, 1500)
@@ -72,10 +72,10 @@ def broken(folder: Path, times: int, seed: int) -> Report:
 
 
 def flipped(folder: Path, times: int, seed: int) -> Report:
-    """Bits flipped in either direction; most of them are the end of their connection.
+    """Bits flipped in either direction; most of them end their connection.
 
-    A request in which a bit was flipped is often refused; refused twice on new connections, it is
-    believed. So at most every second connection hurts requests.
+    A request with a flipped bit is often refused, and the client raises an error after two refusals
+    on new connections. So at most every second connection damages requests.
     """
     chance = random.Random(seed)
 
@@ -92,7 +92,7 @@ def flipped(folder: Path, times: int, seed: int) -> Report:
 
 
 def slowed(folder: Path, times: int, seed: int) -> Report:
-    """Dribbles byte by byte, and delays, one after another on a connection that lives."""
+    """Bytes sent one by one, and delays, one after another on a connection that stays open."""
     chance = random.Random(seed)
     faults: list[Fault] = []
     at_byte = 500
@@ -105,7 +105,7 @@ def slowed(folder: Path, times: int, seed: int) -> Report:
 
 
 def thin_line(folder: Path, mebibytes: int, seed: int) -> Report:
-    """Two replicas behind a line of 50 Mbit/s (tbf) and 80 ms (the proxies), and large batches."""
+    """Two replicas behind a link of 50 Mbit/s (tbf) and 80 ms (the proxies), and large batches."""
     report = Report(f"50 Mbit/s and 80 ms, batches of {mebibytes} MiB, two replicas", 1)
     batch_size, batches = 16, 4
     context_length = (mebibytes << 20) // (2 * batch_size) - 1
@@ -130,7 +130,7 @@ def thin_line(folder: Path, mebibytes: int, seed: int) -> Report:
             done.set()
             watching.join()
             report.require(feed.stats().reconnects == 0, "no flapping")
-    # What arrived took as long as it has to: the line was thin.
+    # The rate proves that the link was slow.
     mbits = 8e-6 * batches * (mebibytes << 20) / seconds
     report.hits += 20 < mbits <= 52
     report.fault += f" ({mbits:.0f} Mbit/s; gap: without a byte)"
@@ -144,7 +144,7 @@ def thin_line(folder: Path, mebibytes: int, seed: int) -> Report:
 
 
 def _note_gaps(proxies: Sequence[FaultProxy], done: threading.Event, gaps: list[float]) -> None:
-    """Note how long no byte arrives, once the first ones have."""
+    """Record the times without a received byte, after the first bytes."""
     seen, since = 0, time.monotonic()
     while not done.wait(0.01):
         down_bytes = sum(proxy.down_bytes for proxy in proxies)
@@ -156,7 +156,7 @@ def _note_gaps(proxies: Sequence[FaultProxy], done: threading.Event, gaps: list[
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """far: the address beyond it.  on_far_side: words before a command that is to run there."""
+    """far: the address on the far side.  on_far_side: prefix of commands that run there."""
 
     far: str
     on_far_side: tuple[str, ...]
@@ -164,7 +164,7 @@ class _Line:
 
 @contextmanager
 def _thin_line() -> Iterator[_Line]:
-    """Lend a network namespace behind a pair of devices that pass 50 Mbit/s each."""
+    """Yield a network namespace behind a pair of devices with 50 Mbit/s each."""
     name = f"tf{os.getpid()}"
     near, far = "10.213.74.1", "10.213.74.2"
     inside = ("ip", "netns", "exec", name)

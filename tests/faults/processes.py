@@ -1,4 +1,4 @@
-"""What happens to server processes: killed, stopped, restarted, all of them gone."""
+"""Faults of server processes: killed, stopped, restarted, all of them away."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Stage:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the proxies."""
+        """The addresses of the proxies."""
         return [proxy.address for proxy in self.proxies]
 
     def serving(self) -> int:
-        """Wait until one of them delivers, and return which.  Raises: TimeoutError if none does."""
+        """Wait until a replica delivers; return its index.  Raises: TimeoutError if none does."""
         before = [proxy.down_bytes for proxy in self.proxies]
         end = time.monotonic() + _SERVING_SECONDS
         while time.monotonic() < end:
@@ -47,7 +47,7 @@ class Stage:
 
 @contextmanager
 def stage(folder: Path, corpus: Path, count: int = 2) -> Iterator[Stage]:
-    """Set up the stage."""
+    """Start the replicas and their proxies."""
     with replicas(folder, count, "--data", corpus) as servers, ExitStack() as stack:
         yield Stage(servers, [stack.enter_context(FaultProxy(s.address)) for s in servers])
 
@@ -59,7 +59,7 @@ def _under_load(
     pace: float,
     harm: Callable[[Stage, RemoteBatches], None],
 ) -> Report:
-    """Watch a feed from two replicas while harm is done to them."""
+    """Watch a feed from two replicas while a function injects faults."""
     sentinel = Sentinel(folder, steps)
     errors: list[BaseException] = []
     with stage(folder, sentinel.corpus) as scene, sentinel.feed(scene.addresses) as feed:
@@ -70,10 +70,10 @@ def _under_load(
             except BaseException as error:  # noqa: BLE001 - raised below
                 errors.append(error)
 
-        next_to_it = threading.Thread(target=run, daemon=True)
-        next_to_it.start()
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
         sentinel.watch(feed, report, pace)
-        next_to_it.join()
+        thread.join()
     for error in errors:
         raise error
     report.require_exact()
@@ -81,7 +81,7 @@ def _under_load(
 
 
 def kill(folder: Path, times: int, seed: int) -> Report:
-    """Kill -9 of the replica then serving, at random moments; it is started again."""
+    """Kill -9 of the replica that is serving, at random times; it is restarted."""
     report = Report("kill -9 of the replica then serving", times)
     chance = random.Random(seed)
 
@@ -103,7 +103,7 @@ def kill(folder: Path, times: int, seed: int) -> Report:
 
 
 def rolling_restart(folder: Path, times: int, seed: int) -> Report:
-    """SIGTERM of one replica after the other under load; each is started again."""
+    """SIGTERM of one replica after the other under load; each is restarted."""
     report = Report("rolling SIGTERM of both under load", 2 * times)
     exits: list[float] = []
 
@@ -127,7 +127,7 @@ def rolling_restart(folder: Path, times: int, seed: int) -> Report:
 
 
 def all_down(folder: Path, seconds: float, seed: int) -> Report:
-    """Both replicas are gone for a while; one returns."""
+    """Both replicas are away for some time; one returns."""
     report = Report(f"all down for {seconds:.0f} s", 1)
     returned: list[float] = []
 
@@ -153,7 +153,7 @@ def all_down(folder: Path, seconds: float, seed: int) -> Report:
 
 
 def stopped(folder: Path, times: int, seed: int) -> Report:
-    """SIGSTOP of the replica then serving: its connections stay open."""
+    """SIGSTOP of the replica that is serving: its connections stay open."""
 
     def silence(scene: Stage, victim: int, on: bool) -> None:
         scene.servers[victim].signal(signal.SIGSTOP if on else signal.SIGCONT)
@@ -162,7 +162,7 @@ def stopped(folder: Path, times: int, seed: int) -> Report:
 
 
 def black_hole(folder: Path, times: int, seed: int) -> Report:
-    """The network before the replica then serving swallows everything."""
+    """The network drops everything to and from the replica that is serving."""
 
     def silence(scene: Stage, victim: int, on: bool) -> None:
         scene.proxies[victim].black_hole(on)
@@ -171,7 +171,7 @@ def black_hole(folder: Path, times: int, seed: int) -> Report:
 
 
 def _silenced(folder: Path, report: Report, silence: Callable[[Stage, int, bool], None]) -> Report:
-    """Silence whichever replica serves, until it is left, as often as the report says."""
+    """Silence the replica that is serving, until the client fails over, repeatedly."""
 
     def harm(scene: Stage, feed: RemoteBatches) -> None:
         for _ in range(report.injected):
@@ -185,5 +185,6 @@ def _silenced(folder: Path, report: Report, silence: Callable[[Stage, int, bool]
             time.sleep(0.2)
 
     _under_load(folder, report, 400 * report.injected, 0.005, harm)
-    report.require(report.longest_gap < _READ_SECONDS + 0.5, "left within the read timeout + 0.5 s")
+    limit = "failover within the read timeout + 0.5 s"
+    report.require(report.longest_gap < _READ_SECONDS + 0.5, limit)
     return report

@@ -1,7 +1,7 @@
-"""A TCP proxy that hurts connections on purpose, by a script, and counts what it did.
+"""A TCP proxy that injects faults into connections by a script, and counts them.
 
-A fault strikes at a byte of one direction of one connection, so that it can be told afterwards how
-much that very connection had delivered before it.
+A fault strikes at a byte of one direction of one connection, so the proxy knows how much that
+connection had delivered before.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Direction = Literal["up", "down"]
 _CHUNK_BYTES = 1 << 16
 _DRIBBLE_BYTES = 64
 DESCRIPTION_BYTES = 2000
-"""More than a server says of itself, so what goes beyond it are batches."""
+"""More than a description of a server, so additional bytes are batches."""
 _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a connection.
+    """A fault of a connection.
 
-    direction: "up" is from the client to the server.  at_byte: of that direction, from which on it
-    strikes.  bit: of that byte, for a flip.  seconds: of a delay, before what follows.
+    direction: "up" is from the client to the server.  at_byte: the first affected byte of that
+    direction.  bit: of that byte, for a flip.  seconds: duration of a delay.
     """
 
     kind: Kind
@@ -43,8 +43,8 @@ class Fault:
 
 @dataclass
 class Connection:
-    """One connection through the proxy.  faults: those still to come.  up_bytes, down_bytes:
-    delivered so far.
+    """One connection through the proxy.  faults: its script.  up_bytes, down_bytes: delivered so
+    far.
     """
 
     faults: list[Fault]
@@ -61,7 +61,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault that happened.  down_bytes: what its connection had delivered to the client."""
+    """A fault that happened.  down_bytes: delivered to the client by its connection before."""
 
     fault: Fault
     connection: Connection
@@ -70,10 +70,10 @@ class Strike:
 
 @dataclass
 class FaultProxy:
-    """Stands before a server.
+    """A proxy in front of a server.
 
-    target: "localhost:PORT", may be changed while it runs.  script: the faults of the n-th
-    connection, from 0.  latency_seconds: how much later everything arrives, each way.
+    target: "localhost:PORT", may be changed while it runs.  script: the faults of connection n,
+    counted from 0.  latency_seconds: added delay in each direction.
     """
 
     target: str
@@ -92,23 +92,23 @@ class FaultProxy:
 
     @property
     def hits(self) -> int:
-        """How many faults struck a connection that had delivered batches, and was delivering."""
+        """The number of faults that struck a connection which had delivered batches."""
         return sum(strike.down_bytes > DESCRIPTION_BYTES for strike in self.strikes)
 
     @property
     def down_bytes(self) -> int:
-        """All that was delivered to clients."""
+        """Bytes delivered to clients by all connections."""
         return sum(connection.down_bytes for connection in self.connections)
 
     def black_hole(self, on: bool) -> None:
-        """Swallow all bytes of all connections from now on, or no longer."""
+        """Start or stop dropping all bytes of all connections."""
         if on:
             self._swallow.set()
         else:
             self._swallow.clear()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all sockets."""
         self._closed = True
         self._listener.close()
         for connection in self.connections:
@@ -172,7 +172,7 @@ class FaultProxy:
         except OSError:
             pass
         connection.late[direction].put(None)
-        # Whatever one side did is done to the other.
+        # If one side closed, close the other side too.
         if not connection.reset:
             _shut(source)
             _shut(sink)
@@ -180,12 +180,12 @@ class FaultProxy:
     def _harm(
         self, connection: Connection, fault: Fault, sink: socket.socket, rest: bytes
     ) -> bytes:
-        """Do harm, and return what is left to be sent of the rest."""
+        """Inject a fault, and return the bytes of the rest that are still to be sent."""
         if fault.kind == "reset":
             connection.reset = True
             for end in (connection.client, connection.server):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                # Wakes the thread that reads from it; until then it would not be closed at all.
+                # Wakes the thread that reads from it. Without this the socket stays open.
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RD)
                 end.close()
@@ -217,7 +217,7 @@ class FaultProxy:
     def _deliver_late(
         self, connection: Connection, direction: Direction, sink: socket.socket
     ) -> None:
-        """A thread: delivers what is on its way when it is due."""
+        """Deliver delayed bytes when they are due, in a thread."""
         with suppress(OSError):
             while (item := connection.late[direction].get()) is not None:
                 due, data = item
