@@ -15,7 +15,7 @@ from tests.conftest import ROOT, WriteTokens
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    """What it prints, if all is well."""
+    """Its output, if it succeeds."""
     assert main([str(word) for word in words]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -85,7 +85,7 @@ def test_it_decodes_the_first_tokens(
 
 
 @pytest.mark.parametrize("what", ["nothing", "jsonl", "tokenizer"])
-def test_what_is_wrong_is_said_in_one_line(
+def test_an_error_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     path = tmp_path / "x.bin"
@@ -102,8 +102,8 @@ def test_what_is_wrong_is_said_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_reader_that_has_had_enough_is_no_traceback(write_tokens: WriteTokens) -> None:
-    """`| head`, say."""
+def test_a_closed_pipe_causes_no_traceback(write_tokens: WriteTokens) -> None:
+    """For example `| head`."""
     command = [sys.executable, "-m", "server.inspect", str(write_tokens(range(100)))]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""python -m server.probe: how containers find out whether their server is well."""
+"""tokenfeed probe: the health check of containers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def corpus(write_tokens: WriteTokens) -> Path:
 
 
 def probe(target: str, *options: str) -> tuple[int, str]:
-    """Its exit code, and what it says."""
+    """Its exit code and its output."""
     command = [sys.executable, "-m", "server.probe", target, *options]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
     assert answer.stderr == ""
     return answer.returncode, answer.stdout.strip()
 
 
-def test_a_server_is_well_at_its_port_and_its_socket(
+def test_a_server_is_serving_at_its_port_and_its_socket(
     serve: Serve, corpus: Path, tmp_path: Path
 ) -> None:
     server = serve("--data", corpus, "--unix", tmp_path / "feed.sock")
@@ -39,7 +39,7 @@ def test_a_server_is_well_at_its_port_and_its_socket(
     assert probe(server.address, "--dataset", "train") == (0, "SERVING")
 
 
-def test_a_dataset_that_was_cut_short_is_ill(serve: Serve, write_tokens: WriteTokens) -> None:
+def test_a_truncated_dataset_is_not_serving(serve: Serve, write_tokens: WriteTokens) -> None:
     paths = [write_tokens(np.arange(1, 20_000), name) for name in ("train.bin", "val.bin")]
     server = serve("--data", paths[0], "--data", paths[1])
     os.truncate(paths[1], 100)
@@ -50,7 +50,7 @@ def test_a_dataset_that_was_cut_short_is_ill(serve: Serve, write_tokens: WriteTo
     assert probe(server.address, "--dataset", "test")[0] == 1
 
 
-def test_nobody_there_and_nobody_who_answers_are_ill(
+def test_a_server_that_is_away_or_silent_is_not_serving(
     serve: Serve, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([f"unix:{tmp_path}/nobody.sock"]) == 1
@@ -72,10 +72,10 @@ def test_nobody_there_and_nobody_who_answers_are_ill(
         ["localhost:1", "--dataset", "\udcff"], [],
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_is_a_wrong_command_line(
+def test_an_invalid_target_is_a_wrong_command_line(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """gRPC would ask port 34463 for 99999, where somebody else may be well."""
+    """gRPC would probe port 34463 instead of 99999, which may be another server's."""
     with pytest.raises(SystemExit) as caught:
         main(words)
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_asked_is_a_wrong_command_line(
     assert "usage: python -m server.probe" in capsys.readouterr().err
 
 
-def test_a_target_that_is_none_is_said_in_one_line() -> None:
+def test_a_target_that_is_not_an_address_is_reported_in_one_line() -> None:
     for target in ("", "unix:/" + "a" * 200):
         code, said = probe(target)
         assert code == 1

@@ -1,4 +1,4 @@
-"""python -m server.verify: every byte is read, and what was found is kept beside the files."""
+"""tokenfeed verify: every byte is read, and the digest is stored next to the files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_each_tensor_of_a_file_has_a_digest_of_its_own(
 def test_tokens_that_only_a_server_of_them_would_narrow_are_hashed_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Above 1 GiB a sample says nothing of the greatest one."""
+    """Above 1 GiB a sample does not show the greatest one."""
     path = tmp_path / "sparse.npy"
     path.touch()
     os.truncate(path, LARGE_BYTES)
@@ -110,7 +110,7 @@ def test_tokens_that_only_a_server_of_them_would_narrow_are_hashed_as_they_are(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_large_corpora_that_differ_in_one_token_are_told_apart_once_verified(
+def test_large_corpora_that_differ_in_one_token_have_other_digests_once_verified(
     serve: Serve, large: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their fingerprints, over a sample of the content, are the same."""
@@ -134,7 +134,7 @@ def test_large_corpora_that_differ_in_one_token_are_told_apart_once_verified(
 def test_a_sidecar_of_other_files_is_ignored(
     serve: Serve, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file was written anew since."""
+    """The file was rewritten since."""
     assert main([str(corpus)]) == 0
     np.arange(2, 3001).astype("<u2").tofile(corpus)
     os.utime(corpus, (1, 1))
@@ -171,10 +171,10 @@ def test_a_sidecar_that_is_none_is_ignored(corpus: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("target", [None, "/dev/zero"])
-def test_a_sidecar_that_is_no_file_is_neither_waited_for_nor_followed(
+def test_a_sidecar_that_is_not_a_file_is_neither_waited_for_nor_followed(
     corpus: Path, target: str | None
 ) -> None:
-    """Somebody else may write to the folder."""
+    """Another user may write to the folder."""
     if target is None:
         os.mkfifo(sidecar(corpus))
     else:
@@ -197,7 +197,7 @@ def test_datasets_with_the_same_first_file_keep_their_own(
     assert len(list(corpus.parent.glob(".*.tokenfeed-digest.json"))) == 2
 
 
-def test_where_nothing_may_be_written_the_digest_is_said(
+def test_on_a_read_only_folder_the_digest_is_printed(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A read-only volume."""
@@ -213,7 +213,7 @@ def test_where_nothing_may_be_written_the_digest_is_said(
     assert list(corpus.parent.iterdir()) == [corpus]
 
 
-def test_what_is_no_dataset_is_an_error_in_one_line(
+def test_files_that_are_not_a_dataset_are_an_error_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / "missing.bin")]) == 1
@@ -221,7 +221,7 @@ def test_what_is_no_dataset_is_an_error_in_one_line(
 
 
 def test_it_ends_with_one_line_when_it_is_interrupted(tmp_path: Path) -> None:
-    """It takes minutes, and whoever has no time presses Ctrl-C."""
+    """It takes minutes, and a user may press Ctrl-C."""
     path = tmp_path / "train.bin"
     with path.open("wb") as file:
         file.truncate(1 << 37)  # a hole: it takes no room on the disk, but a minute to read

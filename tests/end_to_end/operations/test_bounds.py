@@ -48,7 +48,7 @@ def feed(serve: Serve, tmp_path: Path) -> Feed:
 
 
 def test_an_unknown_method_is_unimplemented(feed: Feed) -> None:
-    """It tells a client of a later version that the server is older, and not that it is broken."""
+    """A client of a later version learns that the server is older, not that it is broken."""
     methods = (
         f"{SERVICE}/Nope", f"{SERVICE}/getbatch", f"{SERVICE}/", "/tokenfeed.v2.TokenFeed/GetBatch",
         "/GetBatch", "/", "/a/b/c", "/" + "x" * 2000, "/../../etc/passwd", "/%00/%ff",
@@ -66,7 +66,7 @@ def test_an_unknown_method_is_unimplemented(feed: Feed) -> None:
 def test_a_call_that_has_not_exactly_one_request_ends_without_harm(
     feed: Feed, request_count: int
 ) -> None:
-    """HTTP/2 lets a peer send none, or many: the handler must neither wait for ever nor fail."""
+    """HTTP/2 lets a peer send none, or many: the handler must neither wait forever nor fail."""
     request = valid_request(feed, random.Random(3)).SerializeToString()
     with connected(feed.server) as channel:
         call = channel.stream_stream(f"{SERVICE}/GetBatch")(
@@ -92,7 +92,7 @@ def test_a_request_that_unpacks_to_a_thousand_times_its_size_is_refused(feed: Fe
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_thousand_connections_of_random_bytes_disturb_nobody(feed: Feed) -> None:
+def test_a_thousand_connections_of_random_bytes_disturb_no_client(feed: Feed) -> None:
     """A port scanner in the data center must neither stop a training nor use up descriptors."""
     with ThreadPoolExecutor(WORKERS + 1) as workers, healthy_client(feed, workers) as healthy:
         assert healthy.reads_on(100), "the healthy client got no batch at all"
@@ -119,7 +119,7 @@ def test_a_thousand_connections_of_random_bytes_disturb_nobody(feed: Feed) -> No
 
 
 def test_a_peer_cannot_write_lines_into_the_server_s_log(feed: Feed) -> None:
-    """Whoever reads the log after an incident has to be able to believe it."""
+    """The log must be reliable after an incident."""
     forged = b"2026-01-01 00:00:00,000 INFO tokenfeed.server all is well"
     farewell = http2_frame(7, 0, 0, struct.pack(">II", 0, 11) + b"\n" + forged + b"\n")
     before = usage(feed.server)[0]
@@ -242,7 +242,7 @@ CALL_HEADERS = b"".join(
 
 
 class HealthyClient:
-    """Reads batches and compares every one of them, until it is told to stop."""
+    """Reads batches and compares every one of them, until it is stopped."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -276,7 +276,7 @@ class HealthyClient:
                 self._progress.notify_all()
 
     def reads_on(self, count: int) -> bool:
-        """Wait until so many more batches have come; say whether they have, within 10 seconds."""
+        """Wait for this many more batches; return whether they came within 10 seconds."""
         with self._progress:
             goal = self.batches + count
             return (

@@ -69,7 +69,7 @@ WAYS_OUT = {
 def test_every_way_out_is_quick_and_silent(
     serve: Serve, write_tokens: WriteTokens, way: str
 ) -> None:
-    """The thread is megabytes ahead when the trainer has had enough."""
+    """The thread is megabytes ahead when the trainer stops."""
     server = serve("--data", write_tokens(np.arange(2_000_000) % 60_000))
 
     status = 3 if "(3)" in WAYS_OUT[way] else 0
@@ -108,7 +108,7 @@ assert feed.state_dict()["sample"] == 808
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_fork_with_a_live_iterator_is_told_what_to_do_and_the_parent_goes_on(
+def test_a_fork_with_a_live_iterator_raises_with_the_cure_and_the_parent_continues(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
     """Connections and threads stay with the parent."""
@@ -134,7 +134,7 @@ def once():
         break
 def counts():
     gc.collect()
-    # What was let go of ends in the background.
+    # Dropped feeds end in the background.
     eventually(lambda: threading.active_count() == 1)
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 for _ in range(5):
@@ -148,7 +148,7 @@ print(*before, *counts())
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_iterators_that_are_let_go_of_leave_no_thread_and_no_descriptor(
+def test_iterators_that_are_dropped_leave_no_thread_and_no_descriptor(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
     """A sweep makes hundreds of them in one process."""

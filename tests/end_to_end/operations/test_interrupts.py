@@ -1,4 +1,4 @@
-"""Ctrl-C and signal handlers: whatever they interrupt, nothing hangs, is lost or comes twice."""
+"""Ctrl-C and signal handlers anywhere: nothing hangs, and no row is lost or repeated."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ print("calls", calls)
 
 
 def test_the_main_thread_runs_no_code_of_grpc(address: str) -> None:
-    """A Ctrl-C in there can leave a lock held for good, and then everything waits for ever."""
+    """A Ctrl-C in gRPC's code can leave a lock held, and then everything waits forever."""
     assert run(IN_GRPC, address).endswith("calls []\n")
 
 

@@ -1,4 +1,4 @@
-"""TLS and tokens: nobody without the right credentials gets a byte, and none of them shows."""
+"""TLS and tokens: clients without the right credentials get no byte, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ def read(
         return sum(1 for _ in feed)
 
 
-def test_any_token_of_the_file_may_be_said_or_made_for_each_call(
+def test_any_token_of_the_file_is_valid_as_text_or_from_a_function(
     serve: Serve, corpus: Path, papers: Papers, token_file: Path
 ) -> None:
-    """Who may not is one of tests/faults."""
+    """Wrong credentials are tested in tests/faults."""
     server = serve("--data", corpus, *tls(papers.cert, papers.key), "--token-file", token_file)
 
     assert read(server, Credentials(tls_ca=papers.ca, token=TOKEN)) == 3
     assert read(server, Credentials(tls_ca=papers.ca, token=lambda: SECOND_TOKEN)) == 3
 
 
-def test_a_container_asks_for_its_health_without_certificate_and_token(
+def test_a_container_probes_its_health_without_certificate_and_token(
     serve: Serve, corpus: Path, papers: Papers, token_file: Path, tmp_path: Path
 ) -> None:
     """Over a Unix socket of its own, whatever the network needs."""
@@ -102,9 +102,7 @@ def test_nothing_but_health_is_answered_without_a_token(
 
 
 @pytest.mark.parametrize("by_signal", [True, False])
-def test_tokens_are_read_anew(
-    serve: Serve, corpus: Path, token_file: Path, by_signal: bool
-) -> None:
+def test_tokens_are_reloaded(serve: Serve, corpus: Path, token_file: Path, by_signal: bool) -> None:
     """A leaked one is taken back without a restart; streams under way go on."""
     server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
     assert read(server, Credentials(token=TOKEN)) == 3
@@ -132,7 +130,7 @@ def test_a_hangup_reads_tokens_that_seem_to_be_as_they_were(
     assert eventually(lambda: "bearer tokens reloaded count=2" in server.stderr)
 
 
-def test_tokens_overwritten_with_their_time_put_back_are_read_anew(
+def test_tokens_overwritten_with_their_time_set_back_are_reloaded(
     serve: Serve, corpus: Path, token_file: Path
 ) -> None:
     token_file.write_text("abcd\n")
@@ -146,7 +144,7 @@ def test_tokens_overwritten_with_their_time_put_back_are_read_anew(
     assert read(server, Credentials(token="efgh")) == 3
 
 
-def test_a_byte_order_mark_is_no_part_of_a_token(
+def test_a_byte_order_mark_is_not_part_of_a_token(
     serve: Serve, corpus: Path, token_file: Path
 ) -> None:
     """Windows' Notepad writes one."""
@@ -156,7 +154,7 @@ def test_a_byte_order_mark_is_no_part_of_a_token(
     assert read(server, Credentials(token=TOKEN)) == 3
 
 
-def test_tokens_that_are_gone_are_said_once_and_a_pipe_in_their_place_waits_for_nobody(
+def test_a_missing_token_file_is_logged_once_and_a_pipe_in_its_place_does_not_block(
     serve: Serve, corpus: Path, token_file: Path
 ) -> None:
     server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
@@ -192,7 +190,7 @@ def copied(folder: Path, cert: str, key: str) -> tuple[Path, Path]:
     return copies
 
 
-def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
+def test_an_unusable_certificate_is_not_loaded_and_no_path_is_logged(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
 ) -> None:
     """A renewal that is half done, or went wrong."""
@@ -218,7 +216,7 @@ def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
 def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_the_cure(
     serve: Serve, corpus: Path, papers: Papers
 ) -> None:
-    """Nobody waits eight minutes for a typing error in a path."""
+    """A typing error in a path must not cost eight minutes."""
     plain = serve("--data", corpus)
     protected = serve("--data", corpus, *tls(papers.cert, papers.key))
     elsewhere = serve("--data", corpus, *tls(papers.other_host_cert, papers.other_host_key))
@@ -243,7 +241,7 @@ def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_t
     assert max(seconds) < 10
 
 
-def test_files_of_one_s_own_that_are_of_no_use_are_an_error_at_once(
+def test_client_files_that_cannot_be_used_are_an_error_at_once(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
 ) -> None:
     server = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
@@ -269,10 +267,10 @@ def test_a_server_that_hangs_up_after_the_handshake_is_waited_for_and_the_log_sa
     assert "does it ask for a tls_cert" in caplog.text
 
 
-def test_a_server_that_is_away_hides_no_wrong_credentials_of_another(
+def test_a_server_that_is_away_does_not_hide_wrong_credentials_for_another(
     serve: Serve, corpus: Path, papers: Papers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The one may come back, so it is waited for; but what is wrong is said."""
+    """The client waits for the first to return, but reports the wrong credentials."""
     protected = serve("--data", corpus, *tls(papers.cert, papers.key))
     both = [f"localhost:{free_port()}", protected.address]
     timeouts = Timeouts(reconnect_seconds=0.5)
@@ -284,7 +282,7 @@ def test_a_server_that_is_away_hides_no_wrong_credentials_of_another(
 def test_credentials_that_were_good_before_are_waited_for(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
 ) -> None:
-    """Somebody is renewing them."""
+    """They are being renewed."""
     cert, key = copied(tmp_path, papers.cert, papers.key)
     port = free_port()
     first = serve("--data", corpus, *tls(str(cert), str(key)), port=port)

@@ -51,7 +51,7 @@ def run(*arguments: str | Path, wrapper: tuple[str, ...] = ()) -> subprocess.Com
 
 
 def refusal(*arguments: str | Path, wrapper: tuple[str, ...] = ()) -> str:
-    """Run a server that must not start, and return the one line with which it says why."""
+    """Run a server that must not start, and return its one line of error."""
     done = run(*arguments, wrapper=wrapper)
     assert done.returncode == 1, done
     assert done.stdout == ""
@@ -78,7 +78,7 @@ def describe(server: Server) -> list[pb.Dataset]:
 
 
 def in_order(context_length: int, row_count: int, dataset: str = "") -> pb.GetBatchRequest:
-    """Ask for the first windows of a dataset, in the order of its files."""
+    """Request the first windows of a dataset, in the order of its files."""
     return pb.GetBatchRequest(
         batch_size=row_count, context_length=context_length, dataset=dataset,
         order="sequential-1", num_batches=1,
@@ -87,7 +87,7 @@ def in_order(context_length: int, row_count: int, dataset: str = "") -> pb.GetBa
 
 @contextmanager
 def listening(family: socket.AddressFamily, host: str) -> Iterator[int]:
-    """Have a socket listen on a free port, and say which."""
+    """Make a socket listen on a free port, and return the port."""
     with socket.socket(family, socket.SOCK_STREAM) as taken:
         if family == socket.AF_INET6:
             taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -113,7 +113,7 @@ def test_a_missing_shard_is_named(tmp_path: Path, write_tokens: WriteTokens) -> 
 
 
 def test_a_dangling_link_is_named(tmp_path: Path) -> None:
-    """A volume that is not mounted looks like this."""
+    """This is the case for a volume that is not mounted."""
     link = tmp_path / "link.bin"
     link.symlink_to(tmp_path / "away.bin")
     assert refusal("--data", link).startswith(f"{link}: ")
@@ -147,12 +147,12 @@ def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
 
 
 def test_a_glob_that_matches_nothing_is_named(tmp_path: Path) -> None:
-    """Quoted, the shell does not expand it, and cannot tell either."""
+    """The shell does not expand it if it is quoted, and reports no error either."""
     assert refusal("--data", tmp_path / "train_*.bin") == f"{tmp_path}/train_*.bin: matches no file"
 
 
-def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
-    """Opening a pipe would wait for ever, and a device has no end."""
+def test_a_path_that_is_not_a_regular_file_is_named(tmp_path: Path) -> None:
+    """Opening a pipe would wait forever, and a device has no end."""
     pipe = tmp_path / "pipe.bin"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
@@ -167,7 +167,7 @@ def test_a_file_in_place_of_a_folder_is_named(write_tokens: WriteTokens) -> None
 
 @pytest.mark.parametrize("kind", ["file", "folder", "file in a folder"])
 def test_what_may_not_be_read_is_named(write_tokens: WriteTokens, kind: str) -> None:
-    """The server runs as its own user in production, and the files are somebody else's."""
+    """In production the server runs as its own user, and the files belong to another."""
     path = write_tokens(range(100), "private/train.bin")
     closed = path if kind == "file" else path.parent
     options = path.parent if kind == "folder" else path
@@ -181,7 +181,7 @@ def test_what_may_not_be_read_is_named(write_tokens: WriteTokens, kind: str) -> 
 
 
 def test_a_path_with_a_line_break_is_still_one_line(tmp_path: Path) -> None:
-    """Whoever reads the log by lines must not be shown a line that the server never wrote."""
+    """A path must not be able to forge a line of the log."""
     path = tmp_path / "odd\nerror: all is well.bin"
     path.write_bytes(b"x")
     assert "all is well" in refusal("--data", f"odd={path}")
@@ -215,12 +215,10 @@ def test_a_token_outside_the_vocabulary_is_found_in_any_shard(write_tokens: Writ
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_every_token_of_a_large_corpus_is_looked_at_when_asked(
-    tmp_path: Path, serve: Serve
-) -> None:
-    """Above 1 GiB a start takes seconds, for a sample; whoever has minutes may ask for all."""
+def test_every_token_of_a_large_corpus_is_checked_on_request(tmp_path: Path, serve: Serve) -> None:
+    """Above 1 GiB the start takes seconds for a sample, or minutes for all on request."""
     path = tmp_path / "large.bin"
-    place = (1 << 28) + 3001  # between two of the blocks that are looked at anyway
+    place = (1 << 28) + 3001  # between two of the sampled blocks
     with path.open("wb") as file:
         file.truncate((1 << 30) + (1 << 20))  # a hole: it takes no room on the disk
         file.seek(2 * place)
@@ -293,7 +291,7 @@ def test_a_name_that_cannot_travel_is_refused_with_the_cure(write_tokens: WriteT
 def test_a_number_outside_its_range_is_named_with_its_flag(
     write_tokens: WriteTokens, flag: str, value: str
 ) -> None:
-    """A server that starts on nonsense fails later, before somebody else's eyes."""
+    """A server that starts on invalid options fails later, for its users."""
     line = refusal("--data", write_tokens(range(100)), flag, value)
     assert line.startswith(f"{flag}: ")
     assert value in line
@@ -302,7 +300,7 @@ def test_a_number_outside_its_range_is_named_with_its_flag(
 def test_checking_all_tokens_needs_something_to_check_them_against(
     write_tokens: WriteTokens,
 ) -> None:
-    """Without a vocabulary it would check nothing, and look as if it had."""
+    """Without a vocabulary it would check nothing, but seem to."""
     line = refusal("--data", write_tokens(range(100)), "--check-all-tokens")
     assert line.startswith("--check-all-tokens: ")
     assert "--vocab-size" in line
@@ -353,7 +351,7 @@ def test_a_port_on_which_another_server_listens_is_refused(
 def test_a_port_that_is_taken_for_ipv4_alone_is_refused(
     write_tokens: WriteTokens, host: str
 ) -> None:
-    """gRPC is content with IPv6 then, and clients that come by IPv4 reach somebody else."""
+    """gRPC alone would bind only IPv6, and IPv4 clients would reach the other process."""
     with listening(socket.AF_INET, host) as port:
         line = refusal("--data", write_tokens(range(100)), "--port", str(port))
     assert line.startswith("--port: ")
@@ -386,10 +384,10 @@ def test_a_port_that_is_taken_for_ipv6_alone_is_refused(
         "",
     ],
 )
-def test_a_host_that_is_no_address_of_this_machine_is_named(
+def test_a_host_that_is_not_an_address_of_this_machine_is_named(
     write_tokens: WriteTokens, host: str
 ) -> None:
-    """A typing error here must not end in listening everywhere, nor blame the port."""
+    """A typing error here must not cause listening everywhere, or an error about the port."""
     line = refusal("--data", write_tokens(range(100)), "--host", host)
     assert line.startswith("--host: ")
     assert repr(host)[1:-1] in line
@@ -398,8 +396,8 @@ def test_a_host_that_is_no_address_of_this_machine_is_named(
 # What starts.
 
 
-def test_one_line_on_stdout_says_where_it_listens(write_tokens: WriteTokens) -> None:
-    """Scripts wait for this line, and read the port from it when they asked for any free one."""
+def test_one_line_on_stdout_has_the_address(write_tokens: WriteTokens) -> None:
+    """Scripts wait for this line, and read the port from it if they passed 0."""
     data = write_tokens(range(100))
     command = [sys.executable, "-m", "server", "--data", data, "--port", "0"]
     pipe = subprocess.PIPE
@@ -441,7 +439,7 @@ def test_a_host_limits_who_can_connect(serve: Serve, write_tokens: WriteTokens) 
 def test_listening_in_plaintext_is_warned_of_in_the_log(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """Whoever can reach the port can read the corpus: the operator should have read that once."""
+    """Anyone who can reach the port can read the corpus: the operator should be warned."""
     server = serve("--data", write_tokens(range(100)))
     (warning,) = [line for line in server.stderr.splitlines() if "WARNING" in line]
     assert "plaintext" in warning
@@ -457,7 +455,7 @@ def test_the_log_tells_what_was_opened(serve: Serve, write_tokens: WriteTokens) 
 
 
 def test_the_log_tells_what_was_assumed(serve: Serve, write_tokens: WriteTokens) -> None:
-    """A file without a header says nothing of its type, and somebody may know better."""
+    """A file without a header does not record its type, so the user may have to override it."""
     path = write_tokens(range(100))
     server = serve("--data", path)
     (line,) = [line for line in server.stderr.splitlines() if "assumed" in line]
@@ -466,7 +464,7 @@ def test_the_log_tells_what_was_assumed(serve: Serve, write_tokens: WriteTokens)
     assert "assumed" not in serve("--data", path, "--dtype", "uint16").stderr
 
 
-def test_format_and_dtype_may_be_said_of_one_dataset(
+def test_format_and_dtype_can_be_set_for_one_dataset(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
     """One server, and corpora of several origins."""
@@ -484,7 +482,7 @@ def test_format_and_dtype_may_be_said_of_one_dataset(
     assert line == "--dtype: no dataset is named 'other', only one"
 
 
-def test_files_of_two_kinds_are_no_dataset(write_tokens: WriteTokens) -> None:
+def test_files_of_two_formats_or_types_are_not_a_dataset(write_tokens: WriteTokens) -> None:
     """A format, or a type, that differs in the middle of a corpus is a mistake."""
     one = write_tokens(range(100), "one.bin")
     two = one.with_name("two.npy")
@@ -499,7 +497,7 @@ def test_files_of_two_kinds_are_no_dataset(write_tokens: WriteTokens) -> None:
 
 
 def test_each_data_is_a_dataset_by_its_own_name(serve: Serve, write_tokens: WriteTokens) -> None:
-    """Training and validation from one server, each asked for by name."""
+    """Training and validation from one server, each requested by name."""
     train, val = write_tokens(range(100), "train.bin"), write_tokens(range(200, 300), "v1.bin")
     server = serve("--data", train, "--data", f"val={val}")
     assert [data.name for data in describe(server)] == ["train", "val"]
@@ -510,7 +508,7 @@ def test_each_data_is_a_dataset_by_its_own_name(serve: Serve, write_tokens: Writ
 def test_several_paths_are_shards_in_the_order_given(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """Their order is part of the corpus: whoever writes it out has chosen it."""
+    """Their order is part of the corpus, and the command line chooses it."""
     paths = [write_tokens([number] * 5, f"{number}.bin") for number in (3, 1, 2)]
     server = serve("--data", f"train={paths[0]}", *paths[1:])
     (described,) = describe(server)
@@ -558,7 +556,7 @@ def test_a_path_with_an_equals_sign_is_a_path_where_it_looks_like_one(
 
 
 def test_a_file_with_an_equals_sign_needs_no_name(serve: Serve, write_tokens: WriteTokens) -> None:
-    """./a=b.bin is how the command line says that this is a path and no NAME=PATH."""
+    """On the command line, ./a=b.bin is a path and not NAME=PATH."""
     path = write_tokens(range(100), "a=b.bin")
     server = serve("--data", f"./{os.path.relpath(path, ROOT)}")
     np.testing.assert_array_equal(ask(server.address, in_order(9, 1)), [range(10)])
@@ -586,7 +584,7 @@ def test_a_server_has_as_many_descriptors_as_it_may(
     assert "descriptor limit raised from=256 to=4000" in server.stderr
 
 
-def test_a_socket_whose_path_is_no_text_is_refused(
+def test_a_socket_whose_path_is_not_text_is_refused(
     tmp_path: Path, write_tokens: WriteTokens
 ) -> None:
     """gRPC takes addresses as UTF-8."""
@@ -629,7 +627,7 @@ def open_streams(server: Server, count: int) -> Iterator[None]:
 def test_a_signal_ends_the_server_within_two_seconds_with_streams_open(
     serve: Serve, write_tokens: WriteTokens, number: signal.Signals
 ) -> None:
-    """A rolling upgrade waits for this; what is missing is asked for elsewhere."""
+    """A rolling upgrade waits for this; clients request the missing rows elsewhere."""
     path = write_tokens(np.arange(20_000))
     seconds = []
     for _ in range(3):
@@ -671,7 +669,7 @@ def test_a_signal_while_tokens_are_checked_ends_the_server(tmp_path: Path) -> No
 
 
 def wait_for_threads(process: int, count: int) -> None:
-    """Wait until a process has so many threads: here, until it reads tokens."""
+    """Wait until a process has this many threads: here, until it reads tokens."""
     end = time.monotonic() + START_SECONDS
     while len(os.listdir(f"/proc/{process}/task")) < count:
         assert time.monotonic() < end

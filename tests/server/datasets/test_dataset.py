@@ -108,7 +108,7 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(
 def above_1_gib(
     path: Path, first_byte: int = 0, content: bytes = b"", *, size_bytes: int = 2**30 + 2**22
 ) -> Path:
-    """A file of zeros, so large that only a sample of it is looked at, with something in it. Its
+    """A file of zeros, so large that only a sample of it is checked, with some content. Its
     size decides where the sample lies.
     """
     path.touch()
@@ -119,10 +119,8 @@ def above_1_gib(
     return path
 
 
-def test_every_token_is_looked_at_where_that_is_asked_for(
-    open_: OpenDataset, tmp_path: Path
-) -> None:
-    """Above 1 GiB only a sample is looked at otherwise."""
+def test_every_token_is_checked_on_request(open_: OpenDataset, tmp_path: Path) -> None:
+    """Above 1 GiB only a sample is checked otherwise."""
     path = tmp_path / "sparse.bin"
     above_1_gib(path, 2 * 123_456_789, b"\xff\xff", size_bytes=2**30 + 2**21)
 
@@ -140,7 +138,7 @@ def test_every_token_is_looked_at_where_that_is_asked_for(
         ("<u8", 2**63, "token 70000 is 9223372036854775808, above the maximum of uint32"),
     ],
 )
-def test_a_number_that_is_no_token_is_named_with_its_file_and_place(
+def test_an_invalid_token_is_named_with_its_file_and_index(
     open_: OpenDataset, write_tokens: WriteTokens, dtype: str, token: int, problem: str
 ) -> None:
     """Also in the second file, and whether or not a vocabulary is known."""
@@ -170,7 +168,7 @@ def test_tokens_are_served_as_narrow_as_they_fit(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
+def test_a_large_corpus_is_scanned_in_full_before_it_is_narrowed(
     open_: OpenDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unless the vocabulary is known: then a sample is, and what is served."""
@@ -190,7 +188,7 @@ def test_a_large_corpus_is_looked_at_in_full_before_it_is_narrowed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_long_look_at_all_tokens_says_how_far_it_is(
+def test_a_long_scan_of_all_tokens_logs_its_progress(
     open_: OpenDataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -229,7 +227,7 @@ def test_uint32_tokens_read_as_uint16_are_noticed(
 def test_int64_tokens_read_as_uint16_are_noticed_for_what_they_are(
     open_: OpenDataset, write_tokens: WriteTokens
 ) -> None:
-    """Told that they are uint32, a server would hand out a 0 after each token."""
+    """With the wrong type uint32, a server would deliver a 0 after each token."""
     path = write_tokens(np.random.default_rng(0).integers(0, 128_256, 1001), dtype="<i8")
 
     with pytest.raises(InvalidCorpus, match=r"looks like int64. Pass --dtype int64"):
@@ -240,7 +238,7 @@ def test_int64_tokens_read_as_uint16_are_noticed_for_what_they_are(
 def test_each_file_whose_type_is_assumed_is_doubted_by_itself(
     open_: OpenDataset, tmp_path: Path
 ) -> None:
-    """One whose metadata got lost, among others that have theirs."""
+    """One file without metadata, among others with theirs."""
     tokens = np.random.default_rng(0).integers(0, 60_000, 1000)
     known, lost = tmp_path / "a.ds", tmp_path / "b.ds"
     tokens.astype("<u2").tofile(known)
@@ -252,7 +250,7 @@ def test_each_file_whose_type_is_assumed_is_doubted_by_itself(
 
 
 @pytest.mark.parametrize("tokens", [[5, 0] * 20, [0, 1, 2, 3] * 1000, [0] * 5000, range(5000)])
-def test_tokens_that_may_well_be_uint16_are_not_doubted(
+def test_tokens_that_are_plausible_as_uint16_are_accepted(
     open_: OpenDataset, write_tokens: WriteTokens, tokens: list[int]
 ) -> None:
     """A tiny vocabulary, a tiny corpus, or a sparse file prove nothing."""
@@ -295,7 +293,7 @@ def append(path: Path) -> None:
         file.write(b"\5\5")
 
 
-def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
+def test_a_file_overwritten_with_its_modification_time_set_back_fails(
     served: tuple[Path, Dataset],
 ) -> None:
     """`rsync --inplace --times` does that."""
@@ -309,9 +307,7 @@ def test_a_file_overwritten_with_its_time_of_last_write_put_back_is_lost(
     assert dataset.store.failed
 
 
-def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(
-    tmp_path: Path, storing: Storing
-) -> None:
+def test_a_file_overwritten_with_invalid_tokens_fails_too(tmp_path: Path, storing: Storing) -> None:
     """It can be read, and is another."""
     path = tmp_path / "train.npy"
     np.save(path, np.arange(1, 5000, dtype="<i4"))
@@ -330,7 +326,7 @@ def test_a_file_overwritten_with_what_is_no_token_is_lost_as_well(
 
 
 @pytest.mark.parametrize("looks_between", [0, 1])
-def test_a_file_that_has_grown_is_lost_once_what_was_opened_is_written_to(
+def test_a_file_that_has_grown_fails_once_its_opened_part_is_written_to(
     served: tuple[Path, Dataset], looks_between: int
 ) -> None:
     """Its end, which shows that it grew, shows nothing of its beginning."""

@@ -1,4 +1,4 @@
-"""The digest of a corpus above 1 GiB: taken from what the warm-up has brought in, and kept."""
+"""The digest of a corpus above 1 GiB: computed from what was preloaded, and stored."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def opened(storing: Storing) -> Open:
 
 @pytest.fixture
 def dataset(paths: list[Path], opened: Open) -> Iterator[Dataset]:
-    """A dataset whose digest nobody knows yet."""
+    """A dataset whose digest is not known yet."""
     found = opened(paths)
     assert found.digest == b""
     yield found
@@ -93,7 +93,7 @@ def warmed_up(*datasets: Dataset, bytes_max: int | None = None) -> None:
 
 
 def test_a_warm_up_leaves_the_digest_of_the_protocol(dataset: Dataset, paths: list[Path]) -> None:
-    """The same as python -m server.verify: servers are compared by it, whoever computed it."""
+    """The same as tokenfeed verify: servers are compared by it, whichever computed it."""
     warmed_up(dataset)
 
     assert dataset.digest == expected_digest(paths)
@@ -213,8 +213,8 @@ def test_of_a_corpus_that_changes_meanwhile_nothing_is_kept(
     assert [name for name in os.listdir(paths[0].parent) if "digest" in name] == []
 
 
-def test_of_a_lost_corpus_nothing_is_kept(dataset: Dataset, paths: list[Path]) -> None:
-    """Nobody is served from it any more."""
+def test_no_digest_of_a_failed_corpus_is_stored(dataset: Dataset, paths: list[Path]) -> None:
+    """It is not served any more."""
     os.utime(paths[0], ns=(1, 1))
     look_at_all(dataset)
     assert dataset.store.failed
@@ -242,7 +242,7 @@ def test_who_failed_unforeseen_leaves_the_next_dataset_its_digest(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A thread that died would say nothing of either."""
+    """A thread that died would report neither."""
     unlucky = opened(paths[1:])
 
     def fail(*arguments: Dataset) -> str:
@@ -280,10 +280,10 @@ UNKNOWN = "digest unknown dataset=train: not all of it was preloaded; tokenfeed 
 
 
 @pytest.mark.parametrize("room", [0, 1 << 30])
-def test_where_a_corpus_is_not_brought_in_the_log_says_once_how_to_have_its_digest(
+def test_if_a_corpus_is_not_preloaded_the_log_says_once_how_to_get_its_digest(
     serve: Serve, large: Path, write_tokens: WriteTokens, room: int
 ) -> None:
-    """Else nobody learns that two servers of it are compared by a sample alone."""
+    """Otherwise no operator learns that its servers are compared by a sample alone."""
     small = write_tokens(range(1, 3000), "small.bin")
     server = serve("--data", large, "--data", small, "--warm-up-bytes", room)
     wait_for(server, UNKNOWN)
@@ -300,7 +300,7 @@ def test_where_a_corpus_is_not_brought_in_the_log_says_once_how_to_have_its_dige
 def test_a_server_tells_and_compares_the_digest_as_soon_as_it_has_warmed_up(
     serve: Serve, large: Path
 ) -> None:
-    """A replica with other content between the sampled blocks is then found out by itself."""
+    """A replica with other content between the sampled blocks is then detected."""
     server = serve("--data", large)
     wait_for(server, "digest dataset=train sha256=")
 
@@ -319,7 +319,7 @@ def test_a_server_tells_and_compares_the_digest_as_soon_as_it_has_warmed_up(
 
 
 def answer(server: Server, digest: bytes) -> str:
-    """Ask for a batch of a corpus with some digest: how many frames come, or what is refused."""
+    """Request a batch of a corpus with some digest; return its frame count or the refusal."""
     request = pb.GetBatchRequest(
         batch_size=1, context_length=16, num_batches=1, expected_digest=digest
     )
@@ -334,7 +334,7 @@ def answer(server: Server, digest: bytes) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_server_that_computes_a_digest_stops_at_once(serve: Serve, large: Path) -> None:
-    """Nobody waits for it to read on before a restart."""
+    """A restart must not wait for this read."""
     with large.open("r+b") as file:
         file.truncate(2 << 30)
     server = serve("--data", large, "--warm-up-bytes", 1 << 40)

@@ -1,4 +1,4 @@
-"""What a manifest says of its shards: the fingerprint is compared, the digest believed."""
+"""A manifest's record of its shards: the fingerprint is compared, the digest is trusted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened(path: Path) -> Dataset:
 
 
 def test_its_digest_is_that_of_a_corpus_too_large_to_be_read_at_every_start(folder: Path) -> None:
-    """So servers of ingested text are compared by all of it, without anybody verifying it."""
+    """So servers of ingested text are compared by all of it, without a verify."""
     dataset = opened(folder)
     alone = opened(folder / "train")
 

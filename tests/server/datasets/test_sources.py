@@ -27,7 +27,7 @@ def names(paths: tuple[str, ...]) -> list[str]:
     return [Path(path).name for path in paths]
 
 
-def test_a_link_in_a_circle_is_left_to_whoever_opens_it(folder: Path) -> None:
+def test_a_circular_link_is_an_error_when_it_is_opened(folder: Path) -> None:
     (folder / "c.bin").symlink_to(folder / "c.bin")
 
     assert "c.bin" in names(parse_data([str(folder)]).paths)
@@ -55,14 +55,14 @@ def test_a_glob_stands_for_its_files_in_byte_order(folder: Path) -> None:
 
 
 def test_several_paths_keep_the_order_in_which_they_are_given(folder: Path) -> None:
-    """What the shell expands, and what somebody orders on purpose."""
+    """The order of a shell's expansion, or one chosen on purpose."""
     source = parse_data([f"mix={folder}/b.bin", f"{folder}/B.bin", f"{folder}/a*.bin"])
 
     assert (source.name, names(source.paths)) == ("mix", ["b.bin", "B.bin", "a10.bin", "a9.bin"])
 
 
 def test_only_a_word_before_the_first_equals_sign_is_a_name(tmp_path: Path) -> None:
-    """A path may hold an equals sign; `./` in front says that it is one."""
+    """A path may contain an equals sign; `./` in front marks it as a path."""
     path = tmp_path / "k=1" / "tokens.bin"
     path.parent.mkdir()
     path.write_bytes(b"12")
@@ -93,7 +93,7 @@ def test_a_word_that_stands_for_nothing_is_named(tmp_path: Path, word: str, prob
         parse_data([word.format(tmp_path)])
 
 
-def test_a_stem_that_is_no_name_asks_for_one(tmp_path: Path) -> None:
+def test_a_stem_that_is_not_a_valid_name_requires_one(tmp_path: Path) -> None:
     """Names go into health checks, metrics and command lines."""
     path = tmp_path / "my corpus.bin"
     path.write_bytes(b"12")
@@ -112,7 +112,7 @@ def test_equal_names_are_refused(folder: Path) -> None:
 
 @pytest.fixture
 def beside(tmp_path: Path) -> Path:
-    """Tokens of several formats, with what lies beside them."""
+    """Tokens of several formats, with their companion files."""
     for name in (
         *("a.bin", "a.idx", "b.bin", "c.ds", "c.ds.index", "c.ds.metadata", "c.ds.loss"),
         *("d.npy", "d.csv.gz", "e.safetensors", "f.idx", "g.csv.gz", "h.txt"),
@@ -130,7 +130,7 @@ def test_an_index_that_is_given_alone_stands_for_its_tokens(beside: Path) -> Non
     assert parse_data([str(beside / "a.idx")]).name == "a"
 
 
-def test_what_lies_beside_tokens_is_left_out_where_both_are_given(beside: Path) -> None:
+def test_companions_of_tokens_are_dropped_if_both_are_given(beside: Path) -> None:
     """As a glob does, of ours or of the shell's."""
     assert names(parse_data([str(beside / "[a-d]*")]).paths) == ["a.bin", "b.bin", "c.ds", "d.npy"]
     words = [str(beside / name) for name in ("a.idx", "a.bin", "d.csv.gz", "d.npy")]
@@ -144,7 +144,7 @@ def test_a_folder_stands_for_the_tokens_in_it(beside: Path) -> None:
 
 
 def test_a_folder_of_something_else_says_what_it_has(tmp_path: Path) -> None:
-    """Parquet, say, which has no tokens yet."""
+    """For example parquet, which has no tokens yet."""
     for name in ("a.parquet", "b.parquet", "index.json"):
         (tmp_path / name).write_bytes(b"12")
 
@@ -155,7 +155,7 @@ def test_a_folder_of_something_else_says_what_it_has(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_nothing_is_what_it_is(beside: Path) -> None:
-    """Its format will say what is wrong with it."""
+    """Its format will report what is wrong."""
     assert names(parse_data([str(beside / "f.idx")]).paths) == ["f.idx"]
     assert names(parse_data([str(beside / "g.csv.gz")]).paths) == ["g.csv.gz"]
 
@@ -176,7 +176,7 @@ def test_a_tensor_is_named_behind_a_hash(beside: Path) -> None:
         parse_data([f"{path}#a", f"{path}#b"])
 
 
-def test_what_is_said_of_one_dataset_goes_before_what_is_said_of_all() -> None:
+def test_an_option_of_one_dataset_overrides_one_of_all() -> None:
     words = ["uint16", "b=uint32", "uint8", "b=int32"]
     assert parse_per_dataset("--dtype", words, ["a", "b"]) == {"a": "uint8", "b": "int32"}
     assert parse_per_dataset("--dtype", [], ["a"]) == {"a": None}
@@ -199,7 +199,7 @@ def test_text_is_known_by_its_name(words: list[str], answer: bool) -> None:
     assert is_text(words) is answer
 
 
-def test_text_beside_tokens_is_an_error() -> None:
+def test_text_next_to_tokens_is_an_error() -> None:
     """Tokens that happen to be UTF-8 would be tokenized once more."""
     with pytest.raises(
         InvalidCorpus, match=r"^b.txt: is text, but other files of the dataset are not"
@@ -208,7 +208,7 @@ def test_text_beside_tokens_is_an_error() -> None:
 
 
 def test_a_folder_of_text_is_text_unless_it_has_tokens(tmp_path: Path) -> None:
-    """A README beside shards does not make them text."""
+    """A README next to shards does not make them text."""
     assert not is_text([str(tmp_path)])
     for name, answer in (("b.jsonl", True), ("a.txt", True), ("a.bin", False)):
         (tmp_path / name).write_bytes(b"12")

@@ -113,10 +113,10 @@ def test_pages_are_mapped_where_they_are_resident_already(make_corpus: MakeCorpu
     assert mapped_bytes(corpus) == corpus.span[1]
 
 
-def test_the_log_says_what_was_brought_in_and_how_long_it_took(
+def test_the_log_says_what_was_preloaded_and_how_long_it_took(
     make_corpus: MakeCorpus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever wonders about the disk's load finds its beginning and its end."""
+    """The log explains the load of the disk."""
     corpus = make_corpus(PIECE_BYTES)
     with caplog.at_level(logging.INFO, "tokenfeed.server"):
         warm(corpus, never)
@@ -150,10 +150,10 @@ def test_a_file_cut_short_meanwhile_ends_the_warm_up_and_nothing_else(
     assert lines(caplog)[1].endswith("reason=[Errno 14] Bad address")
 
 
-def test_a_dataset_found_lost_is_not_brought_in_any_further(
+def test_a_dataset_that_has_failed_is_not_preloaded_any_further(
     make_corpus: MakeCorpus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody will be served from it."""
+    """It will not be served."""
     corpus = make_corpus(4 * PIECE_BYTES)
 
     def overwrite() -> bool:
@@ -169,7 +169,7 @@ def test_a_dataset_found_lost_is_not_brought_in_any_further(
     assert "changed while it was served" in lines(caplog)[-1]
 
 
-def test_a_corpus_that_was_closed_is_not_brought_in(make_corpus: MakeCorpus) -> None:
+def test_a_corpus_that_was_closed_is_not_preloaded(make_corpus: MakeCorpus) -> None:
     """What was its range may hold something else by now."""
     corpus = make_corpus(2 * PIECE_BYTES)
     corpus.close()
@@ -236,7 +236,7 @@ def test_the_operator_s_limit_goes_before_what_memory_has_room_for(
 def test_a_failure_of_the_warm_up_is_a_line_in_the_log(
     make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where /proc is not mounted nobody knows what fits; that is no reason not to serve."""
+    """Without /proc it is unknown what fits; the server must serve all the same."""
 
     def unknown() -> int:
         raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
@@ -276,7 +276,7 @@ def test_only_the_thread_that_warms_up_is_nice(
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
-def test_a_server_warms_up_by_default_and_not_when_told_so(tmp_path: Path, serve: Serve) -> None:
+def test_a_server_warms_up_by_default_unless_it_is_disabled(tmp_path: Path, serve: Serve) -> None:
     """Who starts a server without a word about memory gets the fast one."""
     path = tmp_path / "train.bin"
     np.arange(PIECE_BYTES, dtype="<u2").tofile(path)
@@ -293,7 +293,7 @@ def test_a_server_warms_up_by_default_and_not_when_told_so(tmp_path: Path, serve
 
 
 def test_a_server_that_is_warming_up_stops_at_once(tmp_path: Path, serve: Serve) -> None:
-    """Nobody waits for 16 GiB to be read before a restart."""
+    """A restart must not wait until 16 GiB are read."""
     path = tmp_path / "train.bin"
     with path.open("wb") as file:
         file.truncate(16 << 30)  # a hole: it takes no room on the disk

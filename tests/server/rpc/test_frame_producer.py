@@ -1,4 +1,4 @@
-"""The frames of a call, made in turn with those of others; what an unreadable file costs them."""
+"""The frames of a call, scheduled against other calls; the cost of an unreadable file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
     )
 
 
-def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
+def test_a_stream_that_retries_a_read_blocks_no_other_one(
     write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One page that cannot be read would cost each of them a second, one after the other."""
@@ -93,10 +93,10 @@ def test_a_stream_that_waits_for_a_file_to_heal_holds_up_no_other_one(
     assert tries[:2] == [False, True]
 
 
-def test_what_cannot_be_read_at_once_is_still_tried_again(
+def test_a_failed_read_is_still_retried(
     write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether or not it was asked for in turn."""
+    """Both with and without a slot."""
     path = write_tokens(np.arange(1, ROWS * T + 2))
     dataset = open_dataset(Source("train", (str(path),)), FormatOptions(), TokenChecks(), storing)
     store = dataset.store

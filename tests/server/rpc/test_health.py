@@ -1,4 +1,4 @@
-"""grpc.health.v1: what Kubernetes and load balancers ask."""
+"""grpc.health.v1: the service that Kubernetes and load balancers call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def two(write_tokens: WriteTokens) -> list[Path]:
     return [write_tokens(np.arange(1, 20_000), name) for name in ("train.bin", "val.bin")]
 
 
-def test_the_server_and_each_dataset_are_well(serve: Serve, two: list[Path]) -> None:
+def test_the_server_and_each_dataset_are_serving(serve: Serve, two: list[Path]) -> None:
     server = serve("--data", two[0], "--data", two[1])
     with grpc.insecure_channel(server.address) as channel:
         assert [health(channel, name) for name in ("", "train", "val")] == [STATUS.SERVING] * 3
@@ -50,10 +50,10 @@ def test_the_server_and_each_dataset_are_well(serve: Serve, two: list[Path]) -> 
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_dataset_that_was_cut_short_is_ill_and_the_others_are_well(
+def test_a_truncated_dataset_is_not_serving_and_the_others_are(
     serve: Serve, two: list[Path]
 ) -> None:
-    """The server itself is well as long as it has a dataset to serve."""
+    """The server itself is serving as long as it has a dataset to serve."""
     server = serve("--data", two[0], "--data", two[1])
     with grpc.insecure_channel(server.address) as channel:
         ill = watch(channel, "train")
@@ -70,7 +70,7 @@ def test_a_dataset_that_was_cut_short_is_ill_and_the_others_are_well(
         assert next(whole).status == STATUS.NOT_SERVING
 
 
-def test_a_server_that_is_being_stopped_says_so(serve: Serve, two: list[Path]) -> None:
+def test_a_server_that_shuts_down_is_not_serving(serve: Serve, two: list[Path]) -> None:
     server = serve("--data", two[0])
     with grpc.insecure_channel(server.address) as channel:
         watched = watch(channel)
@@ -82,7 +82,7 @@ def test_a_server_that_is_being_stopped_says_so(serve: Serve, two: list[Path]) -
 
 
 def test_no_load_hides_health(serve: Serve, two: list[Path]) -> None:
-    """All streams that are allowed are open and read, and more are asked for all the time."""
+    """All streams that are allowed are open and read, and more are requested all the time."""
     server = serve("--data", two[0], "--max-streams", "2")
     with grpc.insecure_channel(server.address) as channel:
         stopped, full = threading.Event(), threading.Event()
@@ -106,7 +106,7 @@ def test_no_load_hides_health(serve: Serve, two: list[Path]) -> None:
 
 
 def is_refused(call: Iterator[bytes]) -> bool:
-    """Read a call to its end; say whether a limit kept it from beginning."""
+    """Read a call to its end; return whether a limit refused it."""
     try:
         for _ in call:
             pass
@@ -116,7 +116,7 @@ def is_refused(call: Iterator[bytes]) -> bool:
 
 
 def frames(channel: grpc.Channel) -> Iterator[bytes]:
-    """Ask for batches, the same ones each time."""
+    """Request batches, the same ones each time."""
     request = pb.GetBatchRequest(
         batch_size=8, context_length=256, order="random-1", num_batches=1000
     )
@@ -124,7 +124,7 @@ def frames(channel: grpc.Channel) -> Iterator[bytes]:
     yield from ask(request.SerializeToString(), timeout=SECONDS)
 
 
-def test_a_watch_says_nothing_while_nothing_changes(serve: Serve, two: list[Path]) -> None:
+def test_a_watch_sends_nothing_while_nothing_changes(serve: Serve, two: list[Path]) -> None:
     """Every watcher would be woken every second, and have to compare."""
     server = serve("--data", two[0])
     with grpc.insecure_channel(server.address) as channel:
@@ -137,9 +137,7 @@ def test_a_watch_says_nothing_while_nothing_changes(serve: Serve, two: list[Path
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_a_watch_of_a_name_that_is_not_served_says_that_it_is_unknown(
-    serve: Serve, two: list[Path]
-) -> None:
+def test_a_watch_of_an_unknown_name_sends_that_it_is_unknown(serve: Serve, two: list[Path]) -> None:
     """As the protocol has it; only Check fails."""
     with grpc.insecure_channel(serve("--data", two[0]).address) as channel:
         assert next(watch(channel, "test")).status == STATUS.SERVICE_UNKNOWN
@@ -153,8 +151,8 @@ def test_a_request_that_is_garbage_is_the_callers_error(serve: Serve, two: list[
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_watch_that_nobody_reads_hinders_nobody(serve: Serve, two: list[Path]) -> None:
-    """Neither other callers, nor that a dataset is found ill, nor the exit."""
+def test_a_watch_that_is_not_read_blocks_no_other_call(serve: Serve, two: list[Path]) -> None:
+    """Neither other callers, nor the detection of a failed dataset, nor the exit."""
     server = serve("--data", two[0], "--data", two[1], "--drain-seconds", "1")
     with unread_watch(server.address), grpc.insecure_channel(server.address) as channel:
         well = watch(channel, "train")
@@ -195,7 +193,7 @@ def h2(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def test_checks_that_never_ask_hinder_nobody(serve: Serve, two: list[Path]) -> None:
+def test_checks_without_a_request_block_no_other_call(serve: Serve, two: list[Path]) -> None:
     """Neither another peer's Check, nor a stream, nor the exit."""
     path = two[0].parent / "feed.sock"
     server = serve("--data", two[0], "--unix", path, "--drain-seconds", "1")
@@ -251,7 +249,7 @@ def test_a_unix_socket_serves_trainers_of_this_machine(
     assert first[0] == first[1] == first[2]
 
 
-def test_a_unix_socket_that_is_in_use_is_refused_and_a_left_one_replaced(
+def test_a_unix_socket_in_use_is_refused_and_a_stale_one_is_replaced(
     serve: Serve, two: list[Path], tmp_path: Path
 ) -> None:
     from server.cli.serve import main
@@ -268,7 +266,7 @@ def test_a_unix_socket_that_is_in_use_is_refused_and_a_left_one_replaced(
         assert health(channel) == STATUS.SERVING
 
 
-def test_a_path_that_is_no_socket_is_not_touched(
+def test_a_path_that_is_not_a_socket_is_not_touched(
     two: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from server.cli.serve import main

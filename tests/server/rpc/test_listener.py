@@ -1,4 +1,4 @@
-"""Connections that nobody uses any more are let go of."""
+"""Unused connections are closed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_a_peer_that_answers_no_ping_is_let_go_of_and_one_that_does_is_not(
+def test_a_peer_that_answers_no_ping_is_disconnected_and_one_that_does_is_not(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """A machine that lost its power says nothing, and its descriptor would stay."""
+    """A machine that lost its power closes nothing, and its descriptor would stay."""
     server = serve("--data", write_tokens(np.arange(1, 20_000)))
     host, _, port = server.address.rpartition(":")
     with grpc.insecure_channel(server.address) as channel:

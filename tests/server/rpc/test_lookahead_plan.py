@@ -28,8 +28,8 @@ def require_same(found: Spans, first_row: int, end_row: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1000, PLAN_ROWS, PLAN_ROWS + 1, 3 * PLAN_ROWS])
-def test_rows_beyond_what_is_planned_are_planned_when_they_are_asked_for(step: int) -> None:
-    """Where planned rows run out, whoever reads ahead has to see on: a disk must not run dry."""
+def test_rows_beyond_the_plan_are_planned_on_request(step: int) -> None:
+    """The read-ahead needs rows beyond the plan, or the disk would be idle."""
     first_row, end_row, ahead = 5, 5 * PLAN_ROWS, 512
     rows = LookaheadPlan(SPEC, SHAPES, POSITION, first_row, end_row)
     looked_at = first_row
@@ -42,8 +42,8 @@ def test_rows_beyond_what_is_planned_are_planned_when_they_are_asked_for(step: i
         rows.discard_before(end)
 
 
-def test_no_row_behind_the_end_of_the_stream_is_planned() -> None:
-    """There is no sample 2^63, and an epoch's padding is not to be read."""
+def test_no_row_after_the_end_of_the_stream_is_planned() -> None:
+    """There is no sample 2^63, and an epoch's padding must not be read."""
     rows = LookaheadPlan(SPEC, SHAPES, POSITION, 0, 10)
 
     require_same(rows.rows(0, 5000), 0, 10)

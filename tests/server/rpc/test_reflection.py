@@ -1,4 +1,4 @@
-"""grpc.reflection: what grpcurl and its like ask."""
+"""grpc.reflection: the service that tools such as grpcurl call."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ def corpus(write_tokens: WriteTokens) -> Path:
     return write_tokens(np.arange(1, 20_000))
 
 
-def test_reflection_describes_the_services_where_it_is_asked_for(
-    serve: Serve, corpus: Path
-) -> None:
-    """Tools need no .proto file then; by default nobody is told anything."""
+def test_reflection_describes_the_services_if_it_is_enabled(serve: Serve, corpus: Path) -> None:
+    """Tools need no .proto file then; by default it is disabled."""
     with grpc.insecure_channel(serve("--data", corpus, "--reflection").address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert "tokenfeed.v1.TokenFeed" in database.get_services()
@@ -39,7 +37,7 @@ def test_reflection_describes_the_services_where_it_is_asked_for(
 
 
 @pytest.mark.timeout(60)
-def test_calls_that_ask_nothing_take_no_thread_of_the_service(serve: Serve, corpus: Path) -> None:
+def test_calls_without_a_request_take_no_thread_of_the_service(serve: Serve, corpus: Path) -> None:
     """100 of them were all that a server of four streams has."""
     server = serve("--data", corpus, "--reflection", "--max-streams", "4")
 

@@ -1,4 +1,4 @@
-"""The contract's refusals, one by one, and what a stream that is granted looks like."""
+"""The contract's refusals, one by one, and the content of streams."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def asking(**fields: object) -> pb.GetBatchRequest:
 
 
 def require_refusal(found: Ending, status: Status, field: str, *mentions: object) -> None:
-    """Check the status, the field that the sentence begins with, and what else it has to say."""
+    """Check the status, the field at the beginning of the sentence, and its text."""
     assert found[0] is status, found
     assert found[1].startswith(f"{field}: "), found
     for mention in mentions:
@@ -196,21 +196,21 @@ def require_refusal(found: Ending, status: Status, field: str, *mentions: object
 def test_what_cannot_be_parsed_is_the_caller_s_error(
     peer: Peer, method: str, message: bytes
 ) -> None:
-    """Left to gRPC this would be INTERNAL, for which clients ask again, for ever."""
+    """gRPC alone would return INTERNAL, which clients retry forever."""
     found = peer.refusal(message, method)
     require_refusal(found, Status.INVALID_ARGUMENT, "request", f"{method}Request")
 
 
 @pytest.mark.parametrize("batch_size", [None, 0, (1 << 20) + 1, (1 << 64) - 1])
 def test_a_batch_has_between_one_and_a_million_rows(peer: Peer, batch_size: int | None) -> None:
-    """Unset is zero on the wire, so a client that forgets it has to be told."""
+    """Unset is zero on the wire, so a client that forgets it needs an error."""
     found = peer.refusal(asking(batch_size=batch_size))
     require_refusal(found, Status.INVALID_ARGUMENT, "batch_size", batch_size or 0, 1, 1 << 20)
 
 
 @pytest.mark.parametrize("context_length", [None, 0])
 def test_a_row_has_at_least_one_input(peer: Peer, context_length: int | None) -> None:
-    """Unset is zero on the wire, so a client that forgets it has to be told."""
+    """Unset is zero on the wire, so a client that forgets it needs an error."""
     found = peer.refusal(asking(context_length=context_length))
     require_refusal(found, Status.INVALID_ARGUMENT, "context_length", 0, 1)
 
@@ -243,7 +243,7 @@ def test_a_rank_is_below_the_world_size(peer: Peer, rank: int, world_size: int |
 
 @pytest.mark.parametrize("first_row", [4, 5, (1 << 64) - 1])
 def test_a_first_row_is_within_the_batch(peer: Peer, first_row: int) -> None:
-    """Later rows are asked for by a later first_sample: one place has one name."""
+    """Later rows need a later first_sample: each position has one name."""
     found = peer.refusal(asking(first_row=first_row))
     require_refusal(found, Status.INVALID_ARGUMENT, "first_row", first_row, 3)
 
@@ -258,18 +258,18 @@ def test_an_identity_and_a_digest_have_32_bytes(peer: Peer, field: str, size: in
 
 @pytest.mark.parametrize("plane", [0, 50, 51, 52, 53, 99, 100, 101, (1 << 32) - 1])
 def test_a_plane_that_does_not_exist_is_not_silently_left_out(peer: Peer, plane: int) -> None:
-    """A trainer that asks for a loss mask and gets none would train on everything."""
+    """A trainer that requests a loss mask and gets none would train on everything."""
     found = peer.refusal(asking(planes=[pb.WantedPlane(kind=plane)]))
     require_refusal(found, Status.INVALID_ARGUMENT, "planes", plane)
 
 
 def test_the_dataset_has_to_be_named_where_several_are_served(peer: Peer) -> None:
-    """A second dataset must not change what an old client gets: it is told to choose."""
+    """A second dataset must not change what an old client gets: it has to choose."""
     found = peer.refusal(asking(dataset=None))
     require_refusal(found, Status.INVALID_ARGUMENT, "dataset", "long", "short")
 
 
-def test_the_dataset_need_not_be_named_where_only_one_is_served(lone_peer: Peer) -> None:
+def test_the_dataset_may_be_omitted_if_only_one_is_served(lone_peer: Peer) -> None:
     """The common case is one corpus and a client that knows no names."""
     unnamed, named = lone_peer.rows(asking(dataset=None)), lone_peer.rows(asking())
     np.testing.assert_array_equal(unnamed, named)
@@ -279,7 +279,7 @@ def test_the_dataset_need_not_be_named_where_only_one_is_served(lone_peer: Peer)
 def test_describe_counts_windows_of_a_length_from_1_to_2_to_the_63(
     peer: Peer, context_length: int
 ) -> None:
-    """Zero would be a division by zero, and above 2^63 there are no int64."""
+    """Zero would be a division by zero, and int64 ends below 2^63."""
     found = peer.refusal(pb.DescribeRequest(context_length=context_length), "Describe")
     require_refusal(
         found, Status.INVALID_ARGUMENT, "context_length", context_length, 1, (1 << 63) - 1
@@ -291,7 +291,7 @@ def test_describe_counts_windows_of_a_length_from_1_to_2_to_the_63(
 
 @pytest.mark.parametrize("name", ["nobody", "Short", "short ", "long,short", "nö", "x" * 50_000])
 def test_a_dataset_that_is_not_served_is_not_found(peer: Peer, name: str) -> None:
-    """The sentence lists what there is, so a misspelling costs one look; and it fits a header."""
+    """The sentence lists the datasets, so a misspelling is easy to fix; and it fits a header."""
     found = peer.refusal(asking(dataset=name))
     require_refusal(found, Status.NOT_FOUND, "dataset", name[:64], "long", "short")
     assert len(found[1]) < 1000
@@ -311,7 +311,7 @@ def test_a_refusal_that_lists_names_fits_a_header_whatever_they_are_made_of(
 
 
 def test_describe_does_not_find_a_dataset_that_is_not_served(peer: Peer) -> None:
-    """An empty list instead would look like a server that serves nothing."""
+    """An empty list instead would mean a server that serves nothing."""
     found = peer.refusal(pb.DescribeRequest(dataset="nobody"), "Describe")
     require_refusal(found, Status.NOT_FOUND, "dataset", "nobody", "long", "short")
 
@@ -330,7 +330,7 @@ def test_an_order_goes_by_its_name_with_its_version(peer: Peer, name: str) -> No
 
 
 def test_a_batch_above_the_server_s_limit_is_refused(peer: Peer) -> None:
-    """Asking again does not help: a client that took it for a busy server would ask for ever."""
+    """A retry does not help: a client that took it for a busy server would retry forever."""
     most = BATCH_BYTES_MAX // (2 * 10_000)
     found = peer.refusal(
         asking(dataset="long", context_length=9_999, batch_size=most + 1, num_batches=0)
@@ -363,7 +363,7 @@ def test_a_row_above_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_request_above_the_described_size_is_refused(peer: Peer) -> None:
-    """Reading it in would let anybody fill the server's memory."""
+    """Reading it would let any client fill the server's memory."""
     limit = peer.describe(pb.DescribeRequest()).limits.request_bytes_max
     assert peer.refusal(asking(dataset="x" * limit))[0] is Status.RESOURCE_EXHAUSTED
     assert peer.refusal(asking(dataset="x" * (limit - 100)))[0] is Status.NOT_FOUND
@@ -382,7 +382,7 @@ def test_a_stream_begins_below_sample_2_to_the_63(peer: Peer, first_sample: int)
 def test_samples_beyond_2_to_the_63_are_refused_at_once_where_batches_are_counted(
     peer: Peer,
 ) -> None:
-    """Who says how much it wants learns before the first frame that it cannot have it."""
+    """A client with a fixed number of batches gets the error before the first frame."""
     ends_exactly = asking(first_sample=(1 << 63) - 12, num_batches=3)
     one_more = asking(first_sample=(1 << 63) - 12, num_batches=4)
     assert len(peer.rows(ends_exactly)) == 12
@@ -448,10 +448,10 @@ def test_another_digest_is_refused_where_the_server_knows_its_own(
     )
 
 
-def test_a_digest_that_becomes_known_is_told_and_compared_from_then_on(
+def test_a_digest_that_becomes_known_is_reported_and_compared_from_then_on(
     datasets: dict[str, Dataset],
 ) -> None:
-    """Of a large corpus nobody knows it at the start."""
+    """The digest of a large corpus is not known at the start."""
     late = dataclasses.replace(datasets["short"], full_digest=Digest(b""))
     other = asking(expected_digest=bytes(32))
     with serving({"short": late}) as peer:
@@ -477,14 +477,14 @@ def test_an_expected_identity_goes_with_its_version(peer: Peer) -> None:
         require_refusal(found, Status.INVALID_ARGUMENT, "identity_version", version)
 
 
-def test_the_seed_of_an_order_that_ignores_it_is_no_part_of_the_identity(peer: Peer) -> None:
+def test_the_seed_of_an_order_that_ignores_it_is_not_part_of_the_identity(peer: Peer) -> None:
     """Two runs over the same tokens in the same order are the same stream."""
     (found,) = peer.frames(asking(order="sequential-1", seed=1, num_batches=1))
     again = asking(order="sequential-1", seed=2, expected_identity=found.identity)
     assert len(peer.rows(again)) == 8
 
 
-def test_batch_size_rank_and_position_are_no_part_of_the_identity(peer: Peer) -> None:
+def test_batch_size_rank_and_position_are_not_part_of_the_identity(peer: Peer) -> None:
     """A saved state has to be good for another number of GPUs."""
     (found,) = peer.frames(asking(num_batches=1))
     other = asking(
@@ -502,7 +502,7 @@ def test_batch_size_rank_and_position_are_no_part_of_the_identity(peer: Peer) ->
 def test_a_field_that_has_to_be_understood_is_refused_by_its_number(
     peer: Peer, number: int, wire_type: int
 ) -> None:
-    """A later client asks for something that this server would leave out in silence."""
+    """A later client requests something that this server would silently omit."""
     payload = {0: b"\x01", 1: bytes(8), 2: b"\x01x", 5: bytes(4)}[wire_type]
     tag = number << 3 | wire_type
     field = bytes([tag & 0x7F | 0x80, tag >> 7]) + payload
@@ -530,7 +530,7 @@ def test_a_known_field_of_another_type_is_not_taken_for_unset(peer: Peer) -> Non
 
 
 def test_hints_change_nothing(peer: Peer) -> None:
-    """Whoever knows more hints than this server gets the same rows."""
+    """A client with hints that this server does not know gets the same rows."""
     plain = peer.rows(asking())
     later_hint = b"\xfa\x07\x03abc"  # field 127
     for request in (
@@ -555,9 +555,7 @@ def test_hints_change_nothing(peer: Peer) -> None:
 def test_what_is_not_served_yet_is_refused_by_name(
     peer: Peer, field: str, value: object, status: Status
 ) -> None:
-    """The contract has it already, so that whoever asks for it gets it, or learns that he does
-    not.
-    """
+    """The contract has it already: a client that requests it gets it, or an error."""
     require_refusal(peer.refusal(asking(**{field: value})), status, field)
 
 
@@ -576,7 +574,7 @@ def test_no_batches_are_an_empty_stream(peer: Peer) -> None:
 
 
 def test_a_request_for_no_batches_is_checked_all_the_same(peer: Peer) -> None:
-    """Otherwise the check would say yes to what is refused later."""
+    """Otherwise the check would accept what is refused later."""
     for field, bad, status in (
         ("batch_size", 0, Status.INVALID_ARGUMENT),
         ("context_length", 300, Status.INVALID_ARGUMENT),
@@ -593,7 +591,7 @@ def test_a_request_for_no_batches_is_checked_all_the_same(peer: Peer) -> None:
 
 
 def test_an_unset_order_means_random_1(peer: Peer, datasets: dict[str, Dataset]) -> None:
-    """For ever: a default that moves on would change streams under their feet."""
+    """Forever: a default that changes would change existing streams."""
     unset, named = (
         peer.frames(asking(order=None, seed=3)),
         peer.frames(asking(order="random-1", seed=3)),
@@ -605,7 +603,7 @@ def test_an_unset_order_means_random_1(peer: Peer, datasets: dict[str, Dataset])
 
 @pytest.mark.parametrize("first_row", [1, 2, 3])
 def test_first_row_leaves_out_exactly_the_rows_before_it(peer: Peer, first_row: int) -> None:
-    """Who lost a connection within a batch asks for the rest of it, and gets each row once."""
+    """After a lost connection a client requests the rest of a batch, and gets each row once."""
     whole = peer.rows(asking(num_batches=3))
     frames = peer.frames(asking(num_batches=3, first_row=first_row))
     np.testing.assert_array_equal(rows_of(frames, 16), whole[first_row:])
@@ -677,7 +675,7 @@ def test_a_frame_says_where_a_request_would_have_to_begin(peer: Peer) -> None:
 def test_frames_stay_below_what_a_client_with_default_limits_takes(
     peer: Peer, batch_size: int, context_length: int
 ) -> None:
-    """gRPC refuses messages above 4 MiB unless told otherwise, whatever the size of a batch."""
+    """By default gRPC refuses messages above 4 MiB, whatever the size of a batch."""
     request = asking(
         dataset="long", batch_size=batch_size, context_length=context_length, num_batches=1
     )
@@ -693,7 +691,7 @@ def test_frames_stay_below_what_a_client_with_default_limits_takes(
 
 
 def test_frames_grow_once_a_stream_is_taken_quickly(peer: Peer) -> None:
-    """Small frames for ever would cost most of the speed."""
+    """Small frames forever would cost most of the speed."""
     request = asking(dataset="long", batch_size=64, context_length=2047, num_batches=200)
     sizes = [found.tokens.size for found in peer.frames(request)]
     assert max(sizes) == 1 << 20
@@ -731,11 +729,11 @@ def test_describe_counts_no_rows_unless_it_is_given_a_length(peer: Peer) -> None
     assert [rows.rows for rows in none.rows] == [0, 0, 0]
 
 
-# What nobody foresaw
+# Unexpected errors
 
 
 class Unlucky(TokenFeed):
-    """A service whose disk fails whenever it is asked."""
+    """A service whose disk fails at each read."""
 
     def _open(self, request: pb.GetBatchRequest) -> None:  # type: ignore[override]
         raise OSError(5, "Input/output error", SECRET)
@@ -745,7 +743,7 @@ class Unlucky(TokenFeed):
 
 
 class FailingStore:
-    """A store whose kernel has had enough after some frames; all else is as in another one."""
+    """A store that fails after some frames; otherwise like any other."""
 
     def __init__(self, whole: TokenStore) -> None:
         self._whole = whole
@@ -764,8 +762,8 @@ class FailingStore:
 
 
 def require_discreet(found: Ending, log: str) -> None:
-    """Check that the caller is told to go elsewhere and no more, and the operator where it was; a
-    path or a token in its text is for neither.
+    """Check that the caller is only told to retry elsewhere, and the operator where it
+    was; neither sees a path or a token of its text.
     """
     require_refusal(found, Status.UNAVAILABLE, "server")
     for inside in ("secret", "/", "Error", "memory", "Traceback", ".py"):
@@ -793,7 +791,7 @@ def test_an_unforeseen_failure_is_for_the_log_and_not_for_the_caller(
 def test_the_traceback_of_an_unforeseen_failure_is_in_the_log_at_level_debug(
     datasets: dict[str, Dataset], method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever has to mend it needs all of it; the line at level error names no more than before."""
+    """A developer needs all of it; the line at level error contains no more than before."""
     with (
         caplog.at_level(logging.DEBUG, "tokenfeed.server"),
         serving(datasets, kind=Unlucky) as peer,
@@ -810,7 +808,7 @@ def test_the_traceback_of_an_unforeseen_failure_is_in_the_log_at_level_debug(
 def test_a_failure_in_mid_stream_leaves_whole_frames_and_a_discreet_end(
     datasets: dict[str, Dataset], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client goes on elsewhere after the last row that came, so what came has to be right."""
+    """The client continues elsewhere after the last row, so all rows before have to be right."""
     whole = datasets["long"]
     broken = dataclasses.replace(whole, store=FailingStore(whole.store))
     request = asking(dataset="long", batch_size=64, context_length=2047, num_batches=8)
@@ -837,7 +835,7 @@ def test_a_file_cut_short_is_data_loss_for_its_dataset_alone(tmp_path: Path) -> 
         assert len(peer.rows(asking(dataset="whole", **request))) == 1
 
 
-def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Dataset]) -> None:
+def test_a_call_above_the_limit_is_told_to_retry(datasets: dict[str, Dataset]) -> None:
     """The limit will pass: a training that ended over it would have ended for nothing."""
     endless = asking(dataset="long", num_batches=1 << 30).SerializeToString()
     with serving(datasets, limits=StreamLimits(streams=1, peer_streams=1)) as peer:

@@ -107,8 +107,8 @@ def test_a_container_that_sees_the_host_s_path_finds_its_own_cgroup(root: Path) 
     assert available_bytes(root) == GIB
 
 
-def test_a_cgroup_outside_of_what_is_mounted_is_not_looked_for(root: Path) -> None:
-    """Whoever was moved after the namespace was made has a path with ".." in it."""
+def test_a_cgroup_outside_of_the_mount_is_not_read(root: Path) -> None:
+    """A process that was moved after the namespace was made has a path with ".."."""
     member_of(root, "0::/../other", V2_MOUNT)
     write(root / "sys/fs/cgroup", v2(2 * GIB, used=GIB))
 
@@ -116,7 +116,7 @@ def test_a_cgroup_outside_of_what_is_mounted_is_not_looked_for(root: Path) -> No
     assert available_bytes(root) == GIB
 
 
-def test_a_cgroup_that_is_full_leaves_no_room(root: Path) -> None:
+def test_a_full_cgroup_has_nothing_available(root: Path) -> None:
     """Usage may exceed a limit that was lowered; a negative number would be nonsense."""
     member_of(root, "0::/", V2_MOUNT)
     write(root / "sys/fs/cgroup", v2(GIB, used=2 * GIB))
@@ -125,5 +125,5 @@ def test_a_cgroup_that_is_full_leaves_no_room(root: Path) -> None:
 
 
 def test_this_machine_has_room() -> None:
-    """The files of a real kernel are read as well as the ones made up above."""
+    """The files of a real kernel can be read too."""
     assert 0 < available_bytes() < 1 << 60

@@ -1,4 +1,4 @@
-"""Turns to look at files: evenly spread, and fair."""
+"""The rate limit of polling: evenly spread, and fair."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from server.runtime.poll_rate import POLL_SECONDS, STATS_PER_SECOND, PollRate, pause_seconds
 
 
-def test_many_threads_together_get_no_more_turns_than_one(
+def test_many_threads_together_get_no_more_slots_than_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each dataset has a thread, and each gather that met an error looks too."""
+    """Each dataset has a thread, and each gather with an error examines files too."""
     poll_rate, taken = PollRate(), []
     end = time.monotonic() + 0.5
 
@@ -31,12 +31,12 @@ def test_many_threads_together_get_no_more_turns_than_one(
     assert 20 < len(taken) <= STATS_PER_SECOND * 0.5 + len(threads)
 
 
-def test_no_file_is_looked_at_more_than_once_a_second() -> None:
+def test_no_file_is_polled_more_than_once_a_second() -> None:
     assert pause_seconds(1) == POLL_SECONDS == 1.0
     assert 7 * pause_seconds(7) == pytest.approx(1.0)
 
 
-def test_a_turn_that_nobody_took_is_not_kept_for_later() -> None:
+def test_an_unused_slot_is_not_kept_for_later() -> None:
     """Or a quiet minute would end in a burst."""
     poll_rate = PollRate()
     poll_rate.wait_turn()

@@ -1,4 +1,4 @@
-"""What looks at files and tokens while they are served, and never stands still."""
+"""Polling of files and bearer tokens while they are served, which never stops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.server.conftest import look, options
 from tests.support.waiting import let_time_pass
 
 
-def test_a_look_that_fails_ends_neither_the_others_nor_itself(
+def test_a_check_that_fails_stops_neither_the_others_nor_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Or nobody would take back a token any more, and nobody would know."""
+    """Otherwise tokens could not be revoked any more, without any sign of it."""
     looked = threading.Semaphore(0)
     failed = threading.Semaphore(0)
 
@@ -39,10 +39,10 @@ def test_a_look_that_fails_ends_neither_the_others_nor_itself(
     )
 
 
-def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
+def test_the_traceback_of_a_failed_check_is_in_the_log_at_level_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever looks for the reason asks for it; the line above it stays as short as it is."""
+    """It appears only on request; the line above it stays short."""
     failed = threading.Semaphore(0)
 
     def fail() -> None:
@@ -52,7 +52,7 @@ def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
     with caplog.at_level(logging.DEBUG, "tokenfeed.server"):
         watch = Poller({"broken": fail})
         try:
-            # The second look begins when all is said of the first.
+            # The second check starts after the first was logged.
             assert all(failed.acquire(timeout=5) for _ in range(2))
         finally:
             watch.close()
@@ -64,7 +64,7 @@ def test_the_traceback_of_a_look_that_fails_is_in_the_log_at_level_debug(
     assert "in fail\n" in traceback.exc_text
 
 
-def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens) -> None:
+def test_a_file_is_reread_once_without_blocking_polls(write_tokens: WriteTokens) -> None:
     """It takes seconds for 1 GiB."""
     path = write_tokens(np.arange(1, 5000))
     corpus = MapStore("train", [str(path)], options("<u2"))
@@ -97,7 +97,7 @@ def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens
         corpus.close()
 
 
-def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_that(
+def test_a_file_with_other_content_fails_the_dataset_in_the_background(
     write_tokens: WriteTokens,
 ) -> None:
     path = write_tokens(np.arange(1, 5000))
@@ -117,7 +117,7 @@ def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_th
         corpus.close()
 
 
-def test_a_read_that_fails_is_said_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_rescan_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     rescans = RescanWorker()
     done = threading.Event()
     try:
@@ -131,7 +131,7 @@ def test_a_read_that_fails_is_said_and_the_next_is_done(caplog: pytest.LogCaptur
     assert line.startswith("rescan failed: IndexError at ")
 
 
-def test_rereads_that_are_closed_read_nothing_more() -> None:
+def test_a_closed_rescan_worker_reads_nothing_more() -> None:
     rescans = RescanWorker()
     rescans.close()
     rescans.close()

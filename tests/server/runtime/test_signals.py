@@ -1,4 +1,4 @@
-"""What a server does when it is told to stop, or to read anew, at any time."""
+"""Signals that stop a server or reload its tokens, at any time."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_signal_that_comes_with_the_first_line_is_not_lost(serve: Serve, corpu
         assert server.stop() == 0
 
 
-def test_a_hangup_ends_no_server(serve: Serve, corpus: Path) -> None:
-    """Without tokens there is nothing to read anew, and a terminal that is closed is no reason."""
+def test_a_hangup_does_not_end_the_server(serve: Serve, corpus: Path) -> None:
+    """Without tokens there is nothing to reload, and a closed terminal is not a reason to stop."""
     server = serve("--data", corpus)
     server.process.send_signal(signal.SIGHUP)
     end = time.monotonic() + 5
@@ -85,7 +85,7 @@ def test_a_server_that_starts_is_ended_at_once(starting: Starting, number: signa
 def test_a_hangup_while_it_starts_ends_nothing(
     starting: Starting,
 ) -> None:
-    """Whoever renews the tokens does not know whether the server is up already."""
+    """A script that renews tokens does not know whether the server is up already."""
     process, tokens = starting
     process.send_signal(signal.SIGHUP)
     tokens.write("sesame\n")
