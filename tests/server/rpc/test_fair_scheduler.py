@@ -22,7 +22,7 @@ def queued(scheduler: FairScheduler, count: int) -> None:
 
 def test_turns_are_taken_in_the_order_of_coming() -> None:
     """A semaphore lets those barge in that come at the right moment, and others wait seconds."""
-    scheduler = FairScheduler(run_inline=1)
+    scheduler = FairScheduler(at_once=1)
     order: list[int] = []
 
     def work(number: int) -> None:
@@ -43,7 +43,7 @@ def test_turns_are_taken_in_the_order_of_coming() -> None:
 
 def test_a_peer_with_many_streams_gets_no_more_turns_than_one_with_one() -> None:
     """A greedy trainer costs the others at most every second frame."""
-    scheduler = FairScheduler(run_inline=1)
+    scheduler = FairScheduler(at_once=1)
     order: list[str] = []
 
     def work(peer: str) -> None:
@@ -63,7 +63,7 @@ def test_a_peer_with_many_streams_gets_no_more_turns_than_one_with_one() -> None
 
 def test_no_more_work_at_once_than_may() -> None:
     """The others would only take the interpreter from those that are about to be done."""
-    scheduler = FairScheduler(run_inline=2)
+    scheduler = FairScheduler(at_once=2)
     working: list[int] = []
     most = []
     lock = threading.Lock()
@@ -89,7 +89,7 @@ def test_no_more_work_at_once_than_may() -> None:
 
 def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read() -> None:
     """What a client does not read waits in the server's memory, two frames a stream."""
-    scheduler = FairScheduler(run_inline=1)
+    scheduler = FairScheduler(at_once=1)
 
     def work() -> None:
         with scheduler.slot("a"):
@@ -112,7 +112,7 @@ def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read()
 
 def test_a_turn_is_given_back_after_an_error() -> None:
     """A lost dataset must not stop the streams that are still to be told so."""
-    scheduler = FairScheduler(run_inline=1)
+    scheduler = FairScheduler(at_once=1)
     with pytest.raises(KeyError), scheduler.slot("a"):
         raise KeyError
 

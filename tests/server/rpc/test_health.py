@@ -32,7 +32,7 @@ def health(channel: grpc.Channel, service: str = "") -> int:
 
 def watch(channel: grpc.Channel, service: str = "") -> Iterator[health_pb2.HealthCheckResponse]:
     stub = health_pb2_grpc.HealthStub(channel)
-    return stub.Poller(health_pb2.HealthCheckRequest(service=service), timeout=4 * SECONDS)
+    return stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=4 * SECONDS)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_watch_says_nothing_while_nothing_changes(serve: Serve, two: list[Path
     server = serve("--data", two[0])
     with grpc.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        watched = stub.Poller(health_pb2.HealthCheckRequest(), timeout=3.5)
+        watched = stub.Watch(health_pb2.HealthCheckRequest(), timeout=3.5)
         assert next(watched).status == STATUS.SERVING
         with pytest.raises(grpc.RpcError) as caught:
             next(watched)
@@ -147,7 +147,7 @@ def test_a_watch_of_a_name_that_is_not_served_says_that_it_is_unknown(
 
 def test_a_request_that_is_garbage_is_the_callers_error(serve: Serve, two: list[Path]) -> None:
     with grpc.insecure_channel(serve("--data", two[0]).address) as channel:
-        for method in ("Check", "Poller"):
+        for method in ("Check", "Watch"):
             with pytest.raises(grpc.RpcError) as caught:
                 next(channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\xff"))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -212,7 +212,7 @@ def test_checks_that_never_ask_hinder_nobody(serve: Serve, two: list[Path]) -> N
         half_open = [
             hostile.stream_stream(f"/grpc.health.v1.Health/{method}")(nothing())
             for _ in range(100)
-            for method in ("Check", "Poller")
+            for method in ("Check", "Watch")
         ]
         # Those beyond a peer's share are refused; by then the others are there too.
         while sum(not call.is_active() for call in half_open) < 2 * (100 - 16):

@@ -81,15 +81,15 @@ def test_a_file_is_read_anew_beside_the_looks_and_once(write_tokens: WriteTokens
         let_time_pass(path)
         path.chmod(0o600)
         for _ in range(3):
-            look(corpus, same_content, rescans.later)
+            look(corpus, same_content, rescans.submit)
         assert reading.wait(5)
         assert not corpus.failed
 
         may_end.set()
         done = threading.Event()
-        rescans.later(done.set)
+        rescans.submit(done.set)
         assert done.wait(5)
-        look(corpus, same_content, rescans.later)
+        look(corpus, same_content, rescans.submit)
         assert len(read) == 1
         assert not corpus.failed
     finally:
@@ -106,9 +106,9 @@ def test_a_file_found_to_be_another_loses_the_dataset_though_nobody_waits_for_th
     try:
         let_time_pass(path)
         path.chmod(0o600)
-        look(corpus, lambda: False, rescans.later)
+        look(corpus, lambda: False, rescans.submit)
         done = threading.Event()
-        rescans.later(done.set)
+        rescans.submit(done.set)
         assert done.wait(5)
 
         assert corpus.failed
@@ -121,8 +121,8 @@ def test_a_read_that_fails_is_said_and_the_next_is_done(caplog: pytest.LogCaptur
     rescans = RescanWorker()
     done = threading.Event()
     try:
-        rescans.later(lambda: [][0])
-        rescans.later(done.set)
+        rescans.submit(lambda: [][0])
+        rescans.submit(done.set)
         assert done.wait(5)
     finally:
         rescans.close()
@@ -136,4 +136,4 @@ def test_rereads_that_are_closed_read_nothing_more() -> None:
     rescans.close()
     rescans.close()
 
-    rescans.later(lambda: pytest.fail("it was read"))
+    rescans.submit(lambda: pytest.fail("it was read"))

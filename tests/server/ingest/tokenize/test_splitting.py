@@ -31,7 +31,7 @@ def tokenizers() -> dict[str, Any]:
         "GPT-2, with a space before": pre_tokenizers.ByteLevel(add_prefix_space=True),
         "Llama 3": pre_tokenizers.Sequence(
             [
-                pre_tokenizers.SplitWriter(Regex(llama3), "isolated"),
+                pre_tokenizers.Split(Regex(llama3), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         ),

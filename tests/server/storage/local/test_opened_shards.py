@@ -224,7 +224,7 @@ def test_a_file_of_zeros_that_never_changes_is_not_looked_at_for_its_rows(
     """Its end does not tell, and nobody asks."""
     poll_rate = PollRate(never=True)
     store = open_store(write_tokens(np.zeros(2 << 20)), poll_rate=poll_rate)
-    monkeypatch.setattr(poll_rate, "acquire", lambda: pytest.fail("it was looked at"))
+    monkeypatch.setattr(poll_rate, "wait_turn", lambda: pytest.fail("it was looked at"))
 
     for _ in range(2):
         spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([100]))
