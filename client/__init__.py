@@ -8,39 +8,41 @@
 Importing this imports neither torch nor grpc; touching RemoteBatches imports both.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import sys
 
 if __name__ == "client":
+    # An alias of tokenfeed.client: tokenfeed/_aliases.py says how.
+    _package = sys.modules.pop(__name__)
     from tokenfeed._aliases import alias
 
-    alias("client")
+    alias(_package)
+else:
+    from typing import TYPE_CHECKING
 
-from tokenfeed.errors import (
-    BadFrame,
-    Busy,
-    CorpusChanged,
-    CorpusError,
-    InvalidRequest,
-    NotAllowed,
-    NotServed,
-    NotTokenfeed,
-    OtherContract,
-    OverLimit,
-    RequestError,
-    SamplesExhausted,
-    ServerAway,
-    StreamMismatch,
-    TokenfeedError,
-    Unreachable,
-)
+    from tokenfeed.errors import (
+        BadFrame,
+        Busy,
+        CorpusChanged,
+        CorpusError,
+        InvalidRequest,
+        NotAllowed,
+        NotServed,
+        NotTokenfeed,
+        OtherContract,
+        OverLimit,
+        RequestError,
+        SamplesExhausted,
+        ServerAway,
+        StreamMismatch,
+        TokenfeedError,
+        Unreachable,
+    )
 
-from .credentials import Credentials
-from .timeouts import Timeouts
+    from .credentials import Credentials
+    from .timeouts import Timeouts
 
-if TYPE_CHECKING:
-    from .batches import RemoteBatches
+    if TYPE_CHECKING:
+        from .batches import RemoteBatches
 
 __all__ = [
     "BadFrame",
@@ -65,7 +67,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "RemoteBatches":
         from .batches import RemoteBatches
 

@@ -6,7 +6,11 @@ fingerprinted), `service` (answers requests), `listener` (the port), `__main__` 
 Linux, and no torch.
 """
 
+import sys
+
 if __name__ == "server":
+    # An alias of tokenfeed.server: tokenfeed/_aliases.py says how.
+    _package = sys.modules.pop(__name__)
     from tokenfeed._aliases import alias
 
-    alias("server")
+    alias(_package)

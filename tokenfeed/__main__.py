@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
-from importlib import util
 
 from . import __version__
+from ._aliases import require_package
 from .commands import COMMANDS
 
 
@@ -35,9 +35,10 @@ def main() -> None:
     """
     arguments, _ = build_parser().parse_known_args(sys.argv[1:2])
     command = COMMANDS[arguments.command]
-    package = f"tokenfeed.{command.module.partition('.')[0]}"
-    if util.find_spec(package) is None:
-        raise SystemExit(f"error: {arguments.command}: {package} is no part of this installation")
+    try:
+        require_package(command.module.partition(".")[0])
+    except ImportError as error:
+        raise SystemExit(f"error: {arguments.command}: {error}") from None
     name = "tokenfeed" if command.arguments else f"tokenfeed {arguments.command}"
     sys.argv = [name, *command.arguments, *sys.argv[2:]]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.installing import build, environment, install, run, serving
+from tests.installing import build, environment, finished, install, run, serving
 from tests.server.ingest.corpus import make_tokenizer
 
 NO_TORCH = "import sys; sys.modules['torch'] = None\n"
@@ -207,12 +208,109 @@ def test_every_module_is_there_once_whatever_it_was_called_first(
         run(packages, tmp_path, sys.executable, "-W", "error", "-c", code)
 
 
+@pytest.mark.parametrize("packages", ["wheel", "checkout"])
+def test_threads_that_import_at_the_same_moment_get_the_same_modules(
+    packages: str, installed: Path, tmp_path: Path
+) -> None:
+    """A pool of threads begins with the same two lines in each of them."""
+    where = installed if packages == "wheel" else ROOT
+    code = (
+        "import importlib, sys, threading\n"
+        "names = ['client', 'client.tour', 'tokenfeed.client', 'tokenfeed.client.tour'] * 5\n"
+        "begun = {\n"
+        "    # Python reads the package, and has run nothing of it yet.\n"
+        "    'read': ['client'] * 20 + ['client.bench, perhaps'],\n"
+        "    'tokenfeed._aliases': names,\n"
+        "    'tokenfeed.errors': names,  # by tokenfeed.client\n"
+        "}\n"
+        "found, threads = [], []\n"
+        "def work(name):\n"
+        "    module = importlib.import_module(name.removesuffix(', perhaps'))\n"
+        "    if not name.endswith(', perhaps'):\n"
+        "        found.append((name, module))\n"
+        "def meanwhile(event, arguments):\n"
+        "    moment = str(arguments[0]) if event in ('import', 'open') else ''\n"
+        "    if event == 'open' and moment.startswith(sys.argv[1]):\n"
+        "        moment = 'read'\n"
+        "    for name in begun.pop(moment, ()):\n"
+        "        thread = threading.Thread(target=work, args=(name,), daemon=True)\n"
+        "        thread.start()\n"
+        "        threads.append(thread)\n"
+        "        thread.join(0.005)  # it gets as far as it can\n"
+        "sys.addaudithook(meanwhile)\n"
+        "work('client')\n"
+        "for thread in threads:\n"
+        "    thread.join(10)\n"
+        "assert begun == {} and len(found) == 61, (begun, len(found))\n"
+        "for name, module in found:\n"
+        "    real = sys.modules['tokenfeed.' + name.removeprefix('tokenfeed.')]\n"
+        "    same = module is real or name == 'client' and module.Timeouts is real.Timeouts\n"
+        "    assert same, (name, module)\n"
+        "wrong = [name for name, module in sys.modules.items() if name.startswith('client')\n"
+        "         and module is not sys.modules[f'tokenfeed.{name}']]\n"
+        "assert wrong == [], wrong\n"
+    )
+
+    run(where, tmp_path, sys.executable, "-W", "error", "-c", code, f"{where}/client/")
+
+
 def test_a_foreign_module_of_a_short_name_stays_what_it_is(installed: Path, hostile: Path) -> None:
     """It is the trainer's own, and ours is still there by the long name."""
     (hostile / "client.py").write_text("MINE = 1\n")
     code = "import client, tokenfeed.client; print(client.MINE, tokenfeed.client.Timeouts.__name__)"
 
     assert run(installed, hostile, sys.executable, "-c", code) == "1 Timeouts\n"
+
+
+def test_an_alias_ends_where_somebody_takes_its_name(installed: Path, hostile: Path) -> None:
+    """Test suites replace modules, and put stubs where others were."""
+    (hostile / "client.py").unlink()
+    (hostile / "client").mkdir()
+    (hostile / "client" / "__init__.py").touch()
+    (hostile / "client" / "stream.py").write_text("MINE = 1\n")
+    code = (
+        "import sys, types\n"
+        "sys.path.append(sys.path.pop(0))\n"
+        "import client\n"
+        "sys.modules['tokenfeed.client.tour'] = types.ModuleType('stub')\n"
+        "sys.modules['tokenfeed.client.bell'] = None\n"
+        "import client.tour\n"
+        "assert client.tour.__name__ == 'stub'\n"
+        "try:\n"
+        "    import client.bell\n"
+        "except ModuleNotFoundError:\n"
+        "    del sys.modules['client']\n"
+        "sys.path.insert(0, sys.path.pop())\n"
+        "import client.stream\n"
+        "print(client.stream.MINE)\n"
+    )
+
+    assert run(installed, hostile, sys.executable, "-c", code) == "1\n"
+
+
+def test_links_that_were_written_as_text_files_are_named(tmp_path: Path) -> None:
+    """So does git where core.symlinks is false, and so does Python's zipfile."""
+    checkout = tmp_path / "checkout"
+    for name in ("client", "server", "shims", "tokenfeed"):
+        shutil.copytree(
+            ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("*.pyc")
+        )
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    for name in NAMES:
+        (checkout / "tokenfeed" / name).unlink()
+        (checkout / "tokenfeed" / name).write_text(f"../{name}")
+
+    problem = "tokenfeed/client has to be a symbolic link to ../client"
+    for target in ("sdist", "wheel"):
+        command = ("-m", "hatchling", "build", "--target", target)
+        built = finished(None, checkout, sys.executable, *command)
+        assert built.returncode == 1
+        assert built.stderr.startswith(f"error: {problem}")
+    imported = finished(checkout, tmp_path, sys.executable, "-c", "import client")
+    assert re.search(f"^ImportError: .*{problem}", imported.stderr, re.MULTILINE)
+    called = finished(checkout, tmp_path, sys.executable, "-m", "tokenfeed", "describe", "x:1")
+    assert re.fullmatch(f"error: describe: .*{problem}.*\n", called.stderr)
 
 
 def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path) -> None:
