@@ -8,12 +8,15 @@ import os
 # when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+from tokenfeed.extras import require_installed
+
 from .signals import Signals
 
 _SIGNALS = Signals()
 if __name__ == "__main__":
     # Before the imports below, of which some start threads.
     _SIGNALS.take()
+    require_installed("serve", "server", "grpc_health", "grpc_reflection")
 
 import argparse
 import itertools

@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.extras import missing
 from tokenfeed.position import require_range
 
 from .dataset import Dataset, TokenChecks, open_dataset
@@ -117,10 +118,8 @@ def _why_served(store: TokenStore) -> str:
 def _decoded(tokens: list[int], tokenizer_path: str) -> str:
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        raise InvalidRequest(
-            "--tokenizer", "needs the tokenizers package: pip install tokenizers"
-        ) from None
+    except ImportError as error:
+        raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
     try:
         return str(Tokenizer.from_file(tokenizer_path).decode(tokens))
     except Exception as error:  # the library raises Exception itself

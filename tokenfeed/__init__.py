@@ -34,4 +34,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    from .extras import is_installed
+
+    # help() touches each of these, and RemoteBatches imports torch.
+    return [name for name in __all__ if name != "RemoteBatches" or is_installed("torch")]

@@ -30,9 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Run the command that was typed, and exit with its exit code; with 1 where its packages are
-    not installed.
-    """
+    """Run the command that was typed, and exit with its exit code."""
     arguments, _ = build_parser().parse_known_args(sys.argv[1:2])
     command = COMMANDS[arguments.command]
     try:
@@ -41,13 +39,7 @@ def main() -> None:
         raise SystemExit(f"error: {arguments.command}: {error}") from None
     name = "tokenfeed" if command.arguments else f"tokenfeed {arguments.command}"
     sys.argv = [name, *command.arguments, *sys.argv[2:]]
-    try:
-        runpy.run_module(f"tokenfeed.{command.module}", run_name="__main__")
-    except ModuleNotFoundError as error:
-        if not command.needs or (error.name or "").startswith("tokenfeed"):
-            raise
-        cure = f"pip install 'tokenfeed[{command.needs}]'"
-        raise SystemExit(f"error: {arguments.command}: {error.name} is missing: {cure}") from None
+    runpy.run_module(f"tokenfeed.{command.module}", run_name="__main__")
 
 
 if __name__ == "__main__":

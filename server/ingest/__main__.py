@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenfeed.commands import program
 from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.extras import missing
 from tokenfeed.position import require_range
 
 from ..stdio import failed, in_a_line, stdout_failed
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TokenfeedError as error:
         return failed(error)
     except ImportError as error:
-        print(f"error: {error}: pip install pyarrow tokenizers", file=sys.stderr)
+        print(f"error: ingest: {missing(error, 'ingest')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)

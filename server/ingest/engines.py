@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import tokenfeed
 from tokenfeed.errors import BadSource, InvalidRequest, TokenfeedError
+from tokenfeed.extras import missing
 
 from .encoding import Part, Recipe, encode_unit
 from .units import Unit
@@ -152,8 +153,8 @@ def ray(
     """
     try:
         import ray as cluster
-    except ImportError:
-        raise InvalidRequest("--engine", "ray is not installed: pip install ray") from None
+    except ImportError as error:
+        raise InvalidRequest("--engine", missing(error, "ray")) from None
     package = os.path.dirname(os.path.abspath(tokenfeed.__file__))
     try:
         # Other nodes need none of our code: it travels with the work.

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.installing import build, environment, finished, install, run, serving
+from tests.installing import build, finished, install, run, serving
 from tests.server.ingest.corpus import make_tokenizer
 
-NO_TORCH = "import sys; sys.modules['torch'] = None\n"
 NAMES = ("client", "server")
 
 
@@ -127,6 +126,7 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
         ("tokenfeed in", ["ingest", "inspect"]),
         ("tokenfeed serve --warm", ["--warm-up-bytes"]),
         ("tokenfeed show --tok", ["--tokenizer"]),
+        ("tokenfeed completion ba", ["bash"]),
     ):
         asked = (
             "source completion.bash; read -r _ _ _ _ complete _ < <(complete -p tokenfeed); "
@@ -135,30 +135,47 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
         )
         assert run(installed, hostile, "bash", "-c", asked).split() == completed
 
+    found = finished(installed, hostile, "sh", "-c", '"$@" completion bash | head -1', "", *command)
+    assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
 
-def test_a_command_says_what_to_install_for_it(installed: Path, hostile: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "command"),
+    [
+        ("grpc_health", "server", "python -m server --data train.bin"),
+        ("grpc_health", "server", "python -m server.probe localhost:1"),
+        ("grpc_reflection", "server", "tokenfeed serve --data train.bin"),
+        ("torch", "torch", "tokenfeed bench localhost:1"),
+        ("pyarrow", "ingest", "tokenfeed ingest . --out out --tokenizer bytes"),
+        ("tokenizers", "tokenizer", "tokenfeed show localhost:1 --tokenizer tokenizer.json"),
+        ("shtab", "completion", "tokenfeed completion bash"),
+    ],
+)
+def test_a_command_says_what_to_install_for_it(
+    missing: str, extra: str, command: str, installed: Path, tmp_path: Path
+) -> None:
     """A machine that trains has no need of what a server does."""
-    (hostile / "serve.py").write_text(
-        "import runpy, sys\n"
-        "sys.modules['grpc_health'] = None\n"
-        "sys.argv = ['tokenfeed', 'serve', '--data', 'train.bin']\n"
-        "runpy.run_module('tokenfeed', run_name='__main__')\n"
-    )
+    words = command.replace("tokenfeed ", "python -m tokenfeed ").split()[1:]
 
-    found = subprocess.run(
-        [sys.executable, "serve.py"],
-        cwd=hostile,
-        env=environment(installed),
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    found = finished(installed, tmp_path, sys.executable, *words, missing=missing)
 
     assert found.returncode == 1
-    assert re.fullmatch(
-        r"error: serve: grpc_health\S* is missing: pip install 'tokenfeed\[server\]'\n",
-        found.stderr,
-    )
+    cure = rf"{missing} is missing: pip install 'tokenfeed\[{extra}\]'"
+    assert re.fullmatch(rf"error: \S+: {cure}\n", found.stderr)
+    assert f'\n{extra} = ["' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_wrong_option_is_answered_by_the_usage_of_that_command(
+    installed: Path, tmp_path: Path
+) -> None:
+    """Not by that of three."""
+    for command in ("tokenfeed show", "client show"):
+        words = (sys.executable, "-m", *command.split(), "localhost:1", "--wrong")
+        found = finished(installed, tmp_path, *words)
+
+        assert found.returncode == 2
+        assert re.match(r"usage: (tokenfeed|python -m client) show \[-h\]", found.stderr)
+        assert found.stderr.endswith(" show: error: unrecognized arguments: --wrong\n")
 
 
 @pytest.mark.parametrize("packages", ["wheel", "editable", "checkout"])
@@ -313,6 +330,14 @@ def test_links_that_were_written_as_text_files_are_named(tmp_path: Path) -> None
     assert re.fullmatch(f"error: describe: .*{problem}.*\n", called.stderr)
 
 
+def test_help_needs_no_torch(installed: Path, hostile: Path) -> None:
+    """It touches every name that dir() knows."""
+    for module in ("tokenfeed", "tokenfeed.client"):
+        words = (sys.executable, "-m", "pydoc", module)
+        shown = finished(installed, hostile, *words, missing="torch")
+        assert "class Timeouts" in shown.stdout, shown.stderr
+
+
 def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path) -> None:
     """A launcher asks for the version; a machine without torch describes a server."""
     for name, needless in (
@@ -321,13 +346,9 @@ def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path)
     ):
         code = f"import sys, tokenfeed; tokenfeed.{name}; print({needless} & set(sys.modules))"
         assert run(installed, hostile, sys.executable, "-c", code) == "set()\n"
-    (hostile / "describe.py").write_text(
-        f"{NO_TORCH}import runpy\n"
-        "sys.argv = ['tokenfeed', 'describe', '--help']\n"
-        "runpy.run_module('tokenfeed', run_name='__main__')\n"
-    )
+    command = (sys.executable, "-m", "tokenfeed", "describe", "--help")
 
-    assert "HOST:PORT" in run(installed, hostile, sys.executable, "describe.py")
+    assert "HOST:PORT" in finished(installed, hostile, *command, missing="torch").stdout
 
 
 def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:
