@@ -20,7 +20,7 @@ class LinksHook(BuildHookInterface[Any]):
         for name in ("client", "server"):
             if not Path(self.root, "tokenfeed", name, "__init__.py").is_file():
                 self.app.abort(
-                    f"error: tokenfeed/{name} has to be a symbolic link to ../{name}, and is none: "
-                    "git writes text files where core.symlinks is false, and Python's zipfile "
-                    "always; use git clone, tar or unzip"
+                    f"error: tokenfeed/{name} has to be a symbolic link to ../{name}, and is none. "
+                    "Git (where core.symlinks is false) and Python's zipfile write a text file: "
+                    "set core.symlinks to true and check out again, or unpack with tar or unzip"
                 )

@@ -119,8 +119,9 @@ def require_package(name: str) -> None:
     link = Path(__file__).with_name(name)
     if link.is_file():
         raise ImportError(
-            f"{link} has to be a symbolic link to ../{name}, and is a text file: git writes those "
-            "where core.symlinks is false, and Python's zipfile always; use git clone, tar or unzip"
+            f"{link} has to be a symbolic link to ../{name}, and is a text file, as git (where "
+            "core.symlinks is false) and Python's zipfile write it: set core.symlinks to true and "
+            "check out again, or unpack with tar or unzip"
         )
     raise ImportError(f"{_long(name)} is not part of this installation")
 
