@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.commands import program
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
@@ -48,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     describing.add_argument(
         "--context-length", type=int, metavar="T", help="count the windows of T tokens too"
     )
-    describing.set_defaults(run=run_describe)
+    describing.set_defaults(run=run_describe, parser=describing)
 
     showing = commands.add_parser("show", help="show one batch")
     showing.add_argument("target", metavar="HOST:PORT")
@@ -65,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="tokenizer.json to decode with; needs the tokenizers package",
     )
-    showing.set_defaults(run=run_show)
+    showing.set_defaults(run=run_show, parser=showing)
 
     benching = commands.add_parser("bench", help="measure how fast batches arrive; needs torch")
     benching.add_argument("target", metavar="HOST:PORT")
@@ -76,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     benching.add_argument(
         "--device", default="cpu", help='where to, such as "cuda:0" (default: %(default)s)'
     )
-    benching.set_defaults(run=run_bench)
+    benching.set_defaults(run=run_bench, parser=benching)
     return parser
 
 
@@ -108,7 +109,10 @@ def _add_stream_arguments(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.  Returns: 0 when done, 1 after an error said in one line, 130 after Ctrl-C."""
-    arguments = build_parser().parse_args(argv)
+    arguments, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        # With the usage of this command: that of the others is no help.
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         arguments.run(arguments)
     except TokenfeedError as error:
@@ -194,7 +198,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     try:
         from .batches import RemoteBatches
     except ImportError as error:
-        raise InvalidRequest("bench", f"needs torch: {error}") from None
+        raise InvalidRequest("bench", missing(error, "torch")) from None
     with RemoteBatches(
         arguments.target,
         arguments.batch_size,
@@ -216,10 +220,8 @@ def _decoder(tokenizer_path: str | None) -> Callable[[npt.NDArray[np.unsignedint
         )
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        raise InvalidRequest(
-            "--tokenizer", "needs the tokenizers package: pip install tokenizers"
-        ) from None
+    except ImportError as error:
+        raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
     try:
         tokenizer = Tokenizer.from_file(tokenizer_path)
     except Exception as error:  # the library raises Exception itself

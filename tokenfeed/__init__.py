@@ -37,4 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    from .commands.extras import is_installed
+
+    # help() touches each of these, and RemoteBatches imports torch.
+    return [name for name in __all__ if name != "RemoteBatches" or is_installed("torch")]
