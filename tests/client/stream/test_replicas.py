@@ -250,7 +250,10 @@ def test_a_known_digest_is_compared_when_servers_are_asked_about_another_context
         assert remote.rows_of("shuffled-1", T + 1) == 10
 
         assert remote.await_described().digest == knowing.digest
-    assert f"refused {address}: serves another corpus: digest {'02' * 32}" in caplog.text
+    assert (
+        f"rejected server reason={address}: serves another corpus: digest {'02' * 32}"
+        in caplog.text
+    )
 
 
 def test_a_digest_that_is_found_while_asking_about_another_context_length_is_kept(
@@ -284,7 +287,7 @@ def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
             assert feed.state_dict()["fingerprint"] == FINGERPRINT.hex()
 
     assert other.requests == []
-    assert caplog.text.count(f"refused {other.address}: serves another corpus") == 2
+    assert caplog.text.count(f"rejected server reason={other.address}: serves another corpus") == 2
 
 
 def test_a_fingerprint_that_nobody_has_is_an_error_at_once_that_names_both(
@@ -306,7 +309,7 @@ def test_who_may_have_the_corpus_and_is_away_is_waited_for(start_scripted: Start
 
 def test_a_fingerprint_that_is_none_is_refused_when_the_feed_is_made() -> None:
     for wrong in ("", "abc", "0" * 63 + "g", "0" * 65, 7):
-        with pytest.raises(InvalidRequest, match=r"fingerprint: .* (64 hexadecimal|no text)"):
+        with pytest.raises(InvalidRequest, match=r"fingerprint: .* (64 hexadecimal|not text)"):
             feed_from("localhost:1", fingerprint=wrong)
 
 
@@ -337,7 +340,7 @@ def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
 
     with feed_from([first.address, other.address]) as feed, caplog.at_level(logging.ERROR):
         next(feed)
-        assert f"refused {other.address}: serves another corpus" in caplog.text
+        assert f"rejected server reason={other.address}: serves another corpus" in caplog.text
         samples(feed)
 
     assert other.requests == []

@@ -375,7 +375,7 @@ def test_a_dataset_has_to_be_named_where_several_are_served(
     """Never the wrong corpus by chance."""
     scripted.datasets = 2
 
-    with pytest.raises(InvalidRequest, match="name one of those served"):
+    with pytest.raises(InvalidRequest, match="name one of the served datasets"):
         take(open_stream())
 
 
@@ -406,7 +406,7 @@ def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServe
     timeouts = Timeouts(read_seconds=0.5, reconnect_seconds=90.0)
     remote = DatasetClient(scripted.address, request, timeouts=timeouts)
     stream = RowStream(remote, request, prefetch_bytes=200, counters=Counters())
-    stream._failover._patience_seconds = 60.0
+    stream._failover._timeout_seconds = 60.0
     stream.start()
     begun = time.monotonic()
 

@@ -101,7 +101,7 @@ def test_dropped_samples_are_counted_in_the_log(
     with caplog.at_level(logging.INFO, "tokenfeed.client"):
         rows_of(open_feed(batch_size=30).epoch(2))
 
-    assert "epoch=2 drops samples=11" in caplog.text
+    assert "epoch drops samples epoch=2 samples=11" in caplog.text
 
 
 def test_an_epoch_smaller_than_a_batch_is_empty_or_padded(open_feed: OpenFeed) -> None:
