@@ -1,4 +1,4 @@
-"""What a history names: every batch that was handed out, and no other."""
+"""A history names every batch that was delivered, and no other."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def can_merge(before: Any, after: Any) -> bool:
 
 
 class Feeds(RuleBasedStateMachine):
-    """Feeds that go on from each other's states, as a list of the batches that they hand out."""
+    """Feeds that resume from each other's states, and the list of the batches that they deliver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ Feeds.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestWhateverFeedsDoTheirHistoryNamesEachBatchOnce = Feeds.TestCase
 
 
-def test_runs_are_plain_values_for_whoever_asks() -> None:
+def test_runs_are_plain_values() -> None:
     """A script reads them without a class of ours."""
     history = History().extended(0, 8, 4, 2, SPEC).extended(8, 13, 4, 2, SPEC)
 
@@ -151,7 +151,7 @@ def test_runs_are_plain_values_for_whoever_asks() -> None:
     ]
 
 
-def test_of_too_many_runs_the_oldest_are_left_out_and_the_rest_keep_their_names(
+def test_of_too_many_runs_the_oldest_are_dropped_and_the_rest_keep_their_names(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A state must not grow without end, nor say batch 0 of what was batch 500."""
@@ -186,7 +186,7 @@ def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
 
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: int) -> None:
-    """A Ctrl-C asks nobody, and a state that is taken then has to be whole."""
+    """A Ctrl-C may come anywhere, and a state that is taken then has to be consistent."""
     files = (client.feed.cursor.__file__, client.feed.history.__file__)
     after = _delivered(Cursor(Position(0, 4, 0, 2)), skipped)
     seen = set()

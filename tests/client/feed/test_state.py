@@ -35,7 +35,7 @@ LIVED = write_state(32, PARTS, HISTORY)
 
 
 def test_a_state_survives_json() -> None:
-    """Whatever a trainer keeps beside its checkpoint."""
+    """Any format of a trainer's checkpoint."""
     assert read_state(json.loads(json.dumps(STATE))) == (2**62 + 1, PARTS)
 
 
@@ -130,7 +130,7 @@ def test_a_history_survives_json_and_pickle() -> None:
 
 
 def test_a_state_of_version_1_begins_a_history(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody knows what came before, and the log says so."""
+    """What came before is unknown, and this is logged."""
     state = {name: STATE[name] for name in ("sample", *PARTS.__slots__)} | {"version": 1}
 
     with caplog.at_level(logging.INFO, "tokenfeed.client"):

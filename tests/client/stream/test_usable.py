@@ -36,7 +36,7 @@ def feed_from(*addresses: str) -> RemoteBatches:
 
 
 @pytest.mark.parametrize(
-    ("revisions", "said"),
+    ("revisions", "problem"),
     [
         ([], "older than revision 2, but this client speaks revision 2; upgrade the server"),
         ([1], "revision 1, but this client speaks revision 2; upgrade the server"),
@@ -44,12 +44,12 @@ def feed_from(*addresses: str) -> RemoteBatches:
     ],
 )
 def test_a_server_of_another_contract_is_named_with_who_has_to_be_upgraded(
-    revisions: list[int], said: str
+    revisions: list[int], problem: str
 ) -> None:
     """The message has to say what to do."""
     described = answer(contract_revisions=revisions)
 
-    with pytest.raises(ContractMismatch, match=said) as caught:
+    with pytest.raises(ContractMismatch, match=problem) as caught:
         require_usable("a:1", described, wanted(T, B), "", None)
 
     assert caught.value.subject == "a:1"
@@ -70,7 +70,7 @@ def test_what_a_server_before_revision_2_says_is_read_as_no_revision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "subject", "said"),
+    ("limits", "subject", "problem"),
     [
         (pb.Limits(row_bytes_max=9), "context_length", "a row of 10 bytes is above the limit"),
         (pb.Limits(batch_bytes_max=29), "batch_size", "a batch of 30 bytes is above the limit"),
@@ -79,10 +79,10 @@ def test_what_a_server_before_revision_2_says_is_read_as_no_revision() -> None:
     ],
 )
 def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
-    limits: pb.Limits, subject: str, said: str
+    limits: pb.Limits, subject: str, problem: str
 ) -> None:
     """gRPC answers a request that is too large with the status of a busy server: for ever."""
-    with pytest.raises(LimitExceeded, match=said) as caught:
+    with pytest.raises(LimitExceeded, match=problem) as caught:
         require_usable("a:1", answer(limits=limits), wanted(T, B), "", None)
 
     assert caught.value.subject == subject
@@ -130,17 +130,17 @@ def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "said"),
+    ("versions", "problem"),
     [
         ([], "version none, but this stream has version 1; upgrade the server"),
         ([2, 3], "version 2, 3, but this stream has version 1; upgrade the client"),
     ],
 )
 def test_a_server_that_cannot_compare_our_identity_is_left_out(
-    versions: list[int], said: str
+    versions: list[int], problem: str
 ) -> None:
     """It would refuse every request."""
-    with pytest.raises(ContractMismatch, match=said):
+    with pytest.raises(ContractMismatch, match=problem):
         require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None)
 
 

@@ -38,7 +38,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 def log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
-    """What the client says, of each time that it asks in vain."""
+    """The client's log, with a line for each failed round."""
     monkeypatch.setattr("client.stream.failover._LOG_INTERVAL_SECONDS", 0.0)
     return caplog
 
@@ -105,7 +105,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
     log: pytest.LogCaptureFixture,
     content: str | None,
 ) -> None:
-    """It is being renewed just when the feed has to connect anew."""
+    """It is being renewed just when the feed has to reconnect."""
     arguments = ["--data", write_tokens(np.arange(1, 1000))]
     arguments += ["--tls-cert", papers.cert, "--tls-key", papers.key]
     server, ca = serve(*arguments), tmp_path / "live-ca.pem"
@@ -119,7 +119,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
             ca.write_text(content)
         with ThreadPoolExecutor(1) as thread:
             batches = thread.submit(lambda: [next(feed) for _ in range(10)])
-            # It has to connect anew while there is no server, and still in vain once there is one.
+            # It has to reconnect while there is no server, and still fails once there is one.
             assert eventually(lambda: log.text.count("tls_ca: ") > 0)
             serve(*arguments, port=int(server.address.rpartition(":")[2]))
             asked_in_vain = log.text.count("tls_ca: ")
@@ -134,7 +134,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
 def test_a_unix_socket_has_no_tls(
     start_scripted: StartScripted, papers: Papers, tmp_path: Path
 ) -> None:
-    """So it may stand beside servers that have."""
+    """So it may be listed with servers that do."""
     server = start_scripted(f"unix:{tmp_path}/feed.sock")
     credentials = Credentials(tls_ca=papers.ca, token=SECRET)
 
@@ -238,7 +238,7 @@ def test_a_token_of_the_environment_comes_before_its_file() -> None:
 
 
 def test_nothing_that_prints_credentials_shows_the_token() -> None:
-    """Neither a log of somebody's arguments, nor the error of who passes the token alone."""
+    """Neither a log of arguments, nor the error for a token that is passed alone."""
     with pytest.raises(InvalidRequest, match="credentials") as caught:
         RemoteBatches("localhost:1", B, T, credentials=SECRET)  # type: ignore[arg-type]
 

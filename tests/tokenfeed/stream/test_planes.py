@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "protocol.md"
 
 
 def test_the_kinds_are_those_that_the_page_lists() -> None:
-    """A kind that the page does not explain is one that nobody else can send."""
+    """A kind that the page does not explain cannot be sent by other implementations."""
     table = re.findall(r"^\| (\d\d) \| `(\w+)` \|", PAGE.read_text(), flags=re.MULTILINE)
 
     assert {int(number): name for number, name in table} == planes.KINDS

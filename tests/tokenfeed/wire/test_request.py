@@ -303,7 +303,7 @@ def test_the_levels_are_all_messages_within_a_request() -> None:
 def test_a_field_below_100_that_is_not_known_is_refused_by_its_number(
     level: str, number: int, wire_type: int, data: st.DataObject
 ) -> None:
-    """It changes what is asked for, and nobody here knows how."""
+    """It changes the request in an unknown way."""
     kind, within = LEVELS[level]
     assume(number not in kind.DESCRIPTOR.fields_by_number)
     hint = within(field_of(data.draw(st.integers(101, 2**29 - 1)), wire_type))
