@@ -1,11 +1,11 @@
 """The trainer's side: batches from a tokenfeed server, as if the corpus were local.
 
-    from client import RemoteBatches
+    from tokenfeed import RemoteBatches
 
-    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
+    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
         ...
 
-Importing this imports neither torch nor grpc; touching RemoteBatches imports both.
+Importing this package imports neither torch nor grpc. Accessing RemoteBatches imports both.
 """
 
 import sys
