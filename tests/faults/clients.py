@@ -71,7 +71,7 @@ def stalled_reader(folder: Path, seconds: float, seed: int) -> Report:
             if time.monotonic() - began > _STALLED_SECONDS_MAX:
                 call.cancel()
             time.sleep(0.2)
-        report.hits = server.stderr.count("evicted peer=")
+        report.hits = server.stderr.count("stream closed peer=")
         report.memory_bytes = most - before
         began = time.monotonic()
         next(paused)

@@ -112,12 +112,12 @@ def test_tokens_are_read_anew(
     if by_signal:
         server.process.send_signal(signal.SIGHUP)
 
-    assert eventually(lambda: "read tokens count=1" in server.stderr)
+    assert eventually(lambda: "bearer tokens reloaded count=1" in server.stderr)
     assert read(server, Credentials(token=OTHER_TOKEN)) == 3
     with pytest.raises(Unauthenticated):
         read(server, Credentials(token=TOKEN))
     token_file.write_text("\n")
-    assert eventually(lambda: "kept the old tokens" in server.stderr)
+    assert eventually(lambda: "bearer token reload failed" in server.stderr)
     assert read(server, Credentials(token=OTHER_TOKEN)) == 3
 
 
@@ -129,7 +129,7 @@ def test_a_hangup_reads_tokens_that_seem_to_be_as_they_were(
     time.sleep(0.5)
     server.process.send_signal(signal.SIGHUP)
 
-    assert eventually(lambda: "read tokens count=2" in server.stderr)
+    assert eventually(lambda: "bearer tokens reloaded count=2" in server.stderr)
 
 
 def test_tokens_overwritten_with_their_time_put_back_are_read_anew(
@@ -142,7 +142,7 @@ def test_tokens_overwritten_with_their_time_put_back_are_read_anew(
         file.write("efgh\n")
     os.utime(token_file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    assert eventually(lambda: "read tokens count=1" in server.stderr)
+    assert eventually(lambda: "bearer tokens reloaded count=1" in server.stderr)
     assert read(server, Credentials(token="efgh")) == 3
 
 
@@ -161,14 +161,14 @@ def test_tokens_that_are_gone_are_said_once_and_a_pipe_in_their_place_waits_for_
 ) -> None:
     server = serve("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
     token_file.unlink()
-    assert eventually(lambda: "kept the old tokens" in server.stderr)
+    assert eventually(lambda: "bearer token reload failed" in server.stderr)
     time.sleep(2.5)
-    assert server.stderr.count("kept the old tokens") == 1
+    assert server.stderr.count("bearer token reload failed") == 1
     os.mkfifo(token_file)
-    assert eventually(lambda: "no regular file" in server.stderr)
+    assert eventually(lambda: "not a regular file" in server.stderr)
     token_file.unlink()
     token_file.write_text(f"{OTHER_TOKEN}\n")
-    assert eventually(lambda: "read tokens count=1" in server.stderr)
+    assert eventually(lambda: "bearer tokens reloaded count=1" in server.stderr)
 
     assert read(server, Credentials(token=OTHER_TOKEN)) == 3
     assert str(token_file) not in server.stderr
@@ -181,7 +181,7 @@ def test_tokens_may_come_through_a_pipe(serve: Serve, corpus: Path, token_file: 
     time.sleep(2.5)
 
     assert read(server, Credentials(token=TOKEN)) == 3
-    assert "kept the old tokens" not in server.stderr
+    assert "bearer token reload failed" not in server.stderr
 
 
 def copied(folder: Path, cert: str, key: str) -> tuple[Path, Path]:
@@ -206,13 +206,13 @@ def test_a_certificate_that_cannot_serve_is_not_taken_and_no_path_is_said(
     for problem, content in wrong.items():
         cert.unlink() if content is None else cert.write_bytes(content)
         assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
-        assert f"kept the old certificate: {problem}" in server.stderr
+        assert f"certificate reload failed, using the previous one: {problem}" in server.stderr
     assert "renewed" not in server.stderr
     assert str(tmp_path) not in server.stderr
     cert.write_bytes(Path(papers.cert).read_bytes())
 
     assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
-    assert server.stderr.count("renewed certificate") == 1
+    assert server.stderr.count("certificate reloaded") == 1
 
 
 def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_the_cure(
@@ -393,8 +393,8 @@ def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
     [
         (["--tls-cert", "CERT"], "--tls-key: is missing"),
         (["--tls-cert", "/nowhere.pem", "--tls-key", "KEY"], "--tls-cert: cannot be read"),
-        (["--tls-cert", "KEY", "--tls-key", "KEY"], "--tls-cert: holds no CERTIFICATE"),
-        (["--tls-cert", "CERT", "--tls-key", "CERT"], "--tls-key: holds no PRIVATE KEY"),
+        (["--tls-cert", "KEY", "--tls-key", "KEY"], "--tls-cert: contains no CERTIFICATE"),
+        (["--tls-cert", "CERT", "--tls-key", "CERT"], "--tls-key: contains no PRIVATE KEY"),
         (["--tls-cert", "CERT", "--tls-key", "/nowhere.key"], "--tls-key: cannot be read"),
         (["--tls-cert", "CERT", "--tls-key", "OTHER"], "--tls-key: is not the key of --tls-cert"),
         (["--tls-cert", "GARBAGE", "--tls-key", "KEY"], "--tls-cert: or --tls-key cannot be pars"),
@@ -403,7 +403,7 @@ def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
             "--tls-client-ca: cannot be parsed",
         ),
         (["--token-file", "/nowhere.txt"], "--token-file: cannot be read"),
-        (["--token-file", "/dev/null"], "--token-file: holds no token"),
+        (["--token-file", "/dev/null"], "--token-file: contains no token"),
     ],
 )
 def test_credentials_that_are_none_are_an_error_at_the_start(
