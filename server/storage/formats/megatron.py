@@ -21,7 +21,6 @@ from .documents import Documents, Ends, require_ascending
 from .layout import STORED, FormatOptions, Layout, Stored
 
 NAME = "megatron"
-
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -60,22 +59,16 @@ def _index_path(path: str) -> str:
 def _read_header(index: OpenFile) -> _Index:
     magic, version, code, sequences, places = _HEADER.unpack(index.read(0, _HEADER.size))
     if magic != _MAGIC or version != 1:
-        raise InvalidCorpus(
-            index.path, f"begins with {magic!r} and version {version}, not {_MAGIC!r} and 1"
-        )
+        raise InvalidCorpus(index.path, f"begins with {magic!r}, version {version}, not version 1")
     if code not in _CODES:
-        raise InvalidCorpus(
-            index.path, f"has token type {code}; supported are {', '.join(_CODES.values())}"
-        )
+        raise InvalidCorpus(index.path, f"has token type {code}, not {', '.join(_CODES.values())}")
     pointers_at = _HEADER.size + 4 * sequences
     places_at = pointers_at + 8 * sequences
     size = places_at + 8 * places
     # Multimodal datasets have one more byte for each sequence.
     if index.size_bytes not in (size, size + sequences) or not sequences or not places:
         problem = f"{sequences} sequences and {places} document offsets need {size} bytes"
-        raise InvalidCorpus(
-            index.path, f"{problem}, but it has {index.size_bytes}; it may be truncated"
-        )
+        raise InvalidCorpus(index.path, f"{problem}, not {index.size_bytes}; it may be truncated")
     return _Index(STORED[_CODES[code]], sequences, places, pointers_at, places_at)
 
 
@@ -89,11 +82,8 @@ def _require_end_to_end(index: OpenFile, header: _Index, file_bytes: int) -> Non
             raise InvalidCorpus(index.path, "its sequences are not end to end")
         end = int(ends[-1])
     if end != file_bytes or not end:
-        raise InvalidCorpus(
-            index.path,
-            f"its sequences have {end} bytes, but the token file has {file_bytes}; one of them may "
-            "be truncated",
-        )
+        problem = f"its sequences have {end} bytes, but the token file has {file_bytes}"
+        raise InvalidCorpus(index.path, f"{problem}; one of them may be truncated")
 
 
 def _ends(path: str, header: _Index, file_bytes: int) -> Iterator[Ends]:

@@ -202,9 +202,7 @@ def _map(path: str, options: FormatOptions, address: int, span_bytes: int) -> Sh
         try:
             syscalls.map_file(address, file.descriptor, shard.size_bytes)
         except OSError as error:
-            cure = (
-                "a process maps at most vm.max_map_count files (65530): raise it, or --read pread"
-            )
+            cure = "raise vm.max_map_count (65530 files by default), or pass --read pread"
             raise InvalidCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
         return shard
 

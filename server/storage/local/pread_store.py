@@ -238,10 +238,8 @@ class PreadStore(LocalStore[Room]):
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: Room, place: int) -> None:
         target = room.content.data
-        for index, (file, first) in enumerate(
-            zip(shard.tolist(), first_byte.tolist(), strict=True)
-        ):
-            self._read_part(_Part(file, first, target[place + index : place + index + 1]))
+        for at, (file, first) in enumerate(zip(shard.tolist(), first_byte.tolist(), strict=True)):
+            self._read_part(_Part(file, first, target[place + at : place + at + 1]))
 
     def _read_parts(self, parts: Sequence[_Part]) -> None:
         """Read many parts at once.  Raises: Unread."""
@@ -272,9 +270,7 @@ class PreadStore(LocalStore[Room]):
             except OSError as error:
                 raise self._unread(shard, error) from error
             if not done:
-                raise Unread(
-                    shard, OSError(errno.ENODATA, "the file ends before the requested bytes")
-                )
+                raise Unread(shard, OSError(errno.ENODATA, "the file ends before this range"))
             first_byte, target = first_byte + done, target[done:]
 
     def _unread(self, shard: int, error: OSError) -> Unread:

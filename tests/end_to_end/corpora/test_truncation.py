@@ -108,7 +108,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Case:
-    """A corpus, and what will happen to one of its files once each stream had so many frames.
+    """A corpus, and what happens to one of its files once each stream had frames_before frames.
 
     sizes: in bytes, that the file is given one after the other.
     """

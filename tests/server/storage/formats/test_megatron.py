@@ -79,7 +79,7 @@ def changed(path: Path, at: int, new: bytes) -> None:
     [
         (0, b"MMIDIDY", r"begins with b'MMIDIDY.*pass --format raw"),
         (9, struct.pack("<Q", 2), "version 2"),
-        (17, b"\x07", "type 7; supported are uint8, int8, int16, int32, int64, uint16"),
+        (17, b"\x07", "type 7, not uint8, int8, int16, int32, int64, uint16"),
         (17, b"\x09", "type 9"),
         (18, struct.pack("<Q", 5), "5 sequences and 4 document offsets"),
         (18, struct.pack("<Q", 2**63), "sequences and 4 document offsets"),
