@@ -1,9 +1,9 @@
-"""Would an asyncio server be better? A throw-away one with the real service inside.
+"""Would an asyncio server be better? A prototype that contains the real service.
 
-Compared by benchmarks.many_streams, which decides docs/decisions/0005-sync-server.md. Speaks
-GetBatch as the real one does. A gather may wait for the disk, so frames are made in threads, as a
-real asyncio server would have to; with --inline in the event loop itself, which only a warm corpus
-forgives.
+benchmarks.many_streams compares it, for docs/decisions/0005-sync-server.md. It answers GetBatch
+like the real server. A gather may wait for the disk, so frames are encoded in threads, as in a real
+asyncio server. With --inline they are encoded in the event loop, which works only for a warm
+corpus.
 Run: python -m benchmarks.aio_server --data train.bin --port 0
 """
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
-    """Listen, say where, and return after SIGTERM."""
+    """Listen, print the address, and return after SIGTERM."""
     pool = ThreadPoolExecutor(THREADS)
     loop = asyncio.get_running_loop()
 

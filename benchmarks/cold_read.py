@@ -1,12 +1,11 @@
 """How fast are random windows of a cold corpus? Against np.memmap, pread in 32 threads, and fio.
 
 A stream of 32 x 2048 from a fresh server without the warm-up, which maps the file or reads it by
-pread; every contender begins with the file
-dropped from the page cache (mincore confirms it) and runs for the same time. A window of 2,049
-uint16 tokens always lies on two pages, so it is a random read of 8 KiB: windows a second compare
-with fio's reads a second. Then what reading ahead costs a warm corpus, and with --look-ahead how
-far to look, and with --pread what helps one that reads by pread. Decides
-docs/decisions/0006-warm-up.md and 0014-stores.md.
+pread. Every contender starts with the file dropped from the page cache (mincore confirms it) and
+runs for the same time. A window of 2,049 uint16 tokens always spans two pages, so it is a random
+read of 8 KiB, and windows per second compare with fio's reads per second. Also: the cost of
+read-ahead for a warm corpus, with --look-ahead the best distance, and with --pread what helps a
+server that reads by pread. Decides docs/decisions/0006-warm-up.md and 0014-stores.md.
 Run: python -m benchmarks.cold_read [--gib 12] [--warm] [--look-ahead 2,4,8,16] [--pread]
 """
 
@@ -39,13 +38,16 @@ ROW_BYTES = 2 * ROW_TOKENS
 SECONDS = 2.0
 THREADS = 32
 NO_WARM_UP = ("--warm-up-bytes", "0")
-NO_READ_AHEAD = "from server import readahead\nreadahead.ReadAhead.advise = lambda *_: None"
-LOOK_AHEAD = "from server import frame_producer\nframe_producer.READ_AHEAD_BYTES = {mib} << 20"
+NO_READ_AHEAD = (
+    "from server.storage.local import readahead\nreadahead.ReadAhead.advise = lambda *_: None"
+)
+LOOK_AHEAD = "from server.rpc import frame_producer\nframe_producer.READ_AHEAD_BYTES = {mib} << 20"
 
 BY_PREAD = ("--read", "pread")
-NO_ADVICE = "from server.storage import pread\npread.PreadStore.read_ahead = lambda *_: None"
-NO_NOWAIT = "from server.storage import pread\npread._NO_WAIT = 0"
-ONE_READER = "from server.storage import pread\npread._READERS = 1"
+_PREAD = "from server.storage.local import pread_store\npread_store."
+NO_ADVICE = f"{_PREAD}PreadStore.read_ahead = lambda *_: None"
+NO_NOWAIT = f"{_PREAD}_NO_WAIT = 0"
+ONE_READER = f"{_PREAD}_READERS = 1"
 
 MEMMAP, PREAD, FIO = "np.memmap loop", "pread, 32 threads", "fio randread 8 KiB, depth 64"
 WARM_ROUNDS = 21
@@ -58,9 +60,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=12.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--look-ahead", help="MiB to compare, with commas in between")
-    parser.add_argument("--pread", action="store_true", help="only what helps reading by pread")
-    parser.add_argument("--warm", action="store_true", help="only the cost where all is warm")
+    parser.add_argument("--look-ahead", help="distances in MiB to compare, separated by commas")
+    parser.add_argument("--pread", action="store_true", help="only compare ways to read by pread")
+    parser.add_argument("--warm", action="store_true", help="only the cost for a warm corpus")
     arguments = parser.parse_args()
     with folder_on_disk() as folder:
         if not arguments.warm:
@@ -82,7 +84,7 @@ def main() -> None:
 
 
 def report_cold(corpus: Path, rounds: int) -> None:
-    """Compare the ways to read cold windows, and print by how much ours is ahead."""
+    """Compare the ways to read cold windows, and print our ratio to each."""
     ways: dict[str, Contender] = {MEMMAP: memmap_loop, PREAD: preads, "ours": ours}
     ways["ours, --read pread"] = lambda corpus, seed: ours(corpus, seed, options=BY_PREAD)
     if shutil.which("fio"):
@@ -97,7 +99,7 @@ def report_cold(corpus: Path, rounds: int) -> None:
 
 
 def compare(corpus: Path, ways: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
-    """Return the rounds of each way, measured in turn."""
+    """Return the rounds of each way, measured alternately."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         for name, way in ways.items():
@@ -107,8 +109,8 @@ def compare(corpus: Path, ways: dict[str, Contender], rounds: int) -> dict[str, 
 
 
 def by_pread() -> dict[str, Contender]:
-    """Return a server that reads by pread, and others that lack one of its two ways to do so many
-    at once; the map beside them.
+    """Return a server that reads by pread, variants without one or both of its two ways to read in
+    parallel, and a server that maps.
     """
 
     def lacking(altered: str) -> Contender:
@@ -126,22 +128,22 @@ def by_pread() -> dict[str, Contender]:
 
 
 def ours(corpus: Path, seed: int, altered: str = "", options: Sequence[str] = ()) -> float:
-    """Return thousand windows a second that a stream brought from a fresh server."""
+    """Return the thousand windows per second of a stream from a fresh server."""
     with served("--data", f"train={corpus}", *NO_WARM_UP, *options, altered=altered) as server:
-        drop([corpus])  # what the fingerprint has read
+        drop([corpus])  # the blocks that the fingerprint has read
         rate = million_tokens_per_second(server.address, stream(seed=seed), SECONDS)
     return rate * 1e3 / ROW_TOKENS
 
 
 def looking(mib: int) -> Contender:
-    """Return the million tokens a second of ours with another look-ahead."""
+    """Return the million tokens per second of ours with another look-ahead."""
     altered = LOOK_AHEAD.format(mib=mib)
     return lambda corpus, seed: ours(corpus, seed, altered) * ROW_TOKENS / 1e3
 
 
 def warm_rates(corpus: Path) -> dict[str, list[float]]:
-    """Return the rates of streams from two servers side by side, in turn, that have the corpus in
-    memory: one reads ahead, the other cannot.
+    """Return the rates of streams from two servers, alternately, that have the corpus in memory:
+    one reads ahead, the other does not.
     """
     rates: dict[str, list[float]] = {"read-ahead off": [], "read-ahead on": []}
     with (
@@ -157,7 +159,7 @@ def warm_rates(corpus: Path) -> dict[str, list[float]]:
 
 
 def memmap_loop(corpus: Path, seed: int) -> float:
-    """Return thousand windows a second of the loop that everybody writes first."""
+    """Return the thousand windows per second of the usual loop over np.memmap."""
     tokens = np.memmap(corpus, dtype=np.uint16, mode="r")
     rng = np.random.default_rng(seed)
     count = 0
@@ -170,7 +172,7 @@ def memmap_loop(corpus: Path, seed: int) -> float:
 
 
 def preads(corpus: Path, seed: int) -> float:
-    """Return thousand windows a second of many threads that each read one after the other."""
+    """Return the thousand windows per second of many threads that read one window at a time."""
     descriptor = os.open(corpus, os.O_RDONLY)
     places = corpus.stat().st_size // 2 - ROW_TOKENS
     end = time.monotonic() + SECONDS
@@ -191,7 +193,7 @@ def preads(corpus: Path, seed: int) -> float:
 
 
 def fio(corpus: Path, seed: int) -> float:
-    """Return thousand random reads of 8 KiB a second that the disk gives, around the page cache."""
+    """Return the disk's thousand random reads of 8 KiB per second, without the page cache."""
     words = [
         "fio", "--name=cold", f"--filename={corpus}", "--readonly", "--rw=randread", "--bs=8k",
         "--iodepth=64", "--ioengine=libaio", "--direct=1", "--time_based",

@@ -1,8 +1,8 @@
-"""How fast do batches arrive, against everything else that delivers them?
+"""How fast do batches arrive, compared with other data loaders?
 
-Batches of 32 x 2048 as int64 (x, y), one client on this machine, on the CPU; each run in a fresh
-process, the contenders in turn. The first second of a run, with everything that starts then, is
-reported apart. Those with settings to choose are swept first, and the best goes into the rounds.
+Batches of 32 x 2048 as int64 (x, y), one client on this machine, on the CPU. Each run is a fresh
+process; the contenders alternate. The first second of a run, with its start-up, is reported
+separately. For contenders with several settings, a sweep finds the best one for the rounds.
 Run: python -m benchmarks.delivered [--rounds 5] [--seconds 3] [--only NAME ...]
 """
 
@@ -27,17 +27,17 @@ from benchmarks.rows import write_corpus
 
 CORPUS_TOKENS = 1 << 28  # 512 MiB: in the page cache of any machine, and in no other cache
 SWEEP_SECONDS = 1.0
-RUN_SECONDS_MAX = 120.0  # beyond what is measured: some make a copy of the corpus first
+RUN_SECONDS_MAX = 120.0  # in addition to the measurement: some copy the corpus first
 LOG_SHOWN = 2000
 STEADY_TARGET = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Whom to run.
+    """A data loader to compare with.
 
-    name: the module in benchmarks/peers.  needs: what it imports, and what pip calls that.
-    target: what our figure has to be, as a multiple of its own; None if nothing was promised.
+    name: the module in benchmarks/peers.  needs: what it imports, and the name of its package.
+    target: our figure must be at least this multiple of its figure; None if there is no target.
     """
 
     name: str
@@ -65,7 +65,7 @@ Figures = dict[str, float]
 
 def main() -> None:
     """Sweep, run the rounds, print two tables and a line for each target."""
-    # By default SIGTERM ends Python without `finally`, and a run would outlive us.
+    # By default SIGTERM ends Python without running `finally`, so a run would outlive us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     arguments = parse_arguments()
     contenders = installed([one for one in CONTENDERS if one.name in arguments.only])
@@ -89,7 +89,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=3.0, help="after the first one (default: %(default)s)"
+        "--seconds", type=float, default=3.0, help="after the first (default: %(default)s)"
     )
     parser.add_argument("--tokens", type=int, default=CORPUS_TOKENS, help="in the corpus")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
@@ -97,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def installed(contenders: Iterable[Contender]) -> list[Contender]:
-    """Return those that can run; says how to get the others."""
+    """Return those that can run; print how to install the others."""
     here = []
     for one in contenders:
         module, package = one.needs
@@ -109,7 +109,7 @@ def installed(contenders: Iterable[Contender]) -> list[Contender]:
 
 
 def best_settings(contenders: Iterable[Contender], path: Path) -> dict[str, str]:
-    """Return the fastest setting of each, by name; leaves out whoever fails with all of them."""
+    """Return the fastest setting of each, by name, without those that fail with all settings."""
     chosen = {}
     for one in contenders:
         settings = list(importlib.import_module(f"benchmarks.peers.{one.name}").SETTINGS)
@@ -132,7 +132,7 @@ def sweep(one: Contender, settings: Iterable[str], path: Path) -> dict[str, floa
 
 
 def attempt(one: Contender, setting: str, path: Path) -> float | None:
-    """Return a setting's figure, or None if it does not work here."""
+    """Return the figure of a setting; None if it does not work here."""
     try:
         return run(one, path, setting, SWEEP_SECONDS)["after"]
     except ContenderFailed as error:
@@ -148,7 +148,7 @@ def run(one: Contender, path: Path, setting: str, seconds: float) -> Figures:
     """Return what a fresh process measures.  Raises: ContenderFailed."""
     command = [sys.executable, "-m", f"benchmarks.peers.{one.name}", "--data", str(path)]
     command += ["--setting", setting, "--seconds", str(seconds)]
-    # In a session of its own, so that it can be ended together with its servers and workers.
+    # In its own session, so that it can be killed together with its servers and workers.
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -169,7 +169,7 @@ def run(one: Contender, path: Path, setting: str, seconds: float) -> Figures:
 
 
 def end_session(leader: int) -> None:
-    """End what is left of the processes of a run."""
+    """Kill the remaining processes of a run."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except ProcessLookupError:
@@ -202,7 +202,7 @@ def report(
 
 
 def compared(ours: list[float], theirs: list[float], target: float | None) -> str:
-    """Return the ratio of the medians, the target, and the ratios of the single rounds."""
+    """Return the ratio of the medians, the target, and the range of the rounds' ratios."""
     ratio = median(ours) / median(theirs)
     by_round = [our / their for our, their in zip(ours, theirs, strict=True)]
     spread = f"by round {min(by_round):.2f} to {max(by_round):.2f}"

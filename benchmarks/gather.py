@@ -1,4 +1,4 @@
-"""What does a gather that cannot fault cost? Per frame of 256 rows of 2,049 uint16 tokens, warm.
+"""What does a gather without SIGBUS cost? Per frame of 256 rows of 2,049 uint16 tokens, warm.
 
 Decides docs/decisions/0003-gather.md. Run: python -m benchmarks.gather
 """
@@ -30,7 +30,7 @@ Gather = Callable[[np.ndarray], bytes]
 
 
 def main() -> None:
-    """Print median microseconds a frame, best and worst round, and the ratio to memcpy."""
+    """Print median microseconds per frame, best and worst round, and the ratio to memcpy."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.bin"
         np.random.default_rng(0).integers(0, 50_257, TOKENS, dtype=np.uint16).tofile(path)
@@ -54,7 +54,7 @@ def microseconds(gather: Gather, starts: np.ndarray) -> float:
 
 
 def gathers(path: Path) -> dict[str, Gather]:
-    """Return the ways there are, each from token offsets to one bytes object."""
+    """Return all ways, each from token offsets to one bytes object."""
     tokens = np.memmap(path, np.uint16, "r")
     tokens.sum()
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)

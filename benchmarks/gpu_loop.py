@@ -1,7 +1,7 @@
 """Does a GPU ever wait for its data? A training-like loop of 5 million tokens/s, fed from a server.
 
-The same loop runs on batches that lie on the device already, before and after, which shows the
-noise. Run: python -m benchmarks.gpu_loop [--target HOST:PORT] [--steps 2000]
+The same loop runs on batches that are already on the device, before and after, to show the noise.
+Run: python -m benchmarks.gpu_loop [--target HOST:PORT] [--steps 2000]
 Target: within 0.5 % of the loop on resident data, p99 of the wait for a batch under 1 ms.
 """
 
@@ -32,9 +32,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def main() -> None:
-    """Print seconds for the steps of each loop, and the wait for a batch."""
+    """Print the seconds of each loop, and the wait for a batch."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", help="HOST:PORT of a server; by default one is started here")
+    parser.add_argument("--target", help="HOST:PORT of a server (default: start one)")
     parser.add_argument("--steps", type=int, default=STEPS, help="(default: %(default)s)")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def run(target: str, steps: int) -> None:
-    """Measure the loops in turn and print them."""
+    """Measure the loops alternately and print them."""
     work = Work()
     seconds: dict[str, list[float]] = {"resident": [], "fed": [], "resident again": []}
     waits: list[float] = []
@@ -78,21 +78,21 @@ def loop(batches: Iterator[Batch], work: Work, steps: int) -> tuple[float, list[
     torch.cuda.synchronize()
     begun = time.perf_counter()
     for _ in range(steps):
-        asked = time.perf_counter()
+        wait_began = time.perf_counter()
         x, y = next(batches)
-        waits.append(time.perf_counter() - asked)
+        waits.append(time.perf_counter() - wait_began)
         work.step(x, y)
-        # As a loop does that looks at its loss. Without it the host would run ahead until it waits
-        # for the device, in `next` or elsewhere, and that would be no wait for data.
+        # Like a loop that reads its loss. Without this the host would run ahead until it waits for
+        # the device, in `next` or elsewhere, and that is not a wait for data.
         torch.cuda.synchronize()
     return time.perf_counter() - begun, waits
 
 
 class Work:
-    """A step of as many matrix products as make a batch last as long as it should."""
+    """A step whose number of matrix products gives TOKENS_PER_SECOND."""
 
     def __init__(self) -> None:
-        """Find out how many that are."""
+        """Measure how many products that takes."""
         self._weights = torch.randn(WIDTH, WIDTH, device=DEVICE, dtype=torch.bfloat16)
         self._embedding = torch.randn(65_536, 64, device=DEVICE, dtype=torch.bfloat16)
         self.products = 200
@@ -107,7 +107,7 @@ class Work:
             self.products = max(1, round(self.products * B * T / TOKENS_PER_SECOND / step_seconds))
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Look at every token, and compute."""
+        """Read every token, and compute."""
         torch.nn.functional.embedding(x, self._embedding).sum()
         y.sum()
         product = self._weights

@@ -1,8 +1,8 @@
-"""Is text tokenized at the speed of the tokenizer? The same parquet, in turn, on the same cores.
+"""Is text tokenized at the speed of the tokenizer? The same parquet on the same cores, in rounds.
 
-`tokenizers.encode_batch` alone on text that is in memory already, datatrove's tokenizer step, and
-`python -m server.ingest`: a whole command, from its start until its shards are on the disk. Text is
-paragraphs of tiny Shakespeare in random order. Needs datatrove.
+`tokenizers.encode_batch` alone on text in memory, datatrove's tokenizer step, and `tokenfeed
+ingest`: the whole command, from its start until its shards are on the disk. The text is paragraphs
+of tiny Shakespeare in random order. Needs datatrove.
 Run: python -m benchmarks.ingest DATA_FOLDER [--mebibytes 20] [--rounds 5] [--skip-datatrove]
 """
 
@@ -31,7 +31,7 @@ FILES = 4
 
 
 def main() -> None:
-    """Print tokens a second of each, and what memory they take."""
+    """Print the tokens per second and the memory of each."""
     if sys.argv[1:2] == ["--peer"]:
         print(json.dumps(PEERS[sys.argv[2]](*map(Path, sys.argv[3:]))))
         return
@@ -48,7 +48,7 @@ def main() -> None:
     with folder_on_disk() as folder:
         pages = folder / "pages"
         text = arguments.data / "tinyshakespeare.txt"
-        # By a process of its own: a child's peak of memory counts from what its parent has.
+        # In a separate process: a child's peak memory starts from the memory of its parent.
         with get_context("spawn").Pool(1) as one:
             one.apply(write_pages, (pages, text, arguments.mebibytes))
         for _ in range(arguments.rounds):
@@ -57,13 +57,13 @@ def main() -> None:
                 command = [sys.executable, "-m", "benchmarks.ingest", "--peer", name]
                 command += [str(pages), str(tokenizer), str(out)]
                 environment = os.environ | {"PYTHONWARNINGS": "ignore"}
-                said = subprocess.run(command, capture_output=True, check=True, env=environment)
-                found = json.loads(said.stdout.splitlines()[-1])
+                done = subprocess.run(command, capture_output=True, check=True, env=environment)
+                found = json.loads(done.stdout.splitlines()[-1])
                 speeds.setdefault(name, []).append(found["tokens"] / found["seconds"] / 1e3)
                 memory.setdefault(name, []).append(found["mebibytes"])
                 shutil.rmtree(out, ignore_errors=True)
     print_table(f"{arguments.mebibytes} MiB of text in {FILES} parquet files", "ktok/s", speeds)
-    print_table("memory, of the greatest process and of a worker", "MiB", memory)
+    print_table("memory of the largest process", "MiB", memory)
     ours = np.array(speeds["tokenfeed"])
     for name, goal in (("encode_batch", 0.85), ("datatrove", 1.0)):
         if name in speeds:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def write_pages(folder: Path, source: Path, mebibytes: int) -> None:
-    """Write so much text, in documents of ten paragraphs."""
+    """Write this much text, in documents of ten paragraphs."""
     import pyarrow
     import pyarrow.parquet
 
@@ -94,7 +94,7 @@ def _used_mebibytes() -> float:
 
 
 def encode_batch(pages: Path, tokenizer: Path, out: Path) -> dict[str, float]:
-    """The tokenizer alone, in its own threads, a thousand documents at once."""
+    """The tokenizer alone, in its own threads, a thousand documents per call."""
     import pyarrow.parquet
     from tokenizers import Tokenizer
 
@@ -110,7 +110,7 @@ def encode_batch(pages: Path, tokenizer: Path, out: Path) -> dict[str, float]:
 
 
 def tokenfeed(pages: Path, tokenizer: Path, out: Path) -> dict[str, float]:
-    """A whole command."""
+    """The whole command."""
     command = [sys.executable, "-m", "server.ingest", str(pages), "--out", str(out)]
     command += ["--tokenizer", str(tokenizer), "--append-token", END]
     begun = time.perf_counter()
@@ -122,7 +122,7 @@ def tokenfeed(pages: Path, tokenizer: Path, out: Path) -> dict[str, float]:
 
 
 def datatrove(pages: Path, tokenizer: Path, out: Path) -> dict[str, float]:
-    """Its tokenizer step, in as many processes as there are cores; from when it is imported."""
+    """Its tokenizer step, with one process per core, without the time of its import."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import ParquetReader
     from datatrove.pipeline.tokens import DocumentTokenizer

@@ -1,8 +1,8 @@
-"""Do 200 slow streams get their batches in time, at what memory? By threads or by asyncio?
+"""Do 200 slow streams get their batches in time, and with how much memory? Threads or asyncio?
 
-200 streams of one server, each on a connection of its own and consuming 5 batches a second of
-8 x 1,024 tokens; the load comes from 4 other processes. A wait lasts from the moment a batch is due
-to the moment it is there; all are counted, the first ones too. Then the throughput of one client.
+200 streams of one server, each on its own connection, each consuming 5 batches per second of
+8 x 1,024 tokens. The load comes from 4 other processes. A wait lasts from the time a batch is due
+until it arrives; all waits count, including the first. Then the throughput of one client.
 Decides docs/decisions/0005-sync-server.md.
 Run: python -m benchmarks.many_streams [--servers sync,aio] [--client]
 """
@@ -37,7 +37,7 @@ SERVERS: dict[str, tuple[str, tuple[str, ...]]] = {
 PROCESSES = 4
 RATE = 5.0
 SETTLE_SECONDS = 3.0
-"""For the load's processes to have imported what they need."""
+"""Time for the load processes to import their modules."""
 Rounds = dict[str, list[float]]
 
 
@@ -49,9 +49,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--servers", default="sync,aio,aio-inline")
     parser.add_argument("--client", action="store_true", help="load by the real client")
-    parser.add_argument(
-        "--add-to", type=Path, help="a file that gathers the rounds of several runs"
-    )
+    parser.add_argument("--add-to", type=Path, help="file that collects the rounds of several runs")
     arguments = parser.parse_args()
     tables: dict[str, Rounds] = {}
     if arguments.add_to and arguments.add_to.exists():
@@ -64,15 +62,15 @@ def main() -> None:
                     tables.setdefault(figure, {}).setdefault(name, []).append(value)
     if arguments.add_to:
         arguments.add_to.write_text(json.dumps(tables))
-    how = "the real client" if arguments.client else "a bare client without prefetching"
-    print(f"{arguments.streams} streams for {arguments.seconds:.0f} s, {how}")
+    client = "the real client" if arguments.client else "a bare client without prefetching"
+    print(f"{arguments.streams} streams for {arguments.seconds:.0f} s, {client}")
     for figure, rounds in tables.items():
         what, _, unit = figure.partition(", ")
         print_table(what, unit, rounds)
 
 
 def one_round(name: str, corpus: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    """Return every figure of one server under load, and of one client alone."""
+    """Return all figures of one server under load, and of one client alone."""
     module, options = SERVERS[name]
     with served("--data", corpus, *options, module=module) as server:
         server.wait_for_log("warm-up ended")
@@ -98,7 +96,7 @@ def one_round(name: str, corpus: Path, arguments: argparse.Namespace) -> dict[st
 
 
 def under_load(server: Server, arguments: argparse.Namespace) -> tuple[list[np.ndarray], int]:
-    """Return the waits of every stream in seconds, and the most memory the server had meanwhile."""
+    """Return the waits of every stream in seconds, and the peak memory of the server."""
     start = time.monotonic() + SETTLE_SECONDS
     share = arguments.streams // PROCESSES
     loads = [
@@ -126,9 +124,7 @@ def under_load(server: Server, arguments: argparse.Namespace) -> tuple[list[np.n
 
 
 def memory_bytes(pid: int) -> int:
-    """Return how much memory a process has of its own: not the mapped corpus, which is page
-    cache.
-    """
+    """Return the memory of a process in bytes, without the mapped corpus, which is page cache."""
     status = Path(f"/proc/{pid}/status").read_text()
     kinds = ("RssAnon:", "RssShmem:")
     return sum(

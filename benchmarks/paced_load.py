@@ -1,7 +1,7 @@
-"""The load of benchmarks.many_streams: streams that consume at a pace, in a process of their own.
+"""The load of benchmarks.many_streams: streams that consume at a fixed rate, in one process.
 
-Prints one line of JSON: for each stream its waits in seconds, from the moment a batch was due to
-the moment it was there, the first one with everything that comes before it. No benchmark itself.
+Prints one line of JSON: the waits of each stream in seconds, from the time a batch was due until it
+arrived. The first wait includes the connection. This is not a benchmark itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTEXT_LENGTH = 1024
 
 
 def main() -> None:
-    """Consume, and print what was waited for."""
+    """Consume batches, and print the waits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("--first", type=int, required=True, help="number of the first stream")
@@ -56,9 +56,7 @@ def main() -> None:
 
 
 def waits(batches: Iterator[None], start: float, seconds: float, rate: float) -> list[float]:
-    """Take a batch whenever one is due until the time is over; return how long each was waited
-    for.
-    """
+    """Take a batch whenever one is due, until the time is over; return the wait for each."""
     waited = []
     for index in range(int(seconds * rate)):
         due = start + index / rate
@@ -72,7 +70,7 @@ def waits(batches: Iterator[None], start: float, seconds: float, rate: float) ->
 
 
 def bare_batches(address: str, number: int) -> Iterator[None]:
-    """Take batches from one call without end, that is read no sooner than a batch is wanted."""
+    """Take batches from one endless call, which is read only when a batch is due."""
     request = stream(batch_size=BATCH_SIZE, context_length=CONTEXT_LENGTH, seed=number)
     with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
         call = channel.unary_stream(METHOD)(request.SerializeToString())
@@ -88,7 +86,7 @@ _OWN_CONNECTION = threading.Lock()
 
 
 def client_batches(address: str, number: int) -> Iterator[None]:
-    """Take batches by the project's client, as RemoteBatches does, over a connection of its own."""
+    """Take batches by the project's client, as RemoteBatches does, over its own connection."""
     with _OWN_CONNECTION:
         option = ("grpc.use_local_subchannel_pool", 1)
         if option not in client_channel._OPTIONS:

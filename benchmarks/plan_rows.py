@@ -1,4 +1,4 @@
-"""How many rows should be planned at once? Microseconds a row, by order and number of rows.
+"""How many rows should be planned at once? Nanoseconds per row, by order and number of rows.
 
 Decides PLAN_ROWS in tokenfeed/sampling/plan.py and docs/decisions/0001-orders.md.
 Run: python -m benchmarks.plan_rows
@@ -42,13 +42,13 @@ def main() -> None:
 
 
 def nanoseconds(spec: StreamSpec, shape: Shape, rows: int) -> float:
-    """Return the median time of a row when so many are planned at once, on rank 0 of 8."""
+    """Return the median time per row if this many are planned at once, on rank 0 of 8."""
     samples = np.arange(rows, dtype=np.int64) * 8
     return _median_seconds(lambda: plan(spec, [shape], samples)) * 1e9 / rows
 
 
 def philox_nanoseconds(rows: int) -> float:
-    """Return the time of a row by numpy's own counter-based generator, for one run of samples."""
+    """Return the time per row of numpy's counter-based generator, for one run of samples."""
     return (
         _median_seconds(lambda: np.random.Philox(key=1337, counter=7).random_raw(rows)) * 1e9 / rows
     )

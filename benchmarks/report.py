@@ -1,4 +1,4 @@
-"""How every benchmark reports: machine, date, commit, and a table of medians and ratios."""
+"""The report of every benchmark: machine, date, commit, and a table of medians and ratios."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 def print_table(title: str, unit: str, rounds: dict[str, list[float]]) -> None:
     """Print a row for each contender: median, lowest and highest round, ratio to the first one.
 
-    rounds: the figures of each contender, one a round, measured in turn.
+    rounds: the figures of each contender, one per round, measured alternately.
     """
     print(f"{title}; {machine()}, {datetime.date.today()}, commit {commit()}")
     width = max(map(len, rounds))
@@ -26,7 +26,7 @@ def print_table(title: str, unit: str, rounds: dict[str, list[float]]) -> None:
 
 
 def machine() -> str:
-    """Return what the figures were measured on."""
+    """Return a description of this machine."""
     return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
 
 

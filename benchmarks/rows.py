@@ -1,4 +1,4 @@
-"""The corpus that contenders share, and rows of it: numpy alone, so that a server starts fast."""
+"""The corpus that contenders share, and its rows. Needs only numpy, so that servers start fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH_TOKENS = BATCH_SIZE * CONTEXT_LENGTH
 VOCAB_SIZE = 50_257
 
 FRAME_BATCHES = 8
-"""Batches in what is sent at once: about 1 MiB, as the frames of tokenfeed are."""
+"""Batches per message: about 1 MiB, like the frames of tokenfeed."""
 
 Rows = npt.NDArray[np.uint16]
 
@@ -25,8 +25,8 @@ _BLOCK_TOKENS = 1 << 24
 
 
 def write_corpus(path: Path, tokens: int) -> None:
-    """Write a file of random uint16 tokens, and wait until it is on the disk: what is still to be
-    written would disturb the first runs.
+    """Write a file of random uint16 tokens, and wait until it is on the disk, because pending
+    writes would disturb the first runs.
     """
     random = np.random.default_rng(0)
     with path.open("wb") as file:
@@ -39,14 +39,14 @@ def write_corpus(path: Path, tokens: int) -> None:
 def windows(path: Path) -> Rows:
     """Return all windows of T + 1 tokens as uint16 [tokens - T, T + 1], a view of the mapped file.
 
-    Fancy indexing takes rows out of it and lets go of the GIL meanwhile.
+    Fancy indexing copies rows out of it and releases the GIL meanwhile.
     """
     tokens: Rows = np.memmap(path, np.uint16, "r")
     return np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
 
 
 def random_rows(path: Path, batches: int) -> Iterator[Rows]:
-    """Yield uint16 [batches * B, T + 1] from random places of the corpus, without end."""
+    """Yield uint16 [batches * B, T + 1] from random offsets of the corpus, endlessly."""
     all_windows = windows(path)
     random = np.random.default_rng(1)
     while True:
@@ -54,9 +54,9 @@ def random_rows(path: Path, batches: int) -> Iterator[Rows]:
 
 
 def prepared_rows(path: Path, batches: int) -> list[Rows]:
-    """Return rows as `random_rows` yields them, made in advance: what remains is the way.
+    """Return rows like those of `random_rows`, made in advance, to measure only the transport.
 
-    32 MiB of them, so that they do not all stay in the nearest cache.
+    32 MiB, so that they do not all fit into the CPU's inner caches.
     """
     rows = random_rows(path, batches)
     return [next(rows) for _ in range(_PREPARED_FRAMES * FRAME_BATCHES // batches)]

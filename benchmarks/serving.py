@@ -1,6 +1,6 @@
-"""What benchmarks of a running server share: corpora on a disk, a page cache without them, streams.
+"""Helpers for benchmarks of a running server: corpora on a disk, a cold page cache, streams.
 
-No benchmark itself.
+This is not a benchmark itself.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CHANNEL_OPTIONS = (
     (ChannelOptions.SingleThreadedUnaryStream, 1),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""The client's own, and a connection for each channel."""
+"""The options of our client, and a separate connection for each channel."""
 _BLOCK_BYTES = 64 << 20
 
 
 @contextmanager
 def folder_on_disk() -> Iterator[Path]:
-    """Lend a folder for corpora, and say on which file system it is."""
+    """Yield a temporary folder for corpora, and print its file system."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR") or "/var/tmp") as name:
         kind = file_system(Path(name))
         print(f"corpora on {kind}, read_ahead_kb {read_ahead_kb(Path(name))}")
@@ -48,7 +48,7 @@ def folder_on_disk() -> Iterator[Path]:
 
 
 def file_system(path: Path) -> str:
-    """Return the kind of file system that a path is on."""
+    """Return the type of the file system of a path."""
     best = ("", "unknown")
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, *_ = line.split()
@@ -58,7 +58,7 @@ def file_system(path: Path) -> str:
 
 
 def read_ahead_kb(path: Path) -> str:
-    """Return how much the kernel reads ahead on the disk of a path."""
+    """Return the kernel's read-ahead in KiB for the disk of a path."""
     device = os.stat(path).st_dev
     block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     for folder in (block, block.parent):
@@ -68,7 +68,7 @@ def read_ahead_kb(path: Path) -> str:
 
 
 def write_corpus(path: Path, size_bytes: int, seed: int = 0) -> Path:
-    """Write random uint16 tokens, the same 64 MiB again and again, and have them reach the disk."""
+    """Write random uint16 tokens, the same 64 MiB repeatedly, and flush them to the disk."""
     tokens = np.random.default_rng(seed).integers(0, 50_257, _BLOCK_BYTES // 2, dtype=np.uint16)
     with path.open("wb") as file:
         for first in range(0, size_bytes, _BLOCK_BYTES):
@@ -78,7 +78,7 @@ def write_corpus(path: Path, size_bytes: int, seed: int = 0) -> Path:
 
 
 def drop(paths: Sequence[Path]) -> None:
-    """Have the page cache forget files, and make sure that it has."""
+    """Drop files from the page cache, and exit if that did not work."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -87,11 +87,11 @@ def drop(paths: Sequence[Path]) -> None:
     left = sum(resident_bytes(path) for path in paths)
     total = sum(path.stat().st_size for path in paths)
     if left > total // 100:
-        sys.exit(f"{left} of {total} bytes stay in the page cache; somebody else maps them?")
+        sys.exit(f"{left} of {total} bytes stay in the page cache; does another process map them?")
 
 
 def read_in(paths: Sequence[Path]) -> None:
-    """Bring files into the page cache."""
+    """Read files into the page cache."""
     block = bytearray(1 << 20)
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -100,7 +100,7 @@ def read_in(paths: Sequence[Path]) -> None:
 
 
 def resident_bytes(path: Path) -> int:
-    """Return how much of a file is in the page cache, as mincore says."""
+    """Return how many bytes of a file are in the page cache, according to mincore."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         view = np.frombuffer(mapped, dtype=np.uint8)
         pages = syscalls.residency(view.ctypes.data, view.size)
@@ -123,11 +123,11 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """The log so far."""
         return self._log.read_text()
 
     def wait_for_log(self, words: str, seconds: float = 60.0) -> str:
-        """Wait until it has logged some words; return the log."""
+        """Wait until the log contains these words; return the log."""
         deadline = time.monotonic() + seconds
         while words not in self.log:
             if time.monotonic() > deadline:
@@ -138,10 +138,9 @@ class Server:
 
 @contextmanager
 def served(*arguments: str | Path, module: str = "server", altered: str = "") -> Iterator[Server]:
-    """Run a server for the length of a with block.
+    """Run a server for the duration of a with block.
 
-    altered: statements to run in its process first, for a variant that the command line does not
-    offer.
+    altered: statements to run in its process first, for variants without a command-line option.
     """
     run = ["-m", module]
     if altered:
@@ -160,7 +159,7 @@ def served(*arguments: str | Path, module: str = "server", altered: str = "") ->
 
 
 def frame_sizes(address: str, request: pb.GetBatchRequest) -> Iterator[int]:
-    """Yield the size in bytes of every frame of a call, received and thrown away."""
+    """Yield the size in bytes of every frame of a call. The frames are discarded."""
     with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
         call = channel.unary_stream(METHOD)(request.SerializeToString())
         try:
@@ -173,8 +172,8 @@ def frame_sizes(address: str, request: pb.GetBatchRequest) -> Iterator[int]:
 def million_tokens_per_second(
     address: str, request: pb.GetBatchRequest, seconds: float, settle_seconds: float = 0.0
 ) -> float:
-    """Return the rate of a stream of uint16 tokens, as many as are received, over so many
-    seconds after it has settled.
+    """Return the rate of received uint16 tokens of a stream over this many seconds, after
+    settle_seconds.
     """
     begin = time.monotonic() + settle_seconds
     received = 0
@@ -189,7 +188,7 @@ def million_tokens_per_second(
 
 def stream(dataset: str = "", *, batch_size: int = 32, context_length: int = 2048, seed: int = 1,
            order: str = "random-1") -> pb.GetBatchRequest:  # fmt: skip
-    """Return a request for a stream without end."""
+    """Return a request for an endless stream."""
     return pb.GetBatchRequest(
         dataset=dataset, batch_size=batch_size, context_length=context_length, seed=seed,
         order=order,

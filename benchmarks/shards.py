@@ -1,8 +1,8 @@
-"""Does it matter how the files lie? One stream of 32 x 2048 from each way, warm, in turn.
+"""Does the file layout matter? One stream of 32 x 2048 from each layout, warm, alternately.
 
-The same tokens as one raw file, as 1,000 of them, as ten shards of llm.c, as 1,000 pairs of
-Megatron and as one file of int32 that is narrowed, from servers that run side by side and are asked
-one after the other. Run: python -m benchmarks.shards [--shards 1000] [--rounds 15]
+The same tokens as one raw file, as 1,000 raw files, as ten shards of llm.c, as 1,000 pairs of
+Megatron and as one file of int32 that is narrowed. The servers run at the same time, and the
+streams one after the other. Run: python -m benchmarks.shards [--shards 1000] [--rounds 15]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTLE_SECONDS = 0.3
 
 
 def main() -> None:
-    """Print the rate of each, for an order that draws windows and for one that permutes them."""
+    """Print the rate of each layout, for random-1 and for shuffled-1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def ways(whole: Path, folder: Path, shards: int) -> dict[str, list[str]]:
-    """Write the tokens of a file in each way.  Returns: what --data takes, by a name."""
+    """Write the tokens of a file in each layout.  Returns: the values of --data, by a name."""
     tokens = np.memmap(whole, dtype=np.uint16, mode="r")
     folders = {name: folder / name for name in ("raw", "llmc", "megatron")}
     for made in folders.values():
@@ -88,7 +88,7 @@ def ways(whole: Path, folder: Path, shards: int) -> dict[str, list[str]]:
 
 
 def write_megatron(path: Path, tokens: np.ndarray, sequence_tokens: int = 1000) -> None:
-    """Write tokens and an index of sequences that are each a document."""
+    """Write tokens and an index in which each sequence is a document."""
     tokens.tofile(path)
     begins = np.arange(0, tokens.size, sequence_tokens)
     lengths = np.diff(np.append(begins, tokens.size))

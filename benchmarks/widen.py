@@ -1,4 +1,4 @@
-"""Rows as they travel -> (x, y), for contenders that bring no way of their own."""
+"""Rows as they are sent -> (x, y), for contenders without their own conversion."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes an authority, a certificate of both servers and a token, unless there are some that fit and
-# still hold: for trying TLS out. The authority's key is thrown away, so that it signs nothing else.
+# Creates an authority, a certificate for both servers and a token, unless valid ones exist: for
+# trials of TLS. The authority's key is discarded, so that it signs nothing else.
 set -eu
 umask 077
 server=/secrets/server trainer=/secrets/trainer
@@ -22,10 +22,10 @@ echo "subjectAltName = DNS:server-a, DNS:server-b, DNS:localhost, IP:127.0.0.1" 
 openssl x509 -req -in server.csr -days 365 -extfile names -CA ca.crt -CAkey ca.key -CAcreateserial \
     -out server.crt
 openssl rand -hex 32 > token
-# Running servers know the new token before a trainer has it, and the last one for a while.
+# Running servers accept the new token before a trainer has it, and the previous token as well.
 { cat token; head -n 1 $server/tokens 2> /dev/null || true; } > tokens
 
-place() { # whole or not at all
+place() { # atomically
     cp "$1" "$2/.$1" && mv "$2/.$1" "$2/$1"
 }
 for name in server.key server.crt tokens; do place $name $server; done

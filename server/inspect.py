@@ -1,4 +1,4 @@
-"""python -m server.inspect: what files are, and what a server would assume of them, and why."""
+"""tokenfeed inspect: shows what token files are, what a server would assume, and why."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenfeed.commands import program
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 
@@ -27,28 +28,32 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.inspect"),
-        description="Says what files of tokens are, and what a server would assume of them.",
-        epilog="example: python -m server.inspect shards/*.bin --tokenizer tokenizer.json",
+        description="Show what token files are, and what a server would assume about them.",
+        epilog="example: tokenfeed inspect shards/*.bin --tokenizer tokenizer.json",
     )
     add_dataset_arguments(parser)
     parser.add_argument(
-        "--vocab-size", type=int, metavar="N", help="what --vocab-size of the server would be"
+        "--vocab-size", type=int, metavar="N", help="number of token ids, as for the server"
     )
     parser.add_argument(
-        "--tokens", type=int, default=16, metavar="N", help="to show (default: %(default)s)"
+        "--tokens",
+        type=int,
+        default=16,
+        metavar="N",
+        help="number of tokens to show (default: %(default)s)",
     )
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="tokenizer.json to decode them with; needs the tokenizers package",
+        help="tokenizer.json to decode these tokens; needs the tokenizers package",
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Inspect.  Returns: 0, 1 after an error said in one line, 130 after Ctrl-C."""
+    """Inspect.  Returns: 0, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
-    # A path need not be text.
+    # A path may contain bytes that are not text.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(stream=sys.stderr, level="WARNING", format="%(message)s")
     try:
@@ -71,23 +76,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> None:
-    """Print what is known of a dataset.  Raises: TokenfeedError."""
+    """Print what is known about a dataset.  Raises: TokenfeedError."""
     store, layout = dataset.store, dataset.store.shards[0].layout
     print(f"dataset {dataset.name}")
     print(f"  format: {layout.format} ({layout.why})")
     assumed = sum(shard.layout.dtype_assumed for shard in store.shards)
-    of_files = f" is assumed of {assumed:,} file(s); --dtype says otherwise" if assumed else ""
-    print(f"  dtype: {store.stored.name}{of_files}")
+    note = f" is assumed for {assumed:,} file(s); --dtype overrides it" if assumed else ""
+    print(f"  dtype: {store.stored.name}{note}")
     print(f"  served as: {store.dtype.name}{_why_served(store)}")
     print(f"  read by: {store.kind} ({dataset.why_store})")
     print(f"  tokens: {store.shape.token_count:,} in {len(store.shards):,} file(s)")
     if (known := dataset.documents) is not None:
-        print(f"  documents: {known.count:,}, known of {known.file_count:,} file(s)")
+        print(f"  documents: {known.count:,}, known for {known.file_count:,} file(s)")
     masks = masks_beside([shard.path for shard in store.shards])
     if masks:
         print(
-            f"  loss masks: beside {len(masks):,} file(s), not served; a server refuses them, or "
-            "takes --ignore-loss-mask"
+            f"  loss masks: next to {len(masks):,} file(s), not served; a server refuses them "
+            "without --ignore-loss-mask"
         )
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:
@@ -108,19 +113,17 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> Non
 
 def _why_served(store: TokenStore) -> str:
     if store.narrowing.is_identity:
-        return ", as they are stored"
+        return ", as stored"
     if not store.narrowing.needs_scan:
-        return ", which holds them all"
-    return ", by what was looked at; a server looks at every token, or takes --vocab-size"
+        return ", which all of them fit"
+    return ", by the checked tokens; a server checks every token, unless it has --vocab-size"
 
 
 def _decoded(tokens: list[int], tokenizer_path: str) -> str:
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        raise InvalidRequest(
-            "--tokenizer", "needs the tokenizers package: pip install tokenizers"
-        ) from None
+    except ImportError as error:
+        raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
     try:
         return str(Tokenizer.from_file(tokenizer_path).decode(tokens))
     except Exception as error:  # the library raises Exception itself

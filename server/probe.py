@@ -1,7 +1,7 @@
-"""python -m server.probe TARGET: whether a server is well, by its exit code.
+"""tokenfeed probe TARGET: reports the health of a server by its exit code.
 
-It asks grpc.health.v1 and reads nothing else, so that it needs no token and takes a moment. It
-speaks plaintext: a server with TLS is asked over its Unix socket.
+It calls only grpc.health.v1, so it needs no token and takes a moment. It speaks plaintext only:
+probe a server with TLS over its Unix socket.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tokenfeed.commands.extras import require_installed
+
 if __name__ == "__main__":
-    # Read once, when gRPC is imported: what it says of odd targets is said in one line here.
+    # Read once, when gRPC is imported. Errors are reported in one line here instead.
     os.environ["GRPC_VERBOSITY"] = "NONE"
+    require_installed("probe", "server", "grpc_health")
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -26,48 +29,48 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.probe"),
-        description="Asks a server whether it is well.",
-        epilog="example: python -m server.probe unix:/run/tokenfeed.sock",
+        description="Report the health of a server by the exit code.",
+        epilog="example: tokenfeed probe unix:/run/tokenfeed.sock",
     )
     parser.add_argument(
         "target",
         type=_target,
         metavar="TARGET",
-        help="HOST:PORT without TLS, or unix:PATH, which needs none",
+        help="HOST:PORT of a server without TLS, or unix:PATH",
     )
     parser.add_argument(
         "--dataset",
         type=_text,
         default="",
-        help="ask for one of its datasets (default: for all of it)",
+        help="name of a dataset to probe (default: the whole server)",
     )
     parser.add_argument(
         "--timeout-seconds",
         type=_seconds,
         default=2.0,
         metavar="S",
-        help="what answers later is not well (default: %(default)s)",
+        help="maximum number of seconds to wait for the answer (default: %(default)s)",
     )
     return parser
 
 
 def _text(word: str) -> str:
-    """Return a word that can travel."""
+    """Return a word that can be sent."""
     if not word.isprintable():
-        raise argparse.ArgumentTypeError(f"{word!r} cannot be asked")
+        raise argparse.ArgumentTypeError(f"{word!r} has characters that are not printable")
     return word
 
 
 def _target(word: str) -> str:
-    """Return a target that names no port that gRPC would take for another."""
+    """Return a target whose port gRPC does not reduce modulo 65536."""
     port = word.rpartition(":")[2]
     if port.isdecimal() and int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{word!r} cannot be asked")
+        raise argparse.ArgumentTypeError(f"{word!r}: port {port} is not in [0, 65535]")
     return _text(word)
 
 
 def _seconds(word: str) -> float:
-    """Return a number of seconds that can be waited for."""
+    """Return a valid number of seconds."""
     seconds = float(word)
     if not 0 < seconds <= 3600:
         raise argparse.ArgumentTypeError(f"{word} is not in (0, 3600]")
@@ -75,7 +78,7 @@ def _seconds(word: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print how it is, in one line.  Returns: 0 if it is well, 1 if it is not or does not say."""
+    """Print the status in one line.  Returns: 0 if it is SERVING, 1 if not or without an answer."""
     arguments = build_parser().parse_args(argv)
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(arguments.target, options) as channel:

@@ -1,7 +1,7 @@
-"""python -m server.verify: read every byte of a dataset, and keep its digest beside its files.
+"""tokenfeed verify: reads every byte of a dataset, and stores its digest next to its files.
 
-With it, servers of corpora above 1 GiB are compared by all of their content, and rot is found: what
-was read before and is as old and as long as it was has to be the same.
+With this digest, servers of corpora above 1 GiB can be compared by all of their content. Data
+corruption is found too: files of unchanged size and modification time must have the same digest.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.verify"),
-        description="Reads every byte of a dataset, and keeps its digest beside its files.",
+        description="Read every byte of a dataset, and store its digest next to its files.",
+        epilog="example: tokenfeed verify shards/ --dtype uint16",
     )
     add_dataset_arguments(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Verify.  Returns: 0 if all is well, 1 after an error said in one line, 130 after Ctrl-C."""
+    """Verify.  Returns: 0 if it is intact, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
@@ -41,16 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TokenfeedError as error:
         return print_error(error)
     except KeyboardInterrupt:
-        print("interrupted: nothing was kept", file=sys.stderr)
+        print("interrupted: no digest was stored", file=sys.stderr)
         return 130
     return 0
 
 
 def verify(source: Source, options: FormatOptions, storing: Storing | None = None) -> None:
-    """Read a dataset in full, compare it with what is known of it, and keep its digest.
+    """Read a dataset in full, compare its digest with the stored one, and store it.
 
-    Raises: InvalidCorpus if its content is another one than when it was last verified, or it cannot
-    be read.
+    Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
     dataset = open_dataset(source, options, TokenChecks(serves=False), storing)
     try:
@@ -63,13 +63,13 @@ def verify(source: Source, options: FormatOptions, storing: Storing | None = Non
         if known and known != found:
             raise InvalidCorpus(
                 store.shards[0].path,
-                f"has other content than when it was verified, with the same times of last write; "
-                f"{store.digest_path} says {known.hex()}",
+                "has changed since it was verified, although its modification times are the same; "
+                f"the digest in {store.digest_path} is {known.hex()}",
             )
         try:
-            print(f"kept in {store.keep_digest(found)}")
+            print(f"stored in {store.keep_digest(found)}")
         except OSError as error:
-            print(f"not kept: {store.digest_path} cannot be written: {error.strerror}")
+            print(f"not stored: {store.digest_path} cannot be written: {error.strerror}")
     finally:
         dataset.close()
 

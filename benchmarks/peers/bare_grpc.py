@@ -1,8 +1,8 @@
-"""A bare gRPC stream: frames made in advance, without end, widened where they are consumed.
+"""A bare gRPC stream: frames made in advance, endless, widened by the client.
 
-What tokenfeed would reach if planning, gathering, checksum and hand-over cost nothing. Source:
-grpc.io/docs/guides/performance (Python: one stream instead of many calls, the sync API's
-single-threaded unary stream), and what was measured for client/transport/channel.py.
+This is what tokenfeed would reach if planning, gathering, checksums and delivery cost nothing.
+Source: grpc.io/docs/guides/performance (Python: one stream instead of many calls, the sync API's
+single-threaded unary stream), and the measurements for client/transport/channel.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLIENT_OPTIONS = (
 
 @contextmanager
 def batches(path: Path) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     with serving("benchmarks.peers.bare_grpc", "--serve", "--data", str(path)) as address:
         channel = grpc.insecure_channel(address, _CLIENT_OPTIONS)
         frames: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
@@ -57,7 +57,7 @@ def _widened(frames: Iterator[bytes]) -> Iterator[tuple[torch.Tensor, torch.Tens
 
 
 def serve(path: Path) -> None:
-    """Send frames to whoever calls, until terminated."""
+    """Send frames to every caller, until terminated."""
     frames = [rows.tobytes() for rows in prepared_rows(path, FRAME_BATCHES)]
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
         lambda _, __: itertools.cycle(frames)

@@ -1,9 +1,9 @@
-"""PyTorch's DataLoader over a local memmap: a sweep of what its documentation offers.
+"""PyTorch's DataLoader over a local memmap: a sweep of the options in its documentation.
 
 Source: docs.pytorch.org/docs/stable/data.html: automatic batching with the default collate function
-("rows"), or, where the dataset reads faster in bulk, `batch_size=None` and a sampler that yields
+("rows"), or, for datasets that read faster in bulk, `batch_size=None` and a sampler that yields
 lists of indices ("batches"); workers, their prefetch factor, persistent workers. The sampler draws
-with replacement, 32 indices at a time: one without would make a permutation of all windows first.
+with replacement, 32 indices at a time. Without replacement it would first permute all windows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENDLESS = 1 << 40
 
 
 class Windows(Dataset[Pair]):
-    """Every window of the corpus, by its first token."""
+    """All windows of the corpus, indexed by their first token."""
 
     def __init__(self, path: Path) -> None:
         """Map the corpus."""
@@ -59,7 +59,7 @@ class Windows(Dataset[Pair]):
 def batches(
     path: Path, *, bulk: bool, workers: int, prefetch: int | None = None
 ) -> Iterator[Iterator[Pair]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     dataset = Windows(path)
     rows = RandomSampler(dataset, replacement=True, num_samples=_ENDLESS)
     loader = DataLoader(
@@ -70,7 +70,7 @@ def batches(
         prefetch_factor=prefetch,
         persistent_workers=workers > 0,
     )
-    # The workers start when the first batch is asked for, as in a training loop.
+    # The workers start when the first batch is requested, as in a training loop.
     yield (batch for batch in loader)
 
 

@@ -1,9 +1,9 @@
-"""Arrow Flight: uint16 rows as a column of fixed-size lists, widened where they are consumed.
+"""Arrow Flight: uint16 rows as a column of fixed-size lists, widened by the client.
 
 Source: arrow.apache.org/docs/python/flight.html and docs/cpp/flight.html (best practices), and the
 Flight recipes of the Arrow Python cookbook: `do_get` answers with a RecordBatchStream of a table,
-which C++ sends without coming back to Python, or with a GeneratorStream. The first gets batches
-made in advance, so it has less to do than we have; the second gathers, as we do. No compression.
+which C++ sends without Python, or with a GeneratorStream. The first sends batches made in advance,
+so it does less work than we do; the second gathers, as we do. No compression.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REPEATS = 2000
 def batches(
     path: Path, *, prepared: bool, message_batches: int
 ) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     ticket = pa.flight.Ticket(json.dumps([prepared, message_batches]).encode())
     with (
         serving("benchmarks.peers.flight", "--serve", "--data", str(path)) as address,
@@ -71,7 +71,7 @@ class Server(pa.flight.FlightServerBase):
     def do_get(
         self, context: pa.flight.ServerCallContext, ticket: pa.flight.Ticket
     ) -> pa.flight.FlightDataStream:
-        """Send what the ticket names."""
+        """Send the rows of a ticket."""
         prepared, message_batches = json.loads(ticket.ticket)
         if prepared:
             messages = [_message(rows) for rows in prepared_rows(self._path, message_batches)]

@@ -1,9 +1,9 @@
-"""grain: MapDataset over the mapped file, in this process or in workers of its own.
+"""grain: MapDataset over the mapped file, in this process or in worker processes.
 
 Source: google-grain.readthedocs.io, "Dataset basics" (source, seed, shuffle, repeat, batch, with
 `ReadOptions` for its reading threads), `IterDataset.mp_prefetch` for workers and
-docs/performance/autotuning.md of github.com/google/grain for what to turn. Rows stay
-uint16 until they are a batch.
+docs/performance/autotuning.md of github.com/google/grain for its settings. Rows stay uint16 until
+they form a batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Windows:
         return row
 
     def __reduce__(self) -> tuple[type[Windows], tuple[Path]]:
-        """Travel to a worker as a path, not as half a gigabyte."""
+        """Pickle the path, not half a gigabyte of tokens."""
         return Windows, (self._path,)
 
 
@@ -56,7 +56,7 @@ class Windows:
 def batches(
     path: Path, *, threads: int, buffer: int, workers: int
 ) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     # Workers are started with absl's flags, which only an absl application has parsed.
     flags.FLAGS(["grain_peer"])
     dataset = (

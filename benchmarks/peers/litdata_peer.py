@@ -2,8 +2,8 @@
 
 Source: "LLM pre-training" in the README of github.com/Lightning-AI/litData (lightning.ai/docs):
 `optimize` with a TokensLoader and chunks of a whole number of blocks, blocks of T + 1 tokens, a
-StreamingDataLoader with shuffle and drop_last; its workers, from none to one a core. Blocks stay
-uint16 until they are a batch, which is faster than widening each.
+StreamingDataLoader with shuffle and drop_last; from no worker to one per core. Blocks stay uint16
+until they form a batch, which is faster than widening each one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK_TOKENS = ROW_TOKENS * 8012  # as in the README: 32 MiB
 
 @contextmanager
 def batches(path: Path, *, workers: int) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
     dataset = StreamingDataset(
@@ -53,7 +53,7 @@ def _epochs(loader: torch.utils.data.DataLoader) -> Iterator[tuple[torch.Tensor,
 
 
 def _chunks(path: Path) -> Path:
-    """Return the folder of chunks beside the corpus; the first run makes it."""
+    """Return the folder of chunks next to the corpus. The first run creates it."""
     folder = path.with_suffix(".litdata")
     if not folder.exists():
         from litdata import TokensLoader, optimize

@@ -2,8 +2,8 @@
 
 Source: docs.mosaicml.com/projects/streaming ("Main concepts", "Basic dataset conversion",
 "Performance tuning"): MDS, its fastest format, with an `ndarray` column of static type and shape;
-local shards, `batch_size` given to the dataset as well, the default shuffle; and the workers of the
-DataLoader, from none to one a core. Rows stay uint16 until they are a batch.
+local shards, `batch_size` given to the dataset as well, the default shuffle; and from no worker of
+the DataLoader to one per core. Rows stay uint16 until they form a batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = {
 
 @contextmanager
 def batches(path: Path, *, workers: int) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     _require_torchvision()
     from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
@@ -56,7 +56,7 @@ def _epochs(loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _shards(path: Path) -> Path:
-    """Return the folder of shards beside the corpus; the first run makes it."""
+    """Return the folder of shards next to the corpus. The first run creates it."""
     folder = path.with_suffix(".mds")
     if not folder.exists():
         from streaming import MDSWriter
@@ -69,9 +69,9 @@ def _shards(path: Path) -> Path:
 
 
 def _require_torchvision() -> None:
-    """Put something in the place of torchvision if it does not load.
+    """Replace torchvision by stubs if it cannot be imported.
 
-    `streaming` imports it for its image datasets; its wheel on PyPI does not load beside a torch
+    `streaming` imports it for its image datasets. The wheel of PyPI cannot be imported with a torch
     without CUDA.
     """
     try:
@@ -81,7 +81,7 @@ def _require_torchvision() -> None:
             del sys.modules[name]
         for name in ("", ".datasets", ".transforms", ".transforms.functional"):
             module = ModuleType(f"torchvision{name}")
-            # An image dataset wants a base class and a function; none is ever made.
+            # The image datasets need a base class and a function at import. They are never used.
             vars(module).update(VisionDataset=object, CIFAR10=object, to_tensor=None)
             module.__spec__ = ModuleSpec(module.__name__, None)
             sys.modules[module.__name__] = module

@@ -1,7 +1,7 @@
-"""nanoGPT's get_batch, in this process: what most training loops of one file do.
+"""nanoGPT's get_batch, in this process, as in most single-file training loops.
 
-Source: `get_batch` in train.py of github.com/karpathy/nanoGPT. As there, the map is opened anew for
-each batch and each row is widened by itself; there is nothing to set.
+Source: `get_batch` in train.py of github.com/karpathy/nanoGPT. As there, the map is reopened for
+each batch, and each row is widened separately. There are no settings.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SETTINGS = ONE_SETTING
 
 @contextmanager
 def batches(path: Path) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     yield iter(lambda: get_batch(path), None)
 
 
 def get_batch(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch from random places."""
+    """Return a batch of random windows."""
     tokens = np.memmap(path, dtype=np.uint16, mode="r")
     starts = torch.randint(len(tokens) - CONTEXT_LENGTH, (BATCH_SIZE,))
 

@@ -1,8 +1,8 @@
-"""Raw TCP: the ceiling. As many bytes through a socket, neither gathered nor checked nor widened.
+"""Raw TCP, the upper bound: the same bytes through a socket, not gathered, checked or widened.
 
 Source: Python's Socket Programming HOWTO and the `socket` module's reference
-(docs.python.org/3/howto/sockets.html): `sendall` of what is ready, `recv_into` a buffer that is
-kept. Frames of 8 batches, as ours.
+(docs.python.org/3/howto/sockets.html): `sendall` of prepared frames, `recv_into` a buffer that is
+reused. Frames of 8 batches, like ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTINGS = ONE_SETTING
 
 @contextmanager
 def batches(path: Path) -> Iterator[Iterator[Rows]]:
-    """Lend an iterator over uint16 [B, T + 1]; each is overwritten by a later one."""
+    """Yield an iterator over uint16 [B, T + 1]; each is overwritten by a later one."""
     with serving("benchmarks.peers.tcp", "--serve", "--data", str(path)) as address:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as connection:

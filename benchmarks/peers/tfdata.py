@@ -3,7 +3,7 @@
 Source: tensorflow.org/api_docs/python/tf/data/experimental/service (module and `distribute`) and
 tensorflow.org/guide/data_performance: records of fixed length, shuffled and batched in the service,
 AUTOTUNE and prefetch on both sides, no compression on one machine; widened by the client, so that 2
-bytes a token travel. An element is a batch, or several that the client takes apart.
+bytes per token are sent. An element is a batch, or several batches that the client splits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHUFFLED_ROWS = 1024
 
 @contextmanager
 def batches(path: Path, *, element_batches: int) -> Iterator[Iterator[tuple[Any, Any]]]:
-    """Lend an iterator over (x, y), int64 on the CPU, as numpy arrays over TensorFlow's memory."""
+    """Yield an iterator over (x, y), int64 on the CPU, as numpy arrays over TensorFlow's memory."""
     import tensorflow as tf
 
     rows = element_batches * BATCH_SIZE
@@ -63,7 +63,7 @@ def batches(path: Path, *, element_batches: int) -> Iterator[Iterator[tuple[Any,
 
 
 def serve(path: Path) -> None:
-    """Be dispatcher and worker until terminated; the dataset comes from the client."""
+    """Run dispatcher and worker until terminated. The dataset comes from the client."""
     from tensorflow.data.experimental import service
 
     dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))

@@ -1,4 +1,4 @@
-"""Ourselves: `python -m server` and RemoteBatches, as the README shows them."""
+"""tokenfeed itself: the server and RemoteBatches, as the README shows them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = ONE_SETTING
 
 @contextmanager
 def batches(path: Path) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """Lend an iterator over (x, y), int64 on the CPU."""
+    """Yield an iterator over (x, y), int64 on the CPU."""
     command = ("server", "--data", str(path), "--host", "127.0.0.1", "--port", "0")
     with (
         serving(*command, "--log-level", "warning") as address,

@@ -1,1 +1,1 @@
-"""The server's command line: its options, and the only place where its parts are put together."""
+"""The server's command line: its options, and the only place that wires the server's parts."""

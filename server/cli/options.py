@@ -1,4 +1,4 @@
-"""The options of python -m server, by what they are about."""
+"""The options of `tokenfeed serve`, in groups."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server"),
-        description="Serves token files as batches over gRPC.",
-        epilog="example: python -m server --data train.bin --data val=val_*.bin --port 50051",
+        description="Serve token files as batches over gRPC.",
+        epilog="example: tokenfeed serve --data train.bin --data val=val_*.bin --port 50051",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_datasets(parser.add_argument_group("datasets"))
-    _add_text(parser.add_argument_group("datasets that are text"))
-    _add_addresses(parser.add_argument_group("where it listens, and to whom"))
+    _add_text(parser.add_argument_group("text datasets"))
+    _add_addresses(parser.add_argument_group("network and access"))
     _add_limits(parser.add_argument_group("limits"))
     parser.add_argument(
         "--reflection",
         action="store_true",
-        help="describe the services to tools that ask by gRPC's reflection",
+        help="answer gRPC server reflection, by which tools find the services",
     )
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning"),
         default="info",
-        help="debug has the tracebacks of errors that nobody foresaw (default: %(default)s)",
+        help="log level; debug adds the traceback of every unexpected error (default: %(default)s)",
     )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser
@@ -47,8 +47,8 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         action="append",
         required=True,
         metavar=("[NAME=]PATH", "PATH"),
-        help="a dataset: a file of tokens, or several files, a glob or a folder of *.bin as its "
-        "shards; may be given several times",
+        help="a dataset: token files, a glob or a folder, whose files are its shards; may be given "
+        "several times",
     )
     group.add_argument(
         "--format",
@@ -56,8 +56,8 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         default=[],
         type=partial(_of_a_dataset, FORMAT_NAMES),
         metavar="[NAME=]FORMAT",
-        help=f"what the files of a dataset, or of all, are: {', '.join(FORMAT_NAMES)} (default: "
-        "what they look like)",
+        help=f"file format of one or all datasets: {', '.join(FORMAT_NAMES)}; may be given several "
+        "times (default: detected)",
     )
     group.add_argument(
         "--dtype",
@@ -65,8 +65,8 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         default=[],
         type=partial(_of_a_dataset, tuple(STORED)),
         metavar="[NAME=]TYPE",
-        help=f"type of the tokens in files that do not say it: {', '.join(STORED)} (default: "
-        "uint16); one that says another is refused",
+        help=f"token type for files that do not record one: {', '.join(STORED)}; a file that "
+        "records another type is refused; may be given several times (default: uint16)",
     )
     group.add_argument(
         "--read",
@@ -74,36 +74,36 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         default=[],
         type=partial(_of_a_dataset, WAYS),
         metavar="[NAME=]WAY",
-        help=f"how the files of a dataset, or of all, are read: {', '.join(WAYS)} (default: "
-        "pread on network file systems, else map)",
+        help=f"how to read the files of one or all datasets: {', '.join(WAYS)}; may be given "
+        "several times (default: pread on network file systems, else map)",
     )
     group.add_argument(
         "--immutable",
         action="store_true",
-        help="files never change while they are served: nobody looks at them",
+        help="do not poll the files, because they never change while they are served",
     )
     group.add_argument(
         "--vocab-size",
         type=int,
         metavar="N",
-        help="refuse to start if a token looked at is N or more",
+        help="number of token ids; refuse to start if a checked token is N or more",
     )
     group.add_argument(
         "--check-all-tokens",
         action="store_true",
-        help="look at every token, not at a sample of a large corpus",
+        help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
     )
     group.add_argument(
         "--ignore-loss-mask",
         action="store_true",
-        help="serve shards that have a loss mask (X.ds.loss) without it: prompts are learned too",
+        help="serve shards with a loss mask (X.ds.loss) without it; prompts are then learned too",
     )
     group.add_argument(
         "--warm-up-bytes",
         type=int,
         metavar="BYTES",
-        help="bring datasets into memory while they are served, as long as all that is brought in "
-        "has at most so many bytes; 0 brings in none (default: what there is room for)",
+        help="preload datasets into memory, up to this many bytes in total; 0 disables it "
+        "(default: what fits)",
     )
 
 
@@ -111,23 +111,22 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help='for --data that is text (parquet, jsonl, .txt): tokenizer.json, or "bytes"; it is '
-        "ingested into a cache before it is served",
+        help='tokenizer.json, or "bytes", for --data that is text (parquet, jsonl, .txt); the text '
+        "is ingested into a cache before it is served",
     )
     group.add_argument(
         "--text-column",
         default="text",
         metavar="NAME",
-        help="of such parquet and jsonl (default: %(default)s)",
+        help="column of parquet and field of jsonl that has the text (default: %(default)s)",
     )
     group.add_argument(
-        "--append-token", metavar="TEXT", help="after each document of such text: <|endoftext|>"
+        "--append-token", metavar="TEXT", help="token after each document, such as <|endoftext|>"
     )
     group.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="where such text is ingested to (default: tokenfeed in $XDG_CACHE_HOME, or in "
-        "~/.cache)",
+        help="folder for ingested text (default: tokenfeed in $XDG_CACHE_HOME, or in ~/.cache)",
     )
 
 
@@ -139,27 +138,27 @@ def _add_addresses(group: argparse._ArgumentGroup) -> None:
         "--port",
         type=int,
         default=50051,
-        help="port to listen on, 0 for any free one (default: %(default)s)",
+        help="port to listen on; 0 picks a free one (default: %(default)s)",
     )
     group.add_argument(
         "--unix",
         action="append",
         default=[],
         metavar="PATH",
-        help="also listen on a Unix socket, for trainers on this machine; may be given several "
-        "times",
+        help="also listen on this Unix socket, for trainers on the same machine; may be given "
+        "several times",
     )
-    for option, what in (
-        ("--tls-cert", "certificate chain of this server, PEM; renewed files are noticed"),
-        ("--tls-key", "its private key, PEM"),
-        ("--tls-client-ca", "take only clients with a certificate that this authority signed, PEM"),
-        ("--token-file", "take only clients with one of these bearer tokens, one a line"),
+    for option, text in (
+        ("--tls-cert", "PEM file of the server's certificate chain; reloaded when it changes"),
+        ("--tls-key", "PEM file of its private key; reloaded when it changes"),
+        ("--tls-client-ca", "accept only clients with a certificate signed by this PEM authority"),
+        ("--token-file", "accept only clients that send one of these bearer tokens, one per line"),
     ):
-        group.add_argument(option, metavar="PATH", help=what)
+        group.add_argument(option, metavar="PATH", help=text)
     group.add_argument(
         "--allow-plaintext-token",
         action="store_true",
-        help="let tokens travel without TLS, where something else protects the network",
+        help="accept bearer tokens without TLS, on a network that is protected otherwise",
     )
 
 
@@ -169,47 +168,47 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=1 << 30,
         metavar="BYTES",
-        help="refuse batches above this size (default: %(default)s)",
+        help="maximum size of a batch in bytes (default: %(default)s)",
     )
     group.add_argument(
         "--max-request-bytes",
         type=int,
         default=1 << 16,
         metavar="BYTES",
-        help="refuse requests above this size (default: %(default)s)",
+        help="maximum size of a request in bytes (default: %(default)s)",
     )
     group.add_argument(
         "--max-streams",
         type=int,
         default=512,
         metavar="N",
-        help="serve so many streams at once, of which each may use two threads; others are asked "
-        "to come back (default: %(default)s)",
+        help="maximum number of concurrent streams (two threads each); further clients are told to "
+        "retry (default: %(default)s)",
     )
     group.add_argument(
         "--max-streams-per-peer",
         type=int,
         metavar="N",
-        help="and so many of them from one address (default: half of --max-streams)",
+        help="maximum number of streams from one address (default: half of --max-streams)",
     )
     group.add_argument(
         "--send-timeout-seconds",
         type=float,
         default=30.0,
         metavar="S",
-        help="end a stream whose client has not read for so long (default: %(default)s)",
+        help="close a stream if its client reads nothing for S seconds (default: %(default)s)",
     )
     group.add_argument(
         "--drain-seconds",
         type=float,
         default=2.0,
         metavar="S",
-        help="exit so long after SIGTERM at the latest (default: %(default)s)",
+        help="maximum number of seconds from SIGTERM to exit (default: %(default)s)",
     )
 
 
 def _of_a_dataset(allowed: Sequence[str], word: str) -> str:
-    """Return a word that is [NAME=]VALUE, with a value that is allowed."""
+    """Return a word of the form [NAME=]VALUE with an allowed value."""
     if word.rpartition("=")[2] not in allowed:
-        raise argparse.ArgumentTypeError(f"{word!r} is not [NAME=] and one of {', '.join(allowed)}")
+        raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(allowed)}")
     return word

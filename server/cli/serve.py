@@ -1,4 +1,4 @@
-"""Wires what python -m server is made of: options -> objects -> serve. The only place that does."""
+"""Wires the parts of `tokenfeed serve`: options -> objects -> serve."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 
 def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> int:
-    """Serve until SIGTERM or Ctrl-C.  Returns: 0 when stopped, 1 after an error said in one line.
+    """Serve until SIGTERM or Ctrl-C.  Returns: 0 when stopped, 1 after an error in one line.
 
-    signals: those of this process; None never stops it.
+    signals: the signals of this process; None means that it never stops.
     """
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
 
 
 def serve(arguments: argparse.Namespace, signals: Signals) -> None:
-    """Open the datasets, listen, and return once a signal has come.  Raises: TokenfeedError."""
+    """Open the datasets, listen, and return after SIGTERM or SIGINT.  Raises: TokenfeedError."""
     require_fast_checksum()
     keep_freed_memory()
     listener.allow_connections()
@@ -96,7 +96,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     addresses += [listener.bind_unix(server, path) for path in arguments.unix]
     reloads = signals.reloads(arguments.drain_seconds)
     rescans = RescanWorker()
-    # Each is a thread of its own: no file system of a dataset holds up health, tokens or others.
+    # Each has its own thread: a slow file system must not delay health, tokens or other datasets.
     pollers = [Poller({"health": health.poll})]
     if not arguments.immutable:
         pollers += [poll_files(dataset, rescans) for dataset in datasets.values()]
@@ -109,7 +109,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         if tokens:
             tokens.request_reload()
         else:
-            _LOG.info("ignored SIGHUP: there is no --token-file to read anew")
+            _LOG.info("SIGHUP ignored: there is no --token-file to reload")
     _LOG.info("stopping")
     for drain in drains:
         drain()
@@ -122,18 +122,18 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
 
 
 def poll_files(dataset: Dataset, rescans: RescanWorker) -> Poller:
-    """Look at the files of a dataset from now on, one after the other, again and again."""
+    """Start to poll the files of a dataset, one after the other, in an endless cycle."""
     count = len(dataset.store.shards)
-    turns = itertools.cycle(range(count))
+    shards = itertools.cycle(range(count))
 
     def poll() -> None:
-        dataset.poll_file(next(turns), rescans.submit, rescans.closed)
+        dataset.poll_file(next(shards), rescans.submit, rescans.closed)
 
-    return Poller({f"dataset={dataset.name}": poll}, pause_seconds(count))
+    return Poller({f"files:{dataset.name}": poll}, pause_seconds(count))
 
 
 def _print_line(line: str) -> None:
-    """Print a line.  Raises: InvalidRequest where nobody can read it."""
+    """Print a line.  Raises: InvalidRequest if stdout cannot be written."""
     try:
         print(line, flush=True)
     except OSError as error:
@@ -141,7 +141,7 @@ def _print_line(line: str) -> None:
 
 
 def tls_credentials(arguments: argparse.Namespace) -> grpc.ServerCredentials | None:
-    """Return what the command line says of TLS; None is plaintext.  Raises: InvalidRequest."""
+    """Return the TLS credentials; None is plaintext.  Raises: InvalidRequest."""
     cert, key, client_ca = arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca
     if not (cert or key or client_ca):
         return None
@@ -152,7 +152,7 @@ def tls_credentials(arguments: argparse.Namespace) -> grpc.ServerCredentials | N
 
 
 def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
-    """Return what the command line allows.  Raises: InvalidRequest."""
+    """Return the limits of the command line.  Raises: InvalidRequest."""
     require_range("--max-request-bytes", arguments.max_request_bytes, 1 << 10, 1 << 31)
     require_range("--max-streams", arguments.max_streams, 1, 1 << 15)
     peer_streams = arguments.max_streams_per_peer
@@ -160,8 +160,8 @@ def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
         peer_streams = max(1, arguments.max_streams // 2)
     require_range("--max-streams-per-peer", peer_streams, 1, 1 << 15)
     for name in ("send_timeout_seconds", "drain_seconds"):
-        if not getattr(arguments, name) > 0:
-            raise InvalidRequest(f"--{name.replace('_', '-')}", "has to be above 0")
+        if not (seconds := getattr(arguments, name)) > 0:
+            raise InvalidRequest(f"--{name.replace('_', '-')}", f"{seconds} is not above 0")
     return StreamLimits(arguments.max_streams, peer_streams, arguments.send_timeout_seconds)
 
 
@@ -170,12 +170,12 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     if arguments.vocab_size is not None:
         require_range("--vocab-size", arguments.vocab_size, 1, 1 << 32)
     if arguments.check_all_tokens and arguments.vocab_size is None:
-        raise InvalidRequest("--check-all-tokens", "needs --vocab-size to check them against")
+        raise InvalidRequest("--check-all-tokens", "needs --vocab-size")
     require_range("--max-batch-bytes", arguments.max_batch_bytes, 1, 1 << 63)
     if arguments.warm_up_bytes is not None:
         require_range("--warm-up-bytes", arguments.warm_up_bytes, 0, 1 << 63)
     if arguments.tokenizer is not None and not any(map(is_text, arguments.data)):
-        raise InvalidRequest("--tokenizer", "is for --data that is text, and none is")
+        raise InvalidRequest("--tokenizer", "is for --data that is text, but no --data is text")
     sources = [source for words in arguments.data for source in _sources(words, arguments)]
     require_distinct_names(sources)
     names = [source.name for source in sources]
@@ -196,11 +196,11 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
 
 
 def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Source]:
-    """Return the datasets of one --data; text is ingested first.  Raises: TokenfeedError."""
+    """Return the datasets of one --data. Text is ingested first.  Raises: TokenfeedError."""
     if not is_text(words):
         return parse_datasets(words)
     if arguments.tokenizer is None:
-        cure = "pass --tokenizer, or ingest it first: python -m server.ingest"
+        cure = "pass --tokenizer, or ingest it first: tokenfeed ingest"
         raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     texts = TextCache(
@@ -214,11 +214,11 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Source
 
 
 def log_opened(dataset: Dataset) -> None:
-    """Say what a dataset was found to be, and what was assumed."""
+    """Log what a dataset is, and what was assumed."""
     store, layout = dataset.store, dataset.store.shards[0].layout
     _LOG.info(
-        "opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s read=%s "
-        "because=%s",
+        "dataset opened name=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s "
+        "read=%s because=%s",
         dataset.name,
         layout.format,
         len(store.shards),
@@ -232,8 +232,8 @@ def log_opened(dataset: Dataset) -> None:
     assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
     if assumed:
         _LOG.info(
-            "assumed dataset=%s format=%s dtype=%s files=%d: %s; "
-            "--format and --dtype say otherwise",
+            "format assumed dataset=%s format=%s dtype=%s files=%d: %s; --format and --dtype "
+            "override it",
             dataset.name,
             layout.format,
             layout.dtype.name,

@@ -1,6 +1,4 @@
-"""The tokens of a dataset laid end to end, file after file: what its fingerprint and its digest are
-of, and what is looked for in them.
-"""
+"""The concatenated tokens of a dataset's files: read for its fingerprint, digest and checks."""
 
 from __future__ import annotations
 
@@ -27,16 +25,16 @@ from ..storage.store import PIECE_BYTES, Piece, StoredShard, TokenStore
 _READERS = 16
 _BLOCKS_AT_ONCE = 256
 _THREADED_BYTES_MIN = 1 << 16
-"""Of smaller blocks, threads would mostly wait for each other: 4,096 of 4 KiB took 1.0 s of a hot
-file in 16 threads and 0.4 in one. 2 cores, 2026-11."""
+"""Smaller blocks are read in one thread: with 16, 4,096 blocks of 4 KiB of a cached file took 1.0 s
+instead of 0.4, because the threads mostly wait for each other. 2 cores, 2026-11."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one block of the content was found to hold.
+    """The hash and the scan of one block of the content.
 
-    token_max: greatest token, -1 where nobody had to look.  halves: by file, of those whose tokens
-    were taken for uint16 because nothing says otherwise.
+    token_max: greatest token; -1 if none was scanned.  halves: by file, for files whose tokens are
+    assumed to be uint16.
     """
 
     size_bytes: int
@@ -46,7 +44,7 @@ class Block:
 
 
 class Content:
-    """The files' tokens laid end to end, as the fingerprint sees them."""
+    """The concatenated tokens of all files, as the fingerprint covers them."""
 
     def __init__(self, store: TokenStore, read: Callable[[int, int, int], bytes]) -> None:
         """Read nothing yet.  read: `read` or `read_served` of the store."""
@@ -57,31 +55,31 @@ class Content:
         self.size_bytes: int = ends[-1]
 
     def scan(self, vocab_size: int | None, *, complete: bool = False) -> Iterator[Block]:
-        """Read the blocks that the fingerprint is of, or all, and look at their tokens.
+        """Read the blocks that the fingerprint covers, or all blocks, and scan their tokens.
 
-        Yields: what was found, in order.  Raises: InvalidCorpus.
+        Yields: the blocks in order.  Raises: InvalidCorpus.
         """
         return self._each(partial(self._scan_block, vocab_size), complete=complete)
 
     def hashed(self, *, complete: bool = False) -> Iterator[Block]:
-        """As `scan`, whatever tokens are in them.  Raises: InvalidCorpus if they cannot be read."""
+        """Like `scan`, without a scan of tokens.  Raises: InvalidCorpus if they cannot be read."""
         return self._each(self._hash_block, complete=complete)
 
     def _each(
         self, scan_block: Callable[[tuple[int, int]], Block], *, complete: bool
     ) -> Iterator[Block]:
-        """Read blocks in several threads, or ahead if they are small."""
+        """Read blocks in several threads, or small blocks in one thread with read-ahead."""
         blocks = identity.content_blocks(self.size_bytes, complete=complete)
         with ThreadPoolExecutor(_READERS, "tokenfeed-scan") as readers:
-            while some := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
-                if some[0][1] - some[0][0] < _THREADED_BYTES_MIN:
-                    self._read_ahead(some)
-                    yield from map(scan_block, some)
+            while group := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
+                if group[0][1] - group[0][0] < _THREADED_BYTES_MIN:
+                    self._read_ahead(group)
+                    yield from map(scan_block, group)
                 else:
-                    yield from readers.map(scan_block, some)
+                    yield from readers.map(scan_block, group)
 
     def _read_ahead(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """Have small blocks be read from now on, all of them at once."""
+        """Start to read small blocks ahead, all of them at once."""
         pieces = [piece for block in blocks for piece in self._pieces(*block)]
         shard, first_byte, end_byte = np.array(pieces, dtype=np.int64).T
         token_bytes = self._store.stored.itemsize
@@ -108,16 +106,16 @@ class Content:
             content = self._read(index, first, end - first)
             digest.update(content)
             tokens, first_token = _whole_tokens(content, first, stored)
-            look = self._store.narrowing.scan(tokens, vocab_size)
-            if look.wrong_place is not None:
-                raise _no_token(shard, tokens, first_token, look, vocab_size)
-            token_max = max(token_max, look.greatest)
+            found = self._store.narrowing.scan(tokens, vocab_size)
+            if found.wrong_place is not None:
+                raise _invalid_token(shard, tokens, first_token, found, vocab_size)
+            token_max = max(token_max, found.greatest)
             if shard.layout.dtype_assumed and stored.itemsize == 2:
                 halves[index] = Halves.of(tokens, first_token)
         return Block(block[1] - block[0], digest.digest(), token_max, halves)
 
     def _pieces(self, first_byte: int, end_byte: int) -> Iterator[tuple[int, int, int]]:
-        """Cut a block at the borders of the files: each piece's file, first byte and end byte
+        """Split a block at the borders of files: yield each piece's file, first byte and end byte
         within that file's tokens.
         """
         index = bisect.bisect_right(self._ends, first_byte)
@@ -129,8 +127,8 @@ class Content:
 
 
 def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Tokens, int]:
-    """Return the tokens that lie wholly in a piece of a file, and the place of the first of them in
-    the file.
+    """Return the tokens that are completely within a piece of a file, and the index of the first of
+    them in the file.
     """
     skipped = -first_byte % dtype.itemsize
     count = max(0, len(content) - skipped) // dtype.itemsize
@@ -138,28 +136,29 @@ def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Token
     return tokens, (first_byte + skipped) // dtype.itemsize
 
 
-def _no_token(
-    shard: StoredShard, tokens: Tokens, first_token: int, look: TokenScan, vocab_size: int | None
+def _invalid_token(
+    shard: StoredShard, tokens: Tokens, first_token: int, found: TokenScan, vocab_size: int | None
 ) -> InvalidCorpus:
-    assert look.wrong_place is not None
-    place, value = first_token + look.wrong_place, int(tokens[look.wrong_place])
+    assert found.wrong_place is not None
+    index, value = first_token + found.wrong_place, int(tokens[found.wrong_place])
     if value < 0:
-        limit = "negative: a label that is masked, or another --dtype?"
+        limit = "negative: is it a masked label, or is --dtype wrong?"
     elif vocab_size is None:
-        limit = "above what uint32 holds"
+        limit = "above the maximum of uint32"
     else:
         limit = f"not below --vocab-size {vocab_size}"
-    return InvalidCorpus(shard.path, f"token {place} is {value}, {limit}")
+    return InvalidCorpus(shard.path, f"token {index} is {value}, {limit}")
 
 
 class InOrder:
     """The digest of tokens that are read in order, as a warm-up does.
 
-    facts: what was known of the files before the first was read.  seconds: spent on it.
+    facts: the store's facts before the first read.  seconds: time spent on hashing; in the result
+    of `read_in_turn`, on reading too.
     """
 
     def __init__(self, store: TokenStore) -> None:
-        """Begin before the first token."""
+        """Start before the first token."""
         self.facts = store.facts
         self.seconds = 0.0
         self._store = store
@@ -174,7 +173,7 @@ class InOrder:
         return not self._missing_bytes
 
     def add(self, piece: Piece) -> None:
-        """Add what comes next."""
+        """Add the next piece."""
         began = time.monotonic()
         content = piece.content
         self._missing_bytes -= len(content or b"")
@@ -188,7 +187,7 @@ class InOrder:
         self.seconds += time.monotonic() - began
 
     def digest(self) -> bytes:
-        """Return the digest of all, 32 bytes."""
+        """Return the digest of all tokens, 32 bytes. Only if is_complete."""
         assert self.is_complete
         if self._left_bytes < identity.BLOCK_BYTES:
             self._end_block()
@@ -200,8 +199,8 @@ class InOrder:
 
 
 def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> InOrder:
-    """Return what was read of what is served, by this thread alone, a MiB after another: all of it,
-    or less once stopped() is true.  Raises: CorpusChanged, Unreadable.
+    """Read the served tokens in this thread, one MiB at a time: all of them, or fewer once
+    stopped() is true.  Raises: CorpusChanged, Unreadable.
     """
     began = time.monotonic()
     reading = InOrder(store)
@@ -217,11 +216,11 @@ def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> InOrder:
 
 
 def fingerprint_of(store: TokenStore, blocks: Iterable[Block]) -> bytes:
-    """Return the fingerprint of a store, 32 bytes.  blocks: those it is of, in order."""
+    """Return the fingerprint of a store, 32 bytes.  blocks: those that it covers, in order."""
     hashes = (block.sha256 for block in blocks)
     return identity.fingerprint(store.stored.name, store.shape.token_counts.tolist(), hashes)
 
 
 def digest_of(store: TokenStore, hashes: Iterable[bytes]) -> bytes:
-    """Return the digest of a store, 32 bytes.  hashes: of all of its blocks, in order."""
+    """Return the digest of a store, 32 bytes.  hashes: of all its blocks, in order."""
     return identity.digest(store.stored.name, store.shape.token_counts.tolist(), hashes)

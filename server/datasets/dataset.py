@@ -1,7 +1,7 @@
-"""A named dataset, opened, checked and fingerprinted: what the service serves from.
+"""A named dataset, opened, checked and fingerprinted, which the service serves.
 
-Reads the files once at start, around the gather and in several threads: all of them up to 1 GiB,
-above that blocks spread over the whole. The same pass looks for tokens that cannot be right.
+The files are read once at the start, without the gather and in several threads: all of a corpus up
+to 1 GiB, and blocks spread over a larger one. The same pass checks for invalid tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROGRESS_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents in all files of which that is known, and how many files these are."""
+    """count: documents in all files whose count is known.  file_count: how many files these are."""
 
     count: int
     file_count: int
@@ -42,8 +42,8 @@ class Documents:
 class Dataset:
     """What is served under one name.
 
-    fingerprint: 32 bytes.  full_digest: of all of it, which may become known later.  why_store: why
-    it has that kind of store.
+    fingerprint: 32 bytes.  full_digest: of all content; it may become known later.  why_store: the
+    reason for its kind of store.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Dataset:
 
     @property
     def digest(self) -> bytes:
-        """32 bytes; b"" as long as it is not known."""
+        """32 bytes; b"" while it is unknown."""
         return self.full_digest.known
 
     @property
     def documents(self) -> Documents | None:
-        """What is known of its documents; None if that is nothing."""
+        """The known document counts; None if no file has one."""
         known = [shard.layout.documents for shard in self.store.shards]
         counts = [documents.count for documents in known if documents is not None]
         return Documents(sum(counts), len(counts)) if counts else None
@@ -70,22 +70,22 @@ class Dataset:
         submit: Submit = run_inline,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Look at what has become of one of its files.
+        """Check one of its files for changes.
 
-        later: calls what it is given, which reads the files anew until stopped() is true.
+        submit: runs a function that rereads the files, until stopped() is true.
         """
         self.store.poll_file(shard, partial(self._same_content, stopped), submit)
 
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
-        """Say whether what the fingerprint is of is still the same, as far as that can be told;
-        None if it cannot be read now.
+        """Return whether the content that the fingerprint covers is unchanged; None if it cannot be
+        read now.
         """
         content = Content(self.store, self.store.read_served)
         blocks = []
         try:
             for block in content.hashed():
                 if stopped():
-                    return True  # nobody will ask again
+                    return True  # the server is shutting down
                 blocks.append(block)
         except CorpusChanged:
             return False
@@ -94,16 +94,16 @@ class Dataset:
         return fingerprint_of(self.store, blocks) == self.fingerprint
 
     def close(self) -> None:
-        """Give its files back."""
+        """Close its files."""
         self.store.close()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChecks:
-    """What to look for in the tokens.
+    """How to check tokens.
 
-    vocab_size: ids at or above it are an error; None where it is not known.  all_tokens: look at
-    every one, also where the fingerprint is of a sample.  serves: whether any will be served.
+    vocab_size: ids at or above it are an error; None if unknown.  all_tokens: check every token,
+    even if the fingerprint covers a sample.  serves: whether the dataset will be served.
     """
 
     vocab_size: int | None = None
@@ -114,10 +114,10 @@ class TokenChecks:
 def open_dataset(
     source: Source, options: FormatOptions, checks: TokenChecks, storing: Storing | None = None
 ) -> Dataset:
-    """Open a dataset's files, check them and take their fingerprint.
+    """Open a dataset's files, check them and compute their fingerprint.
 
-    Tokens that are narrowed before they are served are all looked at, unless vocab_size is known.
-    Raises: InvalidCorpus, naming the file, what is wrong with it, and what to do.
+    Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
+    Raises: InvalidCorpus, with the file, the problem and the cure.
     """
     if source.made is not None:
         require_listed(source.made)
@@ -132,13 +132,13 @@ def open_dataset(
 def dataset_of(
     store: TokenStore, checks: TokenChecks, made: ManifestSplit | None = None, why_store: str = ""
 ) -> Dataset:
-    """Check what a store holds, and take its fingerprint; as `open_dataset`, for any store.
+    """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
 
-    made: what its manifest says.  why_store: why it is that kind of store.
+    made: its split of a manifest.  why_store: the reason for its kind of store.
     """
     content = Content(store, store.read)
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
-    # What the fingerprint is of.
+    # The blocks that the fingerprint covers.
     first_pass = list(content.scan(checks.vocab_size))
     require_no_halves(store, (block.halves for block in first_pass))
     token_max = max(block.token_max for block in first_pass)
@@ -152,7 +152,7 @@ def dataset_of(
     store.narrow(token_max)
     fingerprint = fingerprint_of(store, first_pass)
     if made is not None and made.fingerprint != fingerprint:
-        problem = "has other shards than its manifest says: one was written to, or replaced"
+        problem = "does not match its manifest: a shard was modified or replaced; restore it"
         raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
     if whole:
         digest = digest_of(store, (block.sha256 for block in first_pass))
@@ -164,7 +164,7 @@ def dataset_of(
 
 
 def full_digest(store: TokenStore) -> bytes:
-    """Read all of a store and return its digest, 32 bytes; says in the log how far it is.  Raises:
+    """Read all of a store and return its digest, 32 bytes. Logs its progress.  Raises:
     InvalidCorpus.
     """
     content = Content(store, store.read)
@@ -173,12 +173,12 @@ def full_digest(store: TokenStore) -> bytes:
 
 
 def _with_progress(blocks: Iterable[Block], total_bytes: int) -> Iterator[Block]:
-    """Yield blocks, and say in the log how far they have come."""
+    """Yield blocks, and log the progress."""
     done_bytes = 0
-    said = time.monotonic()
+    logged_at = time.monotonic()
     for block in blocks:
         yield block
         done_bytes += block.size_bytes
-        if time.monotonic() - said >= _PROGRESS_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
+            logged_at = time.monotonic()
             _LOG.info("reading all tokens done=%.1f%%", 100 * done_bytes / total_bytes)

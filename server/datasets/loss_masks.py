@@ -1,7 +1,7 @@
-"""Loss masks beside shards: X.ds.loss says of each token of X.ds whether it is to be learned.
+"""Loss masks next to shards: X.ds.loss says for each token of X.ds whether it is learned.
 
-They are not served yet. A model that learns prompts like responses looks well for a long time, so a
-server that would ignore masks does not start until somebody says that this is meant.
+They are not served yet. A model that learns prompts like responses seems fine for a long time, so a
+server refuses datasets with masks unless the command line allows it to ignore them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OPTION = "--ignore-loss-mask"
 
 
 def mask_path(shard_path: str) -> str:
-    """Return where the mask of a shard lies, if it has one."""
+    """Return the path of a shard's mask, if it has one."""
     return f"{shard_path}.loss"
 
 
 def masks_beside(paths: Sequence[str]) -> list[str]:
-    """Return the masks that lie beside shards, or beside what they are links to, in order."""
+    """Return the masks that exist next to shards, or next to the targets of links, in order."""
     found = []
     for path in paths:
         places = [path for path in (path, os.path.realpath(path)) if path.lower().endswith(SUFFIX)]
@@ -36,21 +36,20 @@ def masks_beside(paths: Sequence[str]) -> list[str]:
 
 
 def require_none(source: Source, *, ignored: bool) -> None:
-    """Refuse a dataset whose masks would be ignored, or warn if they are ignored on purpose.
+    """Refuse a dataset that has masks, or warn if they are ignored on purpose.
 
-    Raises: InvalidCorpus, naming the first mask.
+    Raises: InvalidCorpus, with the path of the first mask.
     """
     masks = masks_beside(source.paths)
     if masks and not ignored:
         raise InvalidCorpus(
             masks[0],
-            f"the loss mask of dataset {source.name!r} would be ignored, and prompts learned like "
-            f"responses; pass {_OPTION} if that is meant",
+            f"the loss mask of dataset {source.name!r} would be ignored, so that prompts are "
+            f"learned like responses; pass {_OPTION} to accept that",
         )
     if masks:
         _LOG.warning(
-            "ignored the loss mask dataset=%s files=%d first=%s: prompts are learned like "
-            "responses",
+            "loss mask ignored dataset=%s files=%d first=%s: prompts are learned like responses",
             source.name,
             len(masks),
             log_safe_name(masks[0]),
@@ -58,7 +57,7 @@ def require_none(source: Source, *, ignored: bool) -> None:
 
 
 def require_listed(made: ManifestSplit) -> None:
-    """Raise InvalidCorpus unless each mask that a manifest lists is there, as long as it was."""
+    """Raise InvalidCorpus unless each mask of a manifest exists and has the listed size."""
     for path, size_bytes in made.loss_masks:
         try:
             found = os.stat(path).st_size
@@ -68,7 +67,5 @@ def require_listed(made: ManifestSplit) -> None:
             if found == size_bytes:
                 continue
             problem = f"has {found} bytes, not {size_bytes}"
-        cure = "restore this loss mask, or remove the folder and ingest anew"
-        raise InvalidCorpus(
-            path, f"is damaged, since its manifest lists it and it {problem}; {cure}"
-        )
+        cure = "restore this loss mask, or remove the folder and ingest again"
+        raise InvalidCorpus(path, f"is listed in its manifest, but {problem}; {cure}")

@@ -1,7 +1,7 @@
-"""manifest.json: what an ingest made, of what, and how; written by `server.ingest`, read here.
+"""manifest.json: the inputs, options and output of an ingest; written by `server.ingest`.
 
-docs/ingest.md has its fields. Its fingerprint of each split is compared with the files at every
-start; its digest is believed, as a sidecar's is.
+docs/ingest.md lists its fields. The fingerprint of each split is compared with the files at every
+start. The digest is trusted, like that of a sidecar file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidCorpus
 NAME = "manifest.json"
 VERSION = 1
 WORK_FOLDER = ".ingest"
-"""Where an ingest keeps what is not complete."""
+"""Where an ingest keeps unfinished work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ManifestSplit:
     """One dataset of a manifest.
 
     name: "train" or "val".  paths: of its shards.  fingerprint, digest: 32 bytes each.
-    loss_masks: path and size in bytes of each; none unless it was made of pairs.
+    loss_masks: path and size in bytes of each; empty unless prompts and responses were ingested.
     """
 
     name: str
@@ -35,16 +35,14 @@ class ManifestSplit:
 
 
 def read_splits(folder: str) -> list[ManifestSplit] | None:
-    """Return the datasets that were ingested into a folder, None if none were.
+    """Return the datasets that were ingested into a folder; None if none were.
 
-    Raises: InvalidCorpus if that is not finished, or the manifest is damaged.
+    Raises: InvalidCorpus if the ingest is not finished, or the manifest is damaged.
     """
     content = read_manifest(folder)
     if content is None:
         if os.path.isdir(os.path.join(folder, WORK_FOLDER)):
-            raise InvalidCorpus(
-                folder, "holds an ingest that is not finished; run its command again"
-            )
+            raise InvalidCorpus(folder, "contains an unfinished ingest; run its command again")
         return None
     path = os.path.join(folder, NAME)
     try:
@@ -55,7 +53,7 @@ def read_splits(folder: str) -> list[ManifestSplit] | None:
                 _hash(split["fingerprint"]),
                 _hash(split["digest"]),
                 tuple(
-                    # One byte a token.
+                    # One byte per token.
                     (os.path.join(folder, name, shard["loss_mask"]), int(shard["tokens"]))
                     for shard in split["shards"]
                     if "loss_mask" in shard
@@ -64,9 +62,9 @@ def read_splits(folder: str) -> list[ManifestSplit] | None:
             for name, split in content["splits"].items()
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
+        raise InvalidCorpus(path, "is not a manifest of tokenfeed, or is damaged") from error
     if not splits or not all(split.paths for split in splits):
-        raise InvalidCorpus(path, "names no shards")
+        raise InvalidCorpus(path, "lists no shards")
     return splits
 
 
@@ -78,7 +76,7 @@ def _hash(digits: str) -> bytes:
 
 
 def read_manifest(folder: str) -> dict[str, Any] | None:
-    """Return the content of a folder's manifest, None if it has none.  Raises: InvalidCorpus."""
+    """Return the content of a folder's manifest; None if it has none.  Raises: InvalidCorpus."""
     path = os.path.join(folder, NAME)
     try:
         with open(path, encoding="utf-8") as file:
@@ -88,9 +86,9 @@ def read_manifest(folder: str) -> dict[str, Any] | None:
     except OSError as error:
         raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidCorpus(path, "is no manifest of tokenfeed, or is damaged") from error
+        raise InvalidCorpus(path, "is not a manifest of tokenfeed, or is damaged") from error
     if not isinstance(content, dict) or "job" not in content:
-        return None  # somebody else's
+        return None  # the manifest of another program
     if content.get("version") != VERSION:
-        raise InvalidCorpus(path, f"is no manifest of version {VERSION}")
+        raise InvalidCorpus(path, f"is not a manifest of version {VERSION}")
     return content

@@ -1,6 +1,6 @@
-"""Which files a path, a glob or a folder stands for.
+"""The files of a path, a glob or a folder.
 
-Decides by names alone; what is in the files is for `formats`.
+Decides by names alone. The content of files is for `formats`.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Sequence
 from tokenfeed.errors import InvalidCorpus
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
-"""What counts as a shard in a folder: it may well hold a README and a script beside the tokens."""
+"""The shards of a folder: it may also contain other files, such as a README or a script."""
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".txt")
-"""And what is text, to be ingested."""
+"""The text files of a folder, which are ingested."""
 
-_BESIDE = (
+_COMPANIONS = (
     (".idx", ".bin"),
     (".ds.index", ".ds"),
     (".ds.metadata", ".ds"),
     (".ds.loss", ".ds"),
     (".csv.gz", ".npy"),
 )
-"""How what lies beside tokens ends, and how they do instead."""
+"""Suffixes of files that accompany token files, and the suffix of the token file."""
 
 
 def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the files that one word stands for, in order; of a folder those with such a suffix.
+    """Return the files of one command-line word, in order; of a folder those with these suffixes.
     Raises: InvalidCorpus.
     """
     if os.path.isdir(word):
         found = files_in(word, suffixes)
         problem = f"is a folder without files named *{', *'.join(suffixes)}"
-        problem += _what_else(word) if not found else ""
+        problem += _other_files(word) if not found else ""
     elif not os.path.lexists(word) and glob.has_magic(word):
-        # A link to nothing too, which must not go unnoticed.
+        # Including dangling links, so that they cause an error later.
         found = [path for path in glob.glob(word, recursive=True) if not os.path.isdir(path)]
         problem = "matches no file"
     else:
@@ -47,16 +47,16 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def tokens_of(paths: Sequence[str]) -> list[str]:
-    """Return the files of tokens: what lies beside one of them is left out, and an index that is
-    given alone stands for its own.
+    """Return the token files: a companion file is dropped if its token file is given too, and
+    replaced by its token file if not.
     """
     given = set(map(os.path.abspath, paths))
     tokens = []
     for path in paths:
         belongs = [
-            path.removesuffix(ending) + instead
-            for ending, instead in _BESIDE
-            if path.endswith(ending)
+            path.removesuffix(suffix) + token_suffix
+            for suffix, token_suffix in _COMPANIONS
+            if path.endswith(suffix)
         ]
         if not belongs or not os.path.lexists(belongs[0]):
             tokens.append(path)
@@ -67,7 +67,7 @@ def tokens_of(paths: Sequence[str]) -> list[str]:
 
 
 def files_in(folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    """Return what is named so; a link to nothing too, which must not go unnoticed."""
+    """Return the files with these suffixes, including dangling links."""
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
@@ -82,13 +82,13 @@ def files_in(folder: str, suffixes: tuple[str, ...]) -> list[str]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # A link in a circle: whoever opens it will say so.
+    except OSError:  # A circular link: opening it raises an error.
         return False
 
 
-def _what_else(folder: str) -> str:
-    """Return what most files of a folder are named like: what is there has to be converted."""
+def _other_files(folder: str) -> str:
+    """Return the most frequent suffixes of a folder, for an error: its files need a conversion."""
     suffixes = Counter(os.path.splitext(name)[1] for name in os.listdir(folder))
     del suffixes[""]
     named = [f"{count} *{suffix}" for suffix, count in suffixes.most_common(3)]
-    return f", but {', '.join(named)}; docs/formats.md says what can be served" if named else ""
+    return f", but {', '.join(named)}; docs/formats.md lists the formats" if named else ""

@@ -1,6 +1,6 @@
-"""From the words of a command line to a dataset's name and the files that are its shards.
+"""From the words of a command line to a dataset's name and its shards.
 
-Decides by names alone; what is in the files is for `formats`.
+Decides by names alone. The content of files is for `formats`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A dataset as it was asked for on the command line.
+    """A dataset of the command line.
 
-    name: on the wire.  paths: its shards in order, at least one.  tensor: the one to take of each,
-    where they have several.  made: what is known of them, if they were ingested.
+    name: on the wire.  paths: its shards in order, at least one.  tensor: which one of each file to
+    serve, if a file has several.  made: its split of a manifest, if it was ingested.
     """
 
     name: str
@@ -35,11 +35,10 @@ class Source:
 
 
 def parse_datasets(words: Sequence[str]) -> list[Source]:
-    """Return the datasets that the words after one --data stand for.
+    """Return the datasets of the words after one --data.
 
-    A folder that text was ingested into stands for its splits: train and val, or NAME-train and
-    NAME-val; the only one there is has the name alone. All else is one dataset, as `parse_data` has
-    it.
+    A folder of ingested text is a dataset for each split: train and val, or NAME-train and
+    NAME-val; a single split is just NAME. Everything else is one dataset: see `parse_data`.
     Raises: InvalidCorpus.
     """
     name, folder = _without_name(words[0])
@@ -55,13 +54,13 @@ def parse_datasets(words: Sequence[str]) -> list[Source]:
 
 
 def is_text(words: Sequence[str]) -> bool:
-    """Say whether the words after one --data stand for text, by the names of its files.  Raises:
-    InvalidCorpus if some do and some do not.
+    """Return whether the words after one --data are text, by the names of the files.  Raises:
+    InvalidCorpus if only some of them are.
     """
     paths = [_without_name(words[0])[1], *words[1:]]
     answers = list(map(_is_text, paths))
     if len(set(answers)) > 1:
-        problem = "is text, and other files of the dataset are not: tokens and text do not mix"
+        problem = "is text, but other files of the dataset are not: pass them as two datasets"
         raise InvalidCorpus(paths[answers.index(True)], problem)
     return answers[0]
 
@@ -76,28 +75,26 @@ def _is_text(path: str) -> bool:
 
 
 def parse_text(words: Sequence[str]) -> Source:
-    """Return the name and the files of text that the words after one --data stand for.  Raises:
-    InvalidCorpus.
-    """
+    """Return the name and the text files of the words after one --data.  Raises: InvalidCorpus."""
     name, first = _without_name(words[0])
     paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
     return Source(name or _own_name(first, paths[0]), tuple(paths))
 
 
 def parse_data(words: Sequence[str]) -> Source:
-    """Return the dataset that the words after one --data stand for: [NAME=]PATH [PATH ...].
+    """Return the dataset of the words after one --data: [NAME=]PATH [PATH ...].
 
-    A path may be a file, a glob or a folder; the files of a glob and of a folder come in byte order
-    of their names. An index stands for its tokens, and PATH#TENSOR names one of several tensors.
-    NAME is what stands before the first "=", where that is [A-Za-z0-9_-]+; without it, it is the
-    first file's stem, or the folder's name.
-    Raises: InvalidCorpus if there is no such file, or no name can be made.
+    A path may be a file, a glob or a folder. The files of a glob and of a folder come in byte order
+    of their names. An index means its token file, and PATH#TENSOR is one of several tensors. NAME
+    is the part before the first "=", if it matches [A-Za-z0-9_-]+. Without it, the name is the stem
+    of the first file, or the name of the folder.
+    Raises: InvalidCorpus if there is no such file, or no name can be derived.
     """
     name, first = _without_name(words[0])
     parts = [_without_tensor(word) for word in (first, *words[1:])]
     tensors = {tensor for _, tensor in parts}
     if len(tensors) > 1:
-        raise InvalidCorpus(first, "is given with another tensor than other files of the dataset")
+        raise InvalidCorpus(first, "has another #TENSOR than other files of the dataset")
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
     return Source(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
@@ -117,13 +114,13 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
 
 
 def _without_name(word: str) -> tuple[str, str]:
-    """Return the name before the first "=", "" if there is none, and what stands behind it."""
+    """Return the name before the first "=", "" if there is none, and the rest."""
     named = _NAMED.fullmatch(word)
     return (named[1], named[2]) if named else ("", word)
 
 
 def _without_tensor(word: str) -> tuple[str, str | None]:
-    """Return what names files, and what stands behind a # that is no part of such a name."""
+    """Return the path, and the tensor after a "#" that is not part of the path."""
     parts = word.split("#")
     if _names_files(word):
         return word, None
@@ -140,13 +137,13 @@ def _names_files(word: str) -> bool:
 
 def _own_name(word: str, first_path: str) -> str:
     """Return the name of a folder, or the stem of the first file.  Raises: InvalidCorpus if it is
-    none.
+    not a valid name.
     """
     name = os.path.splitext(os.path.basename(first_path))[0]
     if os.path.isdir(word):
         name = os.path.basename(os.path.abspath(word))
     if not name or not name.isprintable() or " " in name:
         raise InvalidCorpus(
-            word, f"{name!r} is no name for a dataset; give it one: --data NAME={word}"
+            word, f"{name!r} is not a valid dataset name; pass one: --data NAME={word}"
         )
     return name

@@ -1,7 +1,6 @@
-"""Text given to --data: ingested once, into a cache, and served from there.
+"""Text given to --data: ingested once into a cache, and served from there.
 
-What is kept is found again by what it was made of; other text, or another tokenizer, is another
-folder.
+The cache key covers the text files, the tokenizer and the options. Each key has its own folder.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 
 _Facts = dict[str, str | int]
-"""Of a file, as a manifest has them: path, size_bytes and written_ns."""
+"""A file as manifests record it: path, size_bytes and written_ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextCache:
-    """How text becomes tokens.
+    """The options of the ingest, and the folder of the cache.
 
     tokenizer: path of a tokenizer.json, or "bytes".  text_column: of parquet and jsonl.
-    append_token: after each document.  cache: folder.
+    append_token: appended to each document; None appends none.  cache: folder.
     """
 
     tokenizer: str
@@ -42,9 +41,9 @@ class TextCache:
     cache: str
 
     def tokenized(self, text: Source, words: Sequence[str]) -> Source:
-        """Return the tokens of text, made now if they are not in the cache.
+        """Return the tokens of text. Ingests it if it is not in the cache.
 
-        words: what its files were given as.  Raises: InvalidCorpus.
+        words: the files as given on the command line.  Raises: InvalidCorpus.
         """
         files = [_facts(path) for path in text.paths]
         folder = os.path.join(os.path.abspath(self.cache), self._key(files))
@@ -52,7 +51,7 @@ class TextCache:
             self._ingest(text, words, folder)
         if not _is_made_of(files, folder):
             shutil.rmtree(folder, ignore_errors=True)
-            problem = "changed, or others came beside it, while it was ingested; start again"
+            problem = "changed while it was ingested, or files were added; start again"
             raise InvalidCorpus(text.paths[0], problem)
         (found,) = parse_datasets([folder])
         return Source(text.name, found.paths, made=found.made)
@@ -64,9 +63,9 @@ class TextCache:
         if self.append_token is not None:
             command += [f"--append-token={self.append_token}"]
         _LOG.info("ingesting dataset=%s files=%d into=%s", text.name, len(text.paths), folder)
-        # A process of its own: what a tokenizer takes of memory goes when it is done.
+        # In its own process, so that the memory of the tokenizer is freed afterwards.
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            cure = f"see above; where it is not the text, remove {folder}"
+            cure = f"see the error above; if the text is right, remove {folder}"
             raise InvalidCorpus(text.paths[0], f"could not be ingested: {cure}")
 
     def _key(self, files: list[_Facts]) -> str:
@@ -102,6 +101,6 @@ def _facts(path: str) -> _Facts:
 
 
 def _is_made_of(files: list[_Facts], folder: str) -> bool:
-    """Say whether a manifest names these files and no others: they were looked for twice."""
+    """Return whether a manifest lists exactly these files: the ingest expanded the words itself."""
     job = (read_manifest(folder) or {}).get("job", {})
     return isinstance(job, dict) and job.get("sources") == files

@@ -1,8 +1,8 @@
-"""Brings datasets that fit into memory in, in the background, while they are being served, and
-takes the digests that nobody knows yet of what it brought in.
+"""Preloads datasets that fit into memory, in the background while they are served, and computes
+their missing digests.
 
-Reading a file in once, in order, is many times faster than reading it at random. A store that reads
-what it brings in has it hashed on the way; of one that maps it, the digest is taken afterwards.
+Reading a file once in order is many times faster than reading it at random. A store that reads the
+bytes hashes them while it preloads; the digest of a mapped store is computed afterwards.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ from .dataset import Dataset
 _LOG = logging.getLogger("tokenfeed.server")
 
 _ROOM_SHARE = 0.9
-"""The rest is for streams, page tables and the neighbours."""
+"""The rest is for streams, page tables and other processes."""
 _NICENESS = 10
-"""Streams come first where processors are short: 340 Mtok/s beside a warm-up instead of 302. The
-idle class would stop them: a thread that does not run does not let go of the GIL either."""
+"""Streams have priority when CPUs are short: 340 Mtok/s during a warm-up instead of 302. The idle
+class would block them: a thread that never runs does not release the GIL either."""
 _CLOSE_SECONDS = 0.5
 
 
 class WarmUp:
-    """A thread that brings corpora in, the smallest first, and then takes their digests, until it
-    is done or closed.
+    """A thread that preloads datasets, the smallest first, and then computes their digests, until
+    it is done or closed.
     """
 
     def __init__(self, datasets: Iterable[Dataset], bytes_max: int | None = None) -> None:
-        """Begin.  bytes_max: what all corpora brought in may have; None is what memory has room
-        for.
-        """
+        """Start.  bytes_max: limit for all preloaded datasets together; None is what fits."""
         self._datasets = list(datasets)
         self._bytes_max = bytes_max
         self._closed = threading.Event()
@@ -47,12 +45,12 @@ class WarmUp:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, or leave it behind where a disk keeps it waiting. May be called twice."""
+        """End the thread, or abandon it if it waits for a disk. May be called twice."""
         self._closed.set()
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        is_in: dict[str, InOrder] = {}
+        preloaded: dict[str, InOrder] = {}
         try:
             os.nice(_NICENESS)  # of this thread alone, on Linux
             bytes_max = self._bytes_max
@@ -61,35 +59,35 @@ class WarmUp:
             unknown = {dataset.name for dataset in self._datasets if not dataset.digest}
             for store in fitting([dataset.store for dataset in self._datasets], bytes_max):
                 reading = InOrder(store)
-                told = reading.add if store.name in unknown else None
-                if warm(store, self._closed.is_set, told) == store.memory_bytes:
-                    is_in[store.name] = reading
-        except Exception:  # noqa: BLE001 - the server serves all the same
-            log_exception(logging.ERROR, "could not warm up")
-        # Once all are in: streams wait for pages, and for a digest nobody does.
+                on_piece = reading.add if store.name in unknown else None
+                if warm(store, self._closed.is_set, on_piece) == store.memory_bytes:
+                    preloaded[store.name] = reading
+        except Exception:  # noqa: BLE001 - the server works without a warm-up
+            log_exception(logging.ERROR, "warm-up failed")
+        # Digests come last: streams wait for pages, and nothing waits for a digest.
         for dataset in self._datasets:
             if self._closed.is_set():
                 return
             if dataset.digest:
                 continue
-            problem = "not all of it was brought into memory"
-            if dataset.name in is_in:
-                problem = self._take_digest(dataset, is_in[dataset.name])
+            problem = "not all of it was preloaded"
+            if dataset.name in preloaded:
+                problem = self._take_digest(dataset, preloaded[dataset.name])
             if problem:
-                cure = "python -m server.verify computes it"
+                cure = "tokenfeed verify computes it"
                 _LOG.info("digest unknown dataset=%s: %s; %s", dataset.name, problem, cure)
 
     def _take_digest(self, dataset: Dataset, reading: InOrder) -> str:
-        """Have a dataset know its digest, and keep it.  Returns: why not, "" if all is well."""
+        """Compute and store a dataset's digest.  Returns: the reason if it failed, else ""."""
         try:
             return take_digest(dataset, self._closed.is_set, reading)
-        except Exception:  # noqa: BLE001 - the others still have to be read
-            log_exception(logging.ERROR, "could not take the digest dataset=%s", dataset.name)
+        except Exception:  # noqa: BLE001 - the other digests must still be computed
+            log_exception(logging.ERROR, "digest failed dataset=%s", dataset.name)
             return "its computation failed"
 
 
 def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
-    """Return the stores that together have at most bytes_max, the smallest first; the others are
+    """Return the stores that fit into bytes_max together, the smallest first. The others are
     logged.
     """
     chosen = []
@@ -100,7 +98,7 @@ def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
             chosen.append(store)
         else:
             _LOG.info(
-                "not warming up dataset=%s bytes=%d: room for %d",
+                "warm-up skipped dataset=%s bytes=%d available=%d",
                 store.name,
                 store.memory_bytes,
                 left_bytes,
@@ -111,23 +109,23 @@ def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
 def warm(
     store: TokenStore,
     stopped: Callable[[], bool],
-    brought_in: Callable[[Piece], None] | None = None,
+    on_piece: Callable[[Piece], None] | None = None,
 ) -> int:
-    """Bring all of a store into memory; return how many bytes of it are there.
+    """Preload all of a store; return how many bytes were preloaded.
 
-    brought_in: is told of each piece.  Ends early once stopped() is true, and where the store is
-    lost or cannot be read. The log has a line when it begins and one when it ends.
+    on_piece: called with each piece.  Ends early once stopped() is true, or if the store has failed
+    or cannot be read. Logs the start and the end.
     """
     size_bytes = store.memory_bytes
-    _LOG.info("warming up dataset=%s bytes=%d", store.name, size_bytes)
+    _LOG.info("warm-up started dataset=%s bytes=%d", store.name, size_bytes)
     began = time.monotonic()
     done_bytes = 0
     reason = "complete"
     try:
         for piece in store.bring_in():
             done_bytes = piece.done_bytes
-            if brought_in:
-                brought_in(piece)
+            if on_piece:
+                on_piece(piece)
             if stopped():
                 reason = "stopped"
                 break
@@ -147,11 +145,11 @@ def warm(
 def take_digest(
     dataset: Dataset, stopped: Callable[[], bool], reading: InOrder | None = None
 ) -> str:
-    """Have a dataset know its digest, and keep that beside its files; in memory alone where it
-    cannot be written there.
+    """Compute a dataset's digest and store it next to its files; if they cannot be written, only in
+    memory.
 
-    reading: what a warm-up has read of it; where that is not all, this thread alone reads it now.
-    Ends early once stopped() is true.  Returns: why it is not known, "" if it is.
+    reading: what a warm-up has read; if that is not all, this thread reads the dataset now. Ends
+    early once stopped() is true.  Returns: the reason if the digest is unknown, else "".
     """
     store = dataset.store
     try:
@@ -161,7 +159,7 @@ def take_digest(
         return "its files changed, or cannot be read"
     if stopped() or not reading.is_complete:
         return "the server was stopped"
-    # Not only the times of last write, which can be put back.
+    # Compare more than the modification times, which can be set back.
     if not store.unchanged_since(reading.facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
     dataset.full_digest.known = found = reading.digest()
@@ -169,7 +167,7 @@ def take_digest(
     try:
         store.keep_digest(found)
     except OSError as error:
-        kept = f"in memory alone: {sidecar} cannot be written: {error.strerror}"
+        kept = f"in memory only: {sidecar} cannot be written: {error.strerror}"
     _LOG.info(
         "digest dataset=%s sha256=%s seconds=%.1f kept=%s",
         dataset.name,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenfeed.commands import program
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TokenfeedError as error:
         return print_error(error)
     except ImportError as error:
-        print(f"error: {error}: pip install pyarrow tokenizers", file=sys.stderr)
+        print(f"error: ingest: {missing(error, 'ingest')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: run the same command again to resume", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""gRPC: listens, admits calls, answers them and makes frames. Tokens come from datasets/."""
+"""gRPC: listens, admits calls, answers them and encodes frames. Tokens come from datasets/."""

@@ -1,7 +1,7 @@
-"""The calls under way: how many, whose, and which of them wait for a client that does nothing.
+"""Admission control: limits on active calls, in total and per peer, and timeouts for idle clients.
 
-The thread of a call waits for its request, and then for its client to read; gRPC would let it wait
-for ever.
+The thread of a call waits for its request, and then for its client to read. gRPC alone would let
+it wait forever.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..runtime.exceptions import log_exception
 _LOG = logging.getLogger("tokenfeed.server")
 
 CALLS_PER_STREAM = 2
-"""A client has one call being read and one ahead."""
+"""A client has one call that it reads and one ahead."""
 CALLS_SPARE = 16
-"""Threads of a pool beside those for the calls that are admitted: for those that are refused."""
+"""Extra threads of a pool, which refuse calls above the limit."""
 _REQUEST_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 _BUSY_SECONDS = 1.0
@@ -42,9 +42,9 @@ Parsed = TypeVar("Parsed", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """streams: at once, of all peers.  peer_streams: of one peer, which is an address without its
-    port.  stall_seconds: how long a frame may wait for its client to read.  by_option: whether the
-    command line has options for the first two.
+    """streams: maximum number of concurrent streams.  peer_streams: the same for one peer, which is
+    an address without its port.  send_timeout_seconds: how long a frame may wait for its client to
+    read.  by_option: whether the command line has options for the first two.
     """
 
     streams: int = 512
@@ -53,45 +53,48 @@ class StreamLimits:
     by_option: bool = True
 
     def option(self, name: str) -> str:
-        """Return what a refusal says of the option of a limit."""
+        """Return the option of a limit, as an error shows it."""
         return f" ({name})" if self.by_option else ""
 
 
 DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
-"""Of calls that are answered at once, so that those who do not even ask hold up no stream."""
+"""For calls that are answered at once: separate, so that idle clients do not block streams."""
 
 
 class ActiveCall:
-    """A call that was admitted."""
+    """A call that was admitted, with a timer."""
 
     def __init__(self, context: grpc.ServicerContext, peer: str) -> None:
-        """Nothing waits to be read yet."""
+        """Start without a running timer."""
         self.peer = peer
         self.client_name = ""
-        """What the client calls itself, for people; "" as long as it has not."""
+        """The name that the client gave itself, for logs; "" until then."""
         self.context = context
-        self._overdue_at = float("inf")
+        self.timer = ""
+        """The name of the timer that was started last."""
+        self._expires_at = float("inf")
 
-    def wait(self, seconds: float) -> None:
-        """Note that from now on the client is waited for, so long at most."""
-        self._overdue_at = time.monotonic() + seconds
+    def start_timer(self, name: str, seconds: float) -> None:
+        """Start to wait for the client, for at most this long."""
+        self.timer = name
+        self._expires_at = time.monotonic() + seconds
 
     def stop_timer(self) -> None:
-        """Note that it is waited for no longer."""
-        self._overdue_at = float("inf")
+        """Stop the timer: the client did what was waited for."""
+        self._expires_at = float("inf")
 
     def expired(self, now: float) -> bool:
-        """Whether the client was waited for too long."""
-        return now > self._overdue_at
+        """Whether the timer has expired."""
+        return now > self._expires_at
 
 
 class AdmissionControl:
-    """Admits calls up to some limits, evicts those whose client does nothing, and ends all of them
-    when the server is stopped.
+    """Admits calls up to the limits, cancels those whose client is idle for too long, and ends all
+    of them when the server shuts down.
     """
 
     def __init__(self, limits: StreamLimits) -> None:
-        """Begin with none."""
+        """Start without calls."""
         self._limits = limits
         self._lock = threading.Lock()
         self._open: set[ActiveCall] = set()
@@ -102,13 +105,13 @@ class AdmissionControl:
 
     @property
     def calls_max(self) -> int:
-        """How many calls are admitted at once."""
+        """Maximum number of concurrent calls."""
         return CALLS_PER_STREAM * self._limits.streams
 
     @contextmanager
     def admit(self, context: grpc.ServicerContext) -> Iterator[ActiveCall]:
-        """Count a call for the length of the with block.  Raises: Busy beyond a limit;
-        ServerUnavailable when the server is being stopped.
+        """Count a call for the duration of the with block.  Raises: Busy above a limit;
+        ServerUnavailable while the server shuts down.
         """
         call = ActiveCall(context, _peer(context))
         with self._lock:
@@ -125,30 +128,31 @@ class AdmissionControl:
                     del self._of_peer[call.peer]
 
     def send_frame(self, call: ActiveCall, message: bytes) -> Iterator[bytes]:
-        """Yield a frame to the client, and watch over how long it takes it.  Raises:
-        ServerUnavailable after it, when the server is being stopped.
+        """Yield a frame to the client, under the send timeout.  Raises: ServerUnavailable after the
+        frame, while the server shuts down.
         """
-        call.wait(self._limits.send_timeout_seconds + len(message) // BYTES_PER_SECOND_MIN)
+        seconds = self._limits.send_timeout_seconds + len(message) // BYTES_PER_SECOND_MIN
+        call.start_timer("send_timeout", seconds)
         yield message
         call.stop_timer()
         self._require_not_draining()
 
     def request(self, call: ActiveCall, messages: Iterator[bytes]) -> bytes:
-        """Return what a client asks, which may come long after it said that it will ask.
+        """Return the request of a call. It may arrive long after the call's headers.
 
-        messages: those of its call, of which the first counts.  Raises: InvalidRequest if there is
-        none; grpc.RpcError if the client went away, or was evicted.
+        messages: those of the call; the first one counts.  Raises: InvalidRequest if there is none;
+        grpc.RpcError if the client went away, or its call was cancelled by the timeout.
         """
         for message in self.requests(call, messages):
             return message
-        raise InvalidRequest("request", "is missing; the call has no message")
+        raise InvalidRequest("request", "is missing: the call has no message")
 
     def requests(self, call: ActiveCall, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield all that a client asks, and evict it if it neither asks nor ends its call.  Raises:
-        grpc.RpcError if the client went away, or was evicted.
+        """Yield all requests of a call, and cancel it if the client neither sends one nor ends the
+        call in time.  Raises: grpc.RpcError if the client went away, or at the timeout.
         """
         while True:
-            call.wait(_REQUEST_SECONDS)
+            call.start_timer("request_timeout", _REQUEST_SECONDS)
             try:
                 message = next(messages)
             except StopIteration:
@@ -158,24 +162,26 @@ class AdmissionControl:
             yield message
 
     def drain(self) -> None:
-        """Let every call end with its next frame, and admit no other. May be called twice."""
+        """End every call after its next frame, and admit no more. May be called twice."""
         self._draining.set()
 
     def _require_room(self, peer: str) -> None:
         self._require_not_draining()
         limits = self._limits
         if len(self._open) >= self.calls_max:
-            problem = f"{limits.streams} are under way, the limit of this server"
-            raise Busy("streams", problem + limits.option("--max-streams"), _BUSY_SECONDS)
-        if self._of_peer[peer] >= CALLS_PER_STREAM * limits.peer_streams:
-            problem = f"{limits.peer_streams} are under way from one address, its share"
-            raise Busy("streams", problem + limits.option("--max-streams-per-peer"), _BUSY_SECONDS)
+            problem = f"the server is at its limit of {limits.streams}"
+            option = limits.option("--max-streams")
+        elif self._of_peer[peer] >= CALLS_PER_STREAM * limits.peer_streams:
+            problem = f"the server is at its limit of {limits.peer_streams} for one address"
+            option = limits.option("--max-streams-per-peer")
+        else:
+            return
+        cure = f"retry in {_BUSY_SECONDS:.0f} s"
+        raise Busy("streams", f"{problem}{option}; {cure}", _BUSY_SECONDS)
 
     def _require_not_draining(self) -> None:
         if self._draining.is_set():
-            raise ServerUnavailable(
-                "server", "is being stopped; ask another one, or this one again"
-            )
+            raise ServerUnavailable("server", "is shutting down; retry on another server")
 
     def _evict(self) -> None:
         while not self._draining.wait(_POLL_SECONDS):
@@ -184,56 +190,57 @@ class AdmissionControl:
                 expired = [call for call in self._open if call.expired(now)]
             for call in expired:
                 _LOG.warning(
-                    "evicted peer=%s client=%r: was waited for too long",
+                    "stream closed peer=%s client=%r reason=%s",
                     call.context.peer(),
                     call.client_name,
+                    call.timer,
                 )
                 call.context.cancel()
 
 
 def _peer(context: grpc.ServicerContext) -> str:
-    """Return who calls, without a port: "ipv4:10.0.0.1", or "unix:" for all on this machine."""
+    """Return the caller without its port: "ipv4:10.0.0.1", or "unix" for all Unix sockets."""
     kind, _, rest = str(context.peer()).partition(":")
     return f"{kind}:{rest.rpartition(':')[0]}" if kind in ("ipv4", "ipv6") else kind
 
 
 @contextmanager
 def abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
-    """End a call as what is raised in the with block says; its text reaches the caller only where
-    it was written for one.
+    """End a call with the status of the error raised in the with block. Only the text of a
+    TokenfeedError reaches the caller.
     """
     try:
         yield
     except TokenfeedError as error:
-        _LOG.debug("refused peer=%s status=%s %s", context.peer(), error.status, error)
+        _LOG.debug("call refused peer=%s status=%s: %s", context.peer(), error.status, error)
         if isinstance(error, Busy):
-            # Varied, or all that were refused together come back together.
+            # With jitter, or all clients that were refused together retry together.
             milliseconds = int(1000 * error.retry_seconds * random.uniform(*_JITTER))
-            # As gRPC's retry design, A6, has it.
+            # The pushback of gRPC's retry design, A6.
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
         context.abort(grpc.StatusCode[error.status], str(error))
     except grpc.RpcError:
-        pass  # the client went away before it asked
+        pass  # the client went away before it sent a request
     except Exception:  # noqa: BLE001 - its text must not reach the caller
-        log_exception(logging.ERROR, "failed peer=%s", context.peer())
+        log_exception(logging.ERROR, "call failed peer=%s", context.peer())
         context.abort(
-            grpc.StatusCode.UNAVAILABLE, "server: could not answer this request; its log says why"
+            grpc.StatusCode.UNAVAILABLE, "server: failed to answer this request; see the server log"
         )
 
 
 def parse_message(kind: Callable[[], Parsed], message: bytes) -> Parsed:
-    """Return a request as the message that it has to be.  Raises: InvalidRequest if it is none."""
+    """Parse a request.  Raises: InvalidRequest if it is not a valid message of this kind."""
     request = kind()
     try:
         request.ParseFromString(message)
     except DecodeError:
-        raise InvalidRequest("request", f"is no valid {request.DESCRIPTOR.name}") from None
+        raise InvalidRequest("request", f"is not a valid {request.DESCRIPTOR.name}") from None
     return request
 
 
 def run_in_pool(pool: ThreadPoolExecutor, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method whose calls gRPC runs in a pool, and not in that of its server."""
+    """Return a method whose calls gRPC runs in this pool instead of the server's."""
     pooled = functools.partial(method)
-    # gRPC looks for this attribute.
+    # gRPC reads this attribute.
     pooled.experimental_thread_pool = pool  # type: ignore[attr-defined]
     return pooled

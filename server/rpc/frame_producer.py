@@ -1,4 +1,4 @@
-"""One call of GetBatch, checked: plan -> store -> frames."""
+"""The frames of one checked GetBatch call: plan -> store -> frames."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .lookahead_plan import LookaheadPlan
 
 @dataclass(frozen=True, slots=True)
 class FrameProducer:
-    """Makes the frames of a request.
+    """Encodes the frames of a request.
 
-    stream: what they have in common.  turns: of the streams of the dataset, in which they are made.
+    stream: the stream of all its frames.  scheduler: shared by all streams of the dataset.
     """
 
     dataset: Dataset
@@ -31,7 +31,7 @@ class FrameProducer:
     scheduler: FairScheduler
 
     def frames(self, peer: str) -> Iterator[bytes]:
-        """Yield the frames in order, made in turn with those of other peers.
+        """Yield the frames in order, scheduled fairly against those of other peers.
 
         Raises: CorpusChanged; SamplesExhausted at sample 2^63.
         """
@@ -41,7 +41,7 @@ class FrameProducer:
         first = advised_end = self.request.first_row
         end_row = self.request.end_row
         rows = LookaheadPlan(spec, [store.shape], position, first, end_row)
-        # Of the shortest rows not all, or the first frame waits for their plan.
+        # At most PLAN_ROWS: with very short rows the first frame would wait for a long plan.
         rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, row_bytes))
         frame_bytes = frame.FRAME_BYTES_FIRST
         while first < end_row:
@@ -50,10 +50,10 @@ class FrameProducer:
                 store.advise(rows.rows(advised_end, end + rows_ahead))
             advised_end = min(end + rows_ahead, end_row)
             messages = self._messages(rows.rows(first, end), first, peer)
-            handed_over = time.monotonic()
+            sent_at = time.monotonic()
             yield from messages
             rows.discard_before(end)
-            frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - handed_over)
+            frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - sent_at)
             first = end
             had_bytes = (end - self.request.first_row) * row_bytes
             frame_bytes = self.scheduler.cap_frame_bytes(frame_bytes, had_bytes)
@@ -61,9 +61,9 @@ class FrameProducer:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
     def _messages(self, spans: Spans, stream_row: int, peer: str) -> list[bytes]:
-        """Return rows as encoded frames, nearly always one.  stream_row: of the first of them."""
-        # Whoever waits for the disk must not keep others from waiting for it too, nor whoever waits
-        # for it to heal.
+        """Return rows as encoded frames, nearly always one.  stream_row: of the first row."""
+        # A stream that waits for the disk, or that retries a read, must not hold a slot: other
+        # streams could not wait for the disk at the same time.
         if not self.dataset.store.cold:
             try:
                 with self.scheduler.slot(peer):

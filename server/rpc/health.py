@@ -1,8 +1,8 @@
-"""grpc.health.v1: whether this server serves, and each of its datasets by name.
+"""grpc.health.v1: the health of this server, and of each of its datasets by name.
 
-Answered by threads of its own, so that no number of streams hides it. The library's servicer sends
-to its watchers while it holds the lock that Check needs: one that does not read would stop all.
-Here each Watch sends for itself, and whoever says what is true waits for nobody.
+Separate threads answer these calls, so that streams cannot block them. The library's servicer sends
+to its watchers while it holds the lock that Check needs, so one watcher that does not read would
+block all calls. Here each Watch sends in its own thread, and publishing a status never waits.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from .admission import (
 
 _STATUS = health_pb2.HealthCheckResponse
 _LIMITS = StreamLimits(streams=64, peer_streams=8, send_timeout_seconds=10.0, by_option=False)
-"""Of Checks, and again of Watches: whoever has all of the one still has the other."""
+"""Limits for Checks, and the same again for Watches, so that neither can block the other."""
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class Health:
-    """What is said of the health of some datasets."""
+    """The health service of some datasets."""
 
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
-        """Say what is true now."""
+        """Publish the current status."""
         self._datasets = datasets
         self._checks, self._watches = AdmissionControl(_LIMITS), AdmissionControl(_LIMITS)
-        # Guards the two below; nothing is sent by whoever holds it.
+        # Guards the two below. Nothing is sent while it is held.
         self._changed = threading.Condition()
         self._statuses: dict[str, int] = {}
         self._draining = False
         self.poll()
 
     def add_to(self, server: grpc.Server) -> None:
-        """Have a server answer Check and Watch.
+        """Register Check and Watch with a server.
 
-        Requests are taken as streams of one message, as those of TokenFeed are.
+        Requests are streams of one message, as in TokenFeed.handler.
         """
         pool = ThreadPoolExecutor(
             self._checks.calls_max + self._watches.calls_max + CALLS_SPARE, "tokenfeed-health"
@@ -77,16 +77,16 @@ class Health:
         with abort_on_error(context), self._watches.admit(context) as call:
             name = _service(self._watches.request(call, messages))
             context.add_callback(self._wake)
-            said = None
-            while (status := self._next(name, said, context)) is not None:
-                # Of a call that ends with an error, clients may drop what came just before.
+            last_sent = None
+            while (status := self._next(name, last_sent, context)) is not None:
+                # If a call ends with an error, clients may drop the message before it.
                 with suppress(ServerUnavailable):
                     yield from self._watches.send_frame(call, _encoded(status))
-                said = status
+                last_sent = status
 
     def poll(self) -> None:
-        """Say what has changed. The server itself is "", and is well as long as it has a dataset
-        to serve.
+        """Publish the current status. The name "" stands for the server itself, which is SERVING
+        as long as at least one dataset is.
         """
         intact = {name: not dataset.store.failed for name, dataset in self._datasets.items()}
         self._publish(
@@ -97,7 +97,7 @@ class Health:
         )
 
     def drain(self) -> None:
-        """Say for good that nothing is served any more, and end each Watch with that. May be called
+        """Publish NOT_SERVING for all names, permanently, and end each Watch with it. May be called
         twice.
         """
         self._publish(dict.fromkeys(self._statuses, _STATUS.NOT_SERVING), draining=True)
@@ -112,18 +112,18 @@ class Health:
             self._changed.notify_all()
 
     def _wake(self) -> None:
-        """Have each Watch see whether its client is still there."""
+        """Make each Watch check whether its client is still connected."""
         with self._changed:
             self._changed.notify_all()
 
-    def _next(self, name: str, said: int | None, context: grpc.ServicerContext) -> int | None:
-        """Wait until there is something else to say of a name than what was said; None once the
-        client has gone, or there will be nothing any more.
+    def _next(self, name: str, last_sent: int | None, context: grpc.ServicerContext) -> int | None:
+        """Wait until the status of a name differs from last_sent, and return it; None if the client
+        is gone, or if the status is final.
         """
         with self._changed:
             while context.is_active():
                 status = self._statuses.get(name, int(_STATUS.SERVICE_UNKNOWN))
-                if status != said:
+                if status != last_sent:
                     return status
                 if self._draining:
                     break

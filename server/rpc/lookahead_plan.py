@@ -1,4 +1,4 @@
-"""The spans of a stream's next rows, planned thousands at a time, as far ahead as is looked."""
+"""The spans of a stream's next rows, planned thousands at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tokenfeed.stream.spec import StreamSpec
 
 
 class LookaheadPlan:
-    """Spans of the rows of one stream, asked for in order.
+    """Spans of the rows of one stream, requested in order.
 
-    Planning a few thousand rows costs little more than planning one, and whoever reads ahead wants
-    to look beyond the end of what is planned; so some rows are always kept, and more are planned
-    before they run out.
+    Planning a few thousand rows costs little more than planning one. The read-ahead needs rows
+    beyond those of the current frame. So planned rows are kept until they are discarded, and more
+    are planned before they run out.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class LookaheadPlan:
         first_row: int,
         end_row: int,
     ) -> None:
-        """Begin at a row of the stream.  end_row: where it ends."""
+        """Start at a row of the stream.  end_row: the end of the stream."""
         self._spec = spec
         self._shapes = shapes
         self._position = position
@@ -35,11 +35,11 @@ class LookaheadPlan:
         self._spans = self._plan(0)
 
     def discard_before(self, end_row: int) -> None:
-        """Let go of the rows before end_row, once more are planned."""
+        """Discard the rows before end_row, the next time more rows are planned."""
         self._wanted_row = end_row
 
     def rows(self, first_row: int, end_row: int) -> Spans:
-        """Return the spans of rows, those that exist.  first_row: not forgotten yet."""
+        """Return the spans of rows, as far as they exist.  first_row: not discarded yet."""
         missing = min(end_row, self._end_row) - self._planned_row
         if missing > 0:
             count = min(max(PLAN_ROWS, missing), self._end_row - self._planned_row)

@@ -1,7 +1,7 @@
-"""gRPC's reflection: tells tools which services there are, and what their messages look like.
+"""gRPC server reflection: lists the services and their messages for tools.
 
-By itself it waits for ever for a tool that asks nothing more, in a thread of the service that
-nobody has counted.
+The library's implementation alone would wait forever for the next request of a tool, in a thread
+that no limit counts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _LIMITS = StreamLimits(streams=8, peer_streams=4, send_timeout_seconds=10.0, by_
 
 
 class Reflection:
-    """What tools are told of some services."""
+    """The reflection service of some services."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Tell of services by name, and of reflection itself."""
+        """Describe the services with these names, and reflection itself."""
         self._servicer = reflection.ReflectionServicer((*names, reflection.SERVICE_NAME))
         self._calls = AdmissionControl(_LIMITS)
 
     def add_to(self, server: grpc.Server) -> None:
-        """Have a server answer in threads of its own."""
+        """Register with a server, with separate threads."""
         pool = ThreadPoolExecutor(self._calls.calls_max + CALLS_SPARE, "tokenfeed-reflection")
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
@@ -54,5 +54,5 @@ class Reflection:
                 yield from self._calls.send_frame(call, response.SerializeToString())
 
     def drain(self) -> None:
-        """Let every call end with its next answer, and admit no other. May be called twice."""
+        """End every call after its next answer, and admit no more. May be called twice."""
         self._calls.drain()

@@ -1,6 +1,6 @@
-"""Who may ask: TLS certificates and bearer tokens, both read anew when their files change.
+"""Access control: TLS certificates and bearer tokens, both reloaded when their files change.
 
-Nothing here logs or says what a token or a key is, nor where it lies.
+No log line and no error contains a token, a key, or the path of either.
 """
 
 from __future__ import annotations
@@ -30,65 +30,64 @@ _SCHEME = "bearer "
 Stamp: TypeAlias = tuple[int, int, int, int]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-# What OpenSSL calls a key that is another certificate's, of the same kind or of another.
+# OpenSSL's reasons for a key that belongs to another certificate, of the same type or another.
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files.  client_ca: of whom clients have to have a certificate; None takes any client."""
+    """PEM files.  client_ca: the authority of clients' certificates; None accepts any client."""
 
     cert: str
     key: str
     client_ca: str | None = None
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """Return what changes when one of them is renewed.  Raises: InvalidRequest."""
+        """Return values that change when a file is renewed.  Raises: InvalidRequest."""
         client_ca = [_stamp("--tls-client-ca", self.client_ca)] if self.client_ca else []
         return _stamp("--tls-cert", self.cert), _stamp("--tls-key", self.key), *client_ca
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Return credentials that follow their files: a renewed certificate serves the next handshake.
-
-    Raises: InvalidRequest, naming the option, if a file cannot be read or is none.
+    """Return credentials that follow their files: a renewed certificate applies from the next
+    handshake on.  Raises: InvalidRequest, naming the option, if a file cannot be read or is wrong.
     """
     current = _Certificates(files)
     return grpc.dynamic_ssl_server_credentials(
         current.configuration,
-        current.renewed,  # type: ignore[arg-type] # None is "as before"
+        current.renewed,  # type: ignore[arg-type] # None means unchanged
         require_client_authentication=files.client_ca is not None,
     )
 
 
 class _LogOnce:
-    """Says in the log what is wrong with files: once, not every time that somebody looks."""
+    """Logs a failed reload once, not at every poll.  message: with one %s, for the error."""
 
-    def __init__(self, kept: str) -> None:
-        self._kept = kept
-        self._said = ""
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._logged = ""
 
     def error(self, error: InvalidRequest) -> None:
-        if str(error) != self._said:
-            self._said = str(error)
-            _LOG.error("kept the old %s: %s", self._kept, error)
+        if str(error) != self._logged:
+            self._logged = str(error)
+            _LOG.error(self._message, error)
 
     def reset(self) -> None:
-        self._said = ""
+        self._logged = ""
 
 
 class _Certificates:
-    """What is read from certificate files, and when it was."""
+    """The configuration read from certificate files, and the stamps of these files."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._lock = threading.Lock()
-        self._complaint = _LogOnce("certificate")
+        self._failure = _LogOnce("certificate reload failed, using the previous one: %s")
         self._stamps = files.stamps()
         self.configuration = self._read(again=False)
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration if its files have changed, else None. For each handshake."""
+        """Return the configuration if its files have changed, else None. Called per handshake."""
         with self._lock:
             try:
                 stamps = self._files.stamps()
@@ -96,11 +95,11 @@ class _Certificates:
                     return None
                 configuration = self._read(again=True)
             except InvalidRequest as error:
-                self._complaint.error(error)
+                self._failure.error(error)
                 return None
             self._stamps = stamps
-            self._complaint.reset()
-            _LOG.info("renewed certificate")
+            self._failure.reset()
+            _LOG.info("certificate reloaded")
             return configuration
 
     def _read(self, *, again: bool) -> grpc.ServerCertificateConfiguration:
@@ -115,34 +114,34 @@ class _Certificates:
 
 
 class BearerTokens:
-    """The bearer tokens of a file, one a line, of which any is valid."""
+    """The bearer tokens of a file, one per line. Any of them is valid."""
 
     def __init__(self, path: str) -> None:
         """Read them.  Raises: InvalidRequest if there is none."""
         self._path = path
         self._reload_requested = threading.Event()
-        self._complaint = _LogOnce("tokens")
+        self._failure = _LogOnce("bearer token reload failed, using the previous ones: %s")
         self._stamp: Stamp | None = _stamp("--token-file", path)
         self._hashes = _hashes(path, again=False)
-        # What was a pipe is read once. That it is one is no news.
+        # A pipe is read once and never polled, without an error in the log.
         self._polled = os.path.isfile(path)
 
     def valid(self, token: str) -> bool:
-        """Say whether a token is one of them, in a time that does not depend on how nearly."""
-        asked = _hash(token)
-        # All of them, and no short cut.
-        return sum([hmac.compare_digest(asked, known) for known in self._hashes]) > 0
+        """Return whether a token is one of them. The time it takes does not reveal a near match."""
+        digest = _hash(token)
+        # Compare with all of them: an early exit would show in the time.
+        return sum([hmac.compare_digest(digest, known) for known in self._hashes]) > 0
 
     def request_reload(self) -> None:
-        """Have the next look read the file, even if it seems to be as it was."""
+        """Make the next poll reload the file, even if it seems unchanged."""
         self._reload_requested.set()
 
     def poll(self) -> None:
-        """Read the file anew if it has changed; what cannot be read leaves the old ones."""
+        """Reload the file if it has changed. If it cannot be read, the previous tokens stay."""
         if self._reload_requested.is_set():
             self._reload_requested.clear()
             self._polled, self._stamp = True, None
-            self._complaint.reset()
+            self._failure.reset()
         if not self._polled:
             return
         try:
@@ -151,18 +150,18 @@ class BearerTokens:
                 return
             hashes = _hashes(self._path, again=True)
         except InvalidRequest as error:
-            self._complaint.error(error)
+            self._failure.error(error)
             return
         self._stamp, self._hashes = stamp, hashes
-        self._complaint.reset()
-        _LOG.info("read tokens count=%d", len(hashes))
+        self._failure.reset()
+        _LOG.info("bearer tokens reloaded count=%d", len(hashes))
 
 
 class TokenInterceptor(grpc.ServerInterceptor):
-    """Answers nothing but health to whoever has no valid token."""
+    """Refuses all calls without a valid token, except health."""
 
     def __init__(self, tokens: BearerTokens) -> None:
-        """Ask tokens about each call."""
+        """Check each call against these tokens."""
         self._tokens = tokens
 
     def intercept_service(
@@ -170,7 +169,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Return the handler of a call, or one that refuses it."""
+        """Return the handler of a call, or a handler that refuses it."""
         if handler_call_details.method.startswith(_OPEN_TO_ALL):
             return continuation(handler_call_details)
         for key, value in handler_call_details.invocation_metadata or ():
@@ -185,7 +184,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
 
 
 def _refuse(_: object, context: grpc.ServicerContext) -> NoReturn:
-    error = Unauthenticated("authorization", "a valid bearer token is needed here")
+    error = Unauthenticated("authorization", "this server requires a valid bearer token")
     context.abort(grpc.StatusCode[error.status], str(error))
 
 
@@ -195,18 +194,18 @@ _REFUSING: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 def _pem(option: str, path: str, kind: bytes, *, again: bool) -> bytes:
     content = _content(option, path, again=again)
     if b"-----BEGIN " not in content or kind not in content:
-        raise InvalidRequest(option, f"holds no {kind.decode()} in PEM")
+        raise InvalidRequest(option, f"contains no {kind.decode()} in PEM format")
     return content
 
 
 def _require_usable(chain: bytes, key: bytes, roots: bytes | None) -> None:
-    """Raise InvalidRequest unless they can be parsed and the key is that of the certificate. gRPC
-    says of neither what is wrong, and of a renewed pair nothing at all.
+    """Raise InvalidRequest unless they can be parsed and the key belongs to the certificate. gRPC
+    does not report what is wrong, and reports nothing at all for a renewed pair.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_ciphers("ALL:@SECLEVEL=0")  # how long a key should be is not ours to say
+    context.set_ciphers("ALL:@SECLEVEL=0")  # any key length is accepted here
     try:
-        # It takes files alone. These are in memory, and so are what was read and nothing newer.
+        # OpenSSL reads only files. Files in memory hold exactly what was read, and nothing newer.
         with _in_memory(chain) as cert_path, _in_memory(key) as key_path:
             context.load_cert_chain(cert_path, key_path, password=b"")
     except ssl.SSLError as error:
@@ -223,7 +222,7 @@ def _require_usable(chain: bytes, key: bytes, roots: bytes | None) -> None:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """Lend the path of a file that no disk holds."""
+    """Yield the path of a file in memory, valid within the with block."""
     with open(os.memfd_create("tokenfeed"), "wb") as file:
         file.write(content)
         file.flush()
@@ -235,14 +234,14 @@ def _hashes(path: str, *, again: bool) -> tuple[bytes, ...]:
     with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "surrogateescape") as lines:
         hashes = tuple(_hash(token) for line in lines if (token := line.strip()))
     if not hashes:
-        raise InvalidRequest("--token-file", "holds no token; write one a line")
+        raise InvalidRequest("--token-file", "contains no token; write one per line")
     return hashes
 
 
 def _content(option: str, path: str, *, again: bool) -> bytes:
-    """Return what a file holds.  again: only if it is a regular one.  Raises: InvalidRequest.
+    """Return the content of a file.  again: only if it is a regular file.  Raises: InvalidRequest.
 
-    A pipe can be read at the start, as `--token-file <(...)` is. Later it would be waited for.
+    At the start a pipe can be read, such as `--token-file <(...)`. Later, reading it could block.
     """
     nonblocking = os.O_NONBLOCK if again else 0
     try:
@@ -250,14 +249,14 @@ def _content(option: str, path: str, *, again: bool) -> bytes:
             path, "rb", opener=lambda path, flags: os.open(path, flags | nonblocking)
         ) as file:
             if again and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InvalidRequest(option, "is no regular file any more")
+                raise InvalidRequest(option, "is not a regular file any more")
             return file.read()
     except OSError as error:
         raise InvalidRequest(option, f"cannot be read: {error.strerror}") from error
 
 
 def _hash(token: str) -> bytes:
-    """Return what is compared: of one length for all tokens, and of no use to whoever sees it."""
+    """Return the hash of a token: the same length for all tokens, and useless to an attacker."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -266,5 +265,5 @@ def _stamp(option: str, path: str) -> Stamp:
         status = os.stat(path)
     except OSError as error:
         raise InvalidRequest(option, f"cannot be read: {error.strerror}") from error
-    # Of these nobody can put back when its status changed.
+    # The time of the last status change (ctime) cannot be set back.
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size

@@ -1,8 +1,8 @@
 """Answers requests: request -> plan -> store -> frames.
 
-Messages come and go as bytes: a request is parsed here, so that garbage is the caller's error and
-not an internal one, and a frame is encoded without the protobuf runtime. Nothing of the inside
-leaves: an unforeseen exception goes to the log alone.
+Messages are bytes for gRPC. Requests are parsed here, so that a malformed one is the caller's error
+and not an internal one, and frames are encoded without the protobuf runtime. Unexpected exceptions
+go only to the log, never to a client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 
 class TokenFeed:
-    """The service tokenfeed.v1.TokenFeed over some datasets."""
+    """The service tokenfeed.v1.TokenFeed of some datasets."""
 
     name = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
 
@@ -52,9 +52,8 @@ class TokenFeed:
         batch_bytes_max: int,
         request_bytes_max: int,
     ) -> None:
-        """Serve datasets by name, to as many as the two kinds of calls admit.
-
-        A batch above batch_bytes_max is refused. request_bytes_max: what the listener lets through.
+        """calls, describe_calls: admit GetBatch and Describe.  batch_bytes_max: larger batches are
+        refused.  request_bytes_max: the limit of the listener.
         """
         self._datasets = datasets
         self._schedulers = {name: FairScheduler() for name in datasets}
@@ -69,10 +68,10 @@ class TokenFeed:
         )
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a grpc.Server needs in order to route calls here.
+        """Return the handler that a grpc.Server needs to route calls here.
 
-        Requests are taken as streams of one message, which is the same on the wire: of a single
-        message gRPC would wait for ever, in a thread that nobody has counted yet.
+        Requests are handled as streams of one message, which is the same on the wire. For a unary
+        request gRPC would wait forever, in a thread that no limit counts yet.
         """
         return grpc.method_handlers_generic_handler(
             self.name,
@@ -88,7 +87,7 @@ class TokenFeed:
         """Answer GetBatch: yield encoded frames."""
         with abort_on_error(context), self._calls.admit(context) as call:
             message = parse_message(pb.GetBatchRequest, self._calls.request(call, messages))
-            call.client_name = _for_people(message.client_name)
+            call.client_name = _printable(message.client_name)
             producer = self._open(message)
             _LOG.debug("call opened peer=%s client=%r", context.peer(), call.client_name)
             for frame_message in producer.frames(call.peer):
@@ -102,7 +101,7 @@ class TokenFeed:
         return b""
 
     def _open(self, message: pb.GetBatchRequest) -> FrameProducer:
-        """Check a request field by field and return what makes its frames."""
+        """Check a request field by field and return the producer of its frames."""
         request, expected = from_message(message)
         spec = request.spec
         dataset = self._dataset(spec.source.dataset)
@@ -114,13 +113,13 @@ class TokenFeed:
             "expected_identity",
             expected.identity,
             identity,
-            "this stream's identity, {}: another corpus, order, seed or context length",
+            "this stream's identity, {}: the corpus, order, seed or context length differs",
         )
         _require_expected(
             "expected_digest",
             expected.digest,
             dataset.digest,
-            "this corpus' digest, {}: other content",
+            "this corpus' digest, {}: the content differs",
         )
         planes = _planes(dataset, request, expected)
         stream = frame.Stream(spec, request.position, identity, planes)
@@ -129,7 +128,7 @@ class TokenFeed:
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         require_understood(request)
         if request.long_documents:
-            raise InvalidRequest("long_documents", "is set, and no order here is over documents")
+            raise InvalidRequest("long_documents", "is set, but this server has no document order")
         names = (
             [self._dataset(request.dataset).name]
             if request.dataset
@@ -150,10 +149,10 @@ class TokenFeed:
     def _dataset(self, name: str) -> Dataset:
         served = listed(sorted(self._datasets))
         if not name and len(self._datasets) > 1:
-            raise InvalidRequest("dataset", f"has to be named, since several are served: {served}")
+            raise InvalidRequest("dataset", f"is missing; this server has several: {served}")
         dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
         if dataset is None:
-            raise NotFound("dataset", f"{shortened(name)!r} is not served here; there is {served}")
+            raise NotFound("dataset", f"{shortened(name)!r} is not served here, only {served}")
         return dataset
 
 
@@ -184,10 +183,10 @@ def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Datase
 
 
 def _planes(dataset: Dataset, request: StreamRequest, expected: Expected) -> dict[int, bytes]:
-    """Return the fingerprint of each plane that is wanted, by its kind.
+    """Return the fingerprint of each requested plane, by its kind.
 
-    Raises: InvalidRequest if the dataset has no such plane; StreamMismatch if it is another one, or
-    if one that says what is to be learned is neither wanted nor declined.
+    Raises: InvalidRequest if the dataset has no such plane; StreamMismatch if its fingerprint is
+    not the expected one, or if the dataset's loss mask is neither requested nor declined.
     """
     had = dataset.store.planes
     for kind in request.spec.planes:
@@ -200,22 +199,22 @@ def _planes(dataset: Dataset, request: StreamRequest, expected: Expected) -> dic
             "expected_fingerprint",
             fingerprint,
             had[kind],
-            f"the fingerprint of plane {kind} ({KINDS[kind]}), {{}}: other content",
+            f"the fingerprint of plane {kind} ({KINDS[kind]}), {{}}: the content differs",
         )
     if LOSS_MASK in had and LOSS_MASK not in (*request.spec.planes, *request.declined_planes):
         raise StreamMismatch(
             "declined_planes",
-            f"dataset {dataset.name!r} has a loss mask: ask for plane {LOSS_MASK}, or decline it",
+            f"dataset {dataset.name!r} has a loss mask: request plane {LOSS_MASK}, or decline it",
         )
     return {kind: had[kind] for kind in request.spec.planes}
 
 
 def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:
-    """Compare a hash of 32 bytes with ours, where both are known."""
+    """Raise StreamMismatch if two hashes of 32 bytes are known and differ."""
     if expected and actual and expected != actual:
         raise StreamMismatch(field, f"{expected.hex()} is not {what.format(actual.hex())}")
 
 
-def _for_people(name: str) -> str:
-    """Return the name that a client has given itself as it may stand in a line of the log."""
+def _printable(name: str) -> str:
+    """Return a client's name for itself, made safe for a log line."""
     return "".join(sign for sign in name[:CLIENT_NAME_MAX] if sign.isprintable())

@@ -1,6 +1,7 @@
-"""What the log says of an exception that nobody foresaw.
+"""How unexpected exceptions are logged.
 
-Its text may hold a path or a token, and its traceback fills a page: both are for level debug alone.
+The text of an exception may contain a path or a token, and its traceback fills a page. So both are
+logged at level debug only.
 """
 
 from __future__ import annotations
@@ -21,17 +22,16 @@ _OURS = os.path.join(os.path.dirname(os.path.abspath(tokenfeed.__file__)), "")
 def log_exception(level: int, message: str, *values: object) -> None:
     """Log the exception that is being handled: one line, and its traceback at level debug.
 
-    level: of the line.  message, values: what the line says before the type of the exception, and
-    the last line of ours that it came from.
+    level: of the line.  message, values: the beginning of the line. The type of the exception and
+    the last line of our code in its traceback follow.
     """
     _LOG.log(level, f"{message}: %s", *values, _summary())
     _LOG.debug(message, *values, exc_info=True)
 
 
 def _summary() -> str:
-    """Return the type of the exception that is being handled, and the last line of ours that it
-    came from: "KeyError at tokenfeed/server/rpc/service.py:88". Of the system's errors there is the
-    name too.
+    """Return the type of the exception that is being handled and the last line of our code in its
+    traceback: "KeyError at tokenfeed/server/rpc/service.py:88". An OSError has its errno's name.
     """
     _, error, trace = sys.exc_info()
     kind = type(error).__name__

@@ -1,7 +1,7 @@
-"""How much memory this process may still use: of the machine, and of every cgroup it is in.
+"""How much memory this process may still use, by the machine and by every cgroup it is in.
 
-A container's limit is invisible in /proc/meminfo, and a page cache beyond it is thrown out as fast
-as it is filled. What files occupy by now counts as room: the kernel gives it to whoever needs it.
+/proc/meminfo does not show the limit of a container, and the kernel evicts page cache beyond that
+limit as fast as it is filled. Page cache counts as available, because the kernel can reclaim it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class CgroupFiles(NamedTuple):
-    """What the files of one kind of cgroup are called, and what their cached files count as."""
+    """The file names of a cgroup version, and the memory.stat fields of cached files."""
 
     limits: tuple[str, ...]
     usage: str
@@ -27,22 +27,22 @@ V1 = CgroupFiles(
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return how many bytes of files fit into memory beside everything else, those there included.
+    """Return how many bytes of files fit into memory, including those already cached.
 
-    root: where proc/ is found.  Raises: OSError where there is no proc/meminfo.
+    root: the folder that contains proc/.  Raises: OSError if there is no proc/meminfo.
     """
-    rooms = [_number((root / "proc/meminfo").read_text(), "MemAvailable:") * 1024]
-    for accounts, folder in cgroups(root):
-        room = _room_within(folder, accounts)
-        if room is not None:
-            rooms.append(room)
-    return max(0, min(rooms))
+    available = [_number((root / "proc/meminfo").read_text(), "MemAvailable:") * 1024]
+    for files, folder in cgroups(root):
+        within = _available_within(folder, files)
+        if within is not None:
+            available.append(within)
+    return max(0, min(available))
 
 
 def cgroups(root: Path = Path("/")) -> list[tuple[CgroupFiles, Path]]:
     """Return the folders of the cgroups that account for this process' memory, innermost first.
 
-    Every level may have a limit of its own.  Within a container only some levels are mounted.
+    Every level may have its own limit.  Inside a container only some levels are mounted.
     """
     try:
         member = (root / "proc/self/cgroup").read_text()
@@ -50,20 +50,20 @@ def cgroups(root: Path = Path("/")) -> list[tuple[CgroupFiles, Path]]:
     except OSError:
         return []
     found = []
-    for accounts, mounted_root, mount_point in _mounts(mounts):
-        path = _membership(member, accounts)
+    for files, mounted_root, mount_point in _mounts(mounts):
+        path = _membership(member, files)
         if path is None:
             continue
-        # Without a namespace of its own a container sees the host's path, and its cgroup mounted.
+        # A container without its own cgroup namespace sees the host's path, but its own mount.
         seen = path.is_relative_to(mounted_root) and ".." not in path.parts
         within = path.relative_to(mounted_root) if seen else PurePosixPath()
         folder = root / mount_point.lstrip("/")
-        found += [(accounts, folder / level) for level in (within, *within.parents)]
+        found += [(files, folder / level) for level in (within, *within.parents)]
     return found
 
 
 def _mounts(mountinfo: str) -> list[tuple[CgroupFiles, PurePosixPath, str]]:
-    """Return which kind of cgroup is mounted, from which of its levels on, and where."""
+    """Return the version of each mounted cgroup hierarchy, its mounted root and mount point."""
     found = []
     for line in mountinfo.splitlines():
         place, _, kind = line.partition(" - ")
@@ -75,28 +75,28 @@ def _mounts(mountinfo: str) -> list[tuple[CgroupFiles, PurePosixPath, str]]:
     return found
 
 
-def _membership(member: str, accounts: CgroupFiles) -> PurePosixPath | None:
-    """Return the cgroup that this process is in, of one kind."""
+def _membership(member: str, files: CgroupFiles) -> PurePosixPath | None:
+    """Return the cgroup of this process, of one version."""
     for line in member.splitlines():
         hierarchy, controllers, path = line.split(":", 2)
-        if (hierarchy == "0") if accounts is V2 else ("memory" in controllers.split(",")):
+        if (hierarchy == "0") if files is V2 else ("memory" in controllers.split(",")):
             return PurePosixPath(path)
     return None
 
 
-def _room_within(folder: Path, accounts: CgroupFiles) -> int | None:
-    """Return how many bytes of files fit into one cgroup; None where it has no limit."""
-    texts = [_text(folder / name) for name in accounts.limits]
+def _available_within(folder: Path, files: CgroupFiles) -> int | None:
+    """Return how many bytes of files fit into one cgroup; None if it has no limit."""
+    texts = [_text(folder / name) for name in files.limits]
     limits = [int(text) for text in texts if text not in ("", "max")]
     if not limits:
         return None
     stat = _text(folder / "memory.stat")
-    cached_bytes = sum(_number(stat, name) for name in accounts.cached)
-    return min(limits) - int(_text(folder / accounts.usage) or 0) + cached_bytes
+    cached_bytes = sum(_number(stat, name) for name in files.cached)
+    return min(limits) - int(_text(folder / files.usage) or 0) + cached_bytes
 
 
 def _text(path: Path) -> str:
-    """Return what a file of the kernel says; the outermost cgroup, and old kernels, lack some."""
+    """Return the content of a kernel file; "" if the cgroup or an old kernel does not have it."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -104,7 +104,7 @@ def _text(path: Path) -> str:
 
 
 def _number(text: str, name: str) -> int:
-    """Return the number behind a name at the beginning of a line, 0 where there is none."""
+    """Return the number after a name at the beginning of a line; 0 if there is none."""
     for line in text.splitlines():
         words = line.split()
         if len(words) >= 2 and words[0] == name:

@@ -1,7 +1,7 @@
-"""How often files are looked at: so many stats a second in the whole process, and no burst.
+"""The rate limit for polling files: a fixed number of stat calls per second in the process.
 
-A look is a request to a metadata server on Lustre or NFS. 60,000 shards looked at once a second
-would be 60,000 requests a second and server; here all datasets share a fixed number.
+On Lustre or NFS, each stat call is a request to a metadata server: 60,000 per second and server for
+60,000 shards, if each is polled once a second. So all datasets share one limit, without bursts.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import threading
 import time
 
 STATS_PER_SECOND = 500
-"""Of all kinds, at most."""
+"""The limit for all stat calls together."""
 _SPACING_SECONDS = 1.0 / (0.8 * STATS_PER_SECOND)
-"""A fifth is left for threads that come late to their turn, and for tokens and certificates, which
-are looked at once a second too."""
+"""A fifth is reserved for threads that are late for their slot, and for tokens and certificates,
+which are polled once a second too."""
 POLL_SECONDS = 1.0
-"""No file is looked at more often."""
+"""Minimum time between two polls of one file."""
 
 
 class PollRate:
-    """The turns of a process to look at a file; one for all of its datasets.
+    """The rate limiter for stat calls; one per process, shared by its datasets.
 
-    never: whether files do not change. Then nobody looks at them, except to see why one cannot be
-    read.
+    never: whether files never change. Then they are not polled; a file is examined only to find
+    out why it cannot be read.
     """
 
     def __init__(self, never: bool = False) -> None:
-        """Begin; the first turn comes at once."""
+        """The first slot is available at once."""
         self.never = never
         self._lock = threading.Lock()
         self._next_at = 0.0
 
     def wait_turn(self) -> None:
-        """Wait for a turn to make one stat. Whoever comes first has the next one."""
+        """Wait for a slot for one stat call. Slots are assigned first come, first served."""
         with self._lock:
             now = time.monotonic()
             turn_at = max(now, self._next_at)
@@ -42,5 +42,5 @@ class PollRate:
 
 
 def pause_seconds(file_count: int) -> float:
-    """Return how long to wait between two looks at the files of a dataset, each in its turn."""
+    """Return the pause between two polls of a dataset that polls its files one after the other."""
     return POLL_SECONDS / file_count

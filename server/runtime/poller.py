@@ -1,9 +1,7 @@
-"""Looks at what may change under a server, in threads of its own: at each thing once a second, at
-most.
+"""Polls what may change while the server runs, in separate threads, each at most once a second.
 
-The gather notices what it cannot read. What can be read and is wrong all the same, since somebody
-wrote into a file while it was served, only the file system knows; asking it for every frame would
-cost more than the gather.
+A gather notices data that it cannot read. Only the file system knows whether a file was written to
+while it was served, and asking it for every frame would cost more than the gather.
 """
 
 from __future__ import annotations
@@ -20,24 +18,24 @@ _CLOSE_SECONDS = 0.5
 
 
 class Poller:
-    """A thread that looks at some things in turn until it is closed."""
+    """A thread that calls some checks in turn until it is closed."""
 
     def __init__(
         self, polls: Mapping[str, Callable[[], None]], pause_seconds: float = POLL_SECONDS
     ) -> None:
-        """Begin to look.
+        """Start polling.
 
-        looks: by what the log calls what they look at.  pause_seconds: before each round of them.
+        polls: the checks, by their names in the log.  pause_seconds: before each round of checks.
         """
         self._polls = polls
         self._pause_seconds = pause_seconds
         self._failed: set[str] = set()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tokenfeed-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tokenfeed-poller", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, or leave it behind where a disk keeps it waiting. May be called twice."""
+        """End the thread, or abandon it if it waits for a disk. May be called twice."""
         self._closed.set()
         self._thread.join(_CLOSE_SECONDS)
 
@@ -50,26 +48,26 @@ class Poller:
         try:
             poll()
             self._failed.discard(name)
-        except Exception:  # noqa: BLE001 - the others still have to be looked at
+        except Exception:  # noqa: BLE001 - the other checks must still run
             if name not in self._failed:
                 self._failed.add(name)
-                log_exception(logging.ERROR, "could not look at %s", name)
+                log_exception(logging.ERROR, "check failed name=%s", name)
 
 
 class RescanWorker:
-    """A thread that reads files anew where a look has found reason to, which takes seconds: no look
-    has to wait for that.
+    """A thread that rereads files after a poll found a change. This takes seconds, so polls do not
+    wait for it.
     """
 
     def __init__(self) -> None:
-        """Wait for something to read."""
+        """Start the thread, with nothing to read."""
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tokenfeed-reread", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tokenfeed-rescan", daemon=True)
         self._thread.start()
 
     def submit(self, read: Callable[[], None]) -> None:
-        """Have something read once what came before is."""
+        """Run a read after those submitted before it."""
         self._queue.put(read)
 
     def closed(self) -> bool:
@@ -77,7 +75,7 @@ class RescanWorker:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """End the thread, or leave it behind where a disk keeps it waiting. May be called twice."""
+        """End the thread, or abandon it if it waits for a disk. May be called twice."""
         self._closed.set()
         self._queue.put(None)
         self._thread.join(_CLOSE_SECONDS)
@@ -90,5 +88,5 @@ class RescanWorker:
 def _read(read: Callable[[], None]) -> None:
     try:
         read()
-    except Exception:  # noqa: BLE001 - the next still has to be read
-        log_exception(logging.ERROR, "could not read anew")
+    except Exception:  # noqa: BLE001 - the next read must still run
+        log_exception(logging.ERROR, "rescan failed")

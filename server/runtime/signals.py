@@ -1,8 +1,8 @@
-"""SIGTERM, SIGINT and SIGHUP: blocked in every thread, and asked for by one that does nothing else.
+"""SIGTERM, SIGINT and SIGHUP: blocked in every thread, and received by a dedicated thread.
 
-A handler in Python runs in the main thread, between any two of its instructions and whatever lock
-it holds by then; and the signal that comes just before the main thread begins to wait has its
-handler run when the wait is over. A blocked signal stays with the kernel until it is asked for.
+Python runs a signal handler in the main thread, between any two of its instructions, whatever lock
+that thread holds. If a signal arrives just before the main thread starts to wait, its handler runs
+only after that wait. A blocked signal stays pending in the kernel until `sigwait` takes it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _EXIT_SECONDS = 0.3
 
 
 class Signals:
-    """What this process is told from outside."""
+    """The signals that this process receives."""
 
     def __init__(self) -> None:
-        """Take nothing yet."""
+        """Install nothing yet."""
         self._taken: SimpleQueue[int] = SimpleQueue()
         self._grace_seconds = 0.0
 
     def install(self) -> None:
-        """Take the signals of this process, from a thread that starts no other before: those that
-        come later inherit what is blocked.
+        """Block the signals and start to receive them. Call it before the process starts other
+        threads, because they inherit the blocked signals.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
         threading.Thread(target=self._run, name="tokenfeed-signals", daemon=True).start()
 
     def reloads(self, grace_seconds: float) -> Iterator[int]:
-        """Return what yields at each SIGHUP, and ends when the process is told to stop.
+        """Return an iterator that yields at each SIGHUP and ends at SIGTERM or SIGINT.
 
-        From now on it is gone so long after that at the latest, whatever its threads wait for.
-        Until now it was at once: while it starts it has nothing to give back.
+        From now on the process exits at most grace_seconds after that signal, whatever its threads
+        wait for. Before this call it exits at once: it has nothing to clean up while it starts.
         """
         self._grace_seconds = grace_seconds
         return takewhile(lambda number: number == signal.SIGHUP, iter(self._taken.get, None))
@@ -48,6 +48,6 @@ class Signals:
             self._taken.put(number)
         self._taken.put(number)
         time.sleep(max(0.0, self._grace_seconds - _EXIT_SECONDS))
-        # Each line of the log was flushed when it was written. To flush it once more would be to
-        # wait for whoever is still writing to it.
+        # Each log line was flushed when it was written. Flushing again could block on a thread that
+        # is still writing.
         os._exit(0)

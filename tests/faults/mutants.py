@@ -425,7 +425,7 @@ def judge(feed: Feed, channel: grpc.Channel, mutant: Mutant) -> Verdict:
     frame_limit = frames_to_read(request) if is_message and mutant.method == "GetBatch" else None
     status, details, metadata = outcome(call, frames, frame_limit)
     parsed = len(mutant.message) <= REQUEST_BYTES_MAX and not details.startswith(
-        "request: is no valid"
+        "request: is not a valid"
     )
     try:
         if len(mutant.message) > REQUEST_BYTES_MAX:
@@ -588,4 +588,4 @@ def still_serves(feed: Feed) -> None:
             assert verdict.status == "OK"
     log = feed.server.stderr
     assert "Traceback" not in log
-    assert "failed peer" not in log
+    assert "call failed peer" not in log

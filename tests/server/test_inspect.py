@@ -28,8 +28,8 @@ def test_it_says_what_a_file_is_taken_for_and_why(
     text = said(capsys, write_tokens(range(100, 2100)), "--tokens", "3")
 
     assert "dataset train\n  format: raw (no known header)" in text
-    assert "dtype: uint16 is assumed of 1 file(s); --dtype says otherwise" in text
-    assert "served as: uint16, as they are stored" in text
+    assert "dtype: uint16 is assumed for 1 file(s); --dtype overrides it" in text
+    assert "served as: uint16, as stored" in text
     assert "tokens: 2,000 in 1 file(s)" in text
     assert "first tokens: 100 101 102\n" in text
 
@@ -44,7 +44,7 @@ def test_it_says_where_the_tokens_begin_and_how_they_would_be_served(
 
     assert "format: npy (header of a (70000,) array)" in text
     assert "dtype: int64\n" in text
-    assert "served as: uint32, by what was looked at; a server looks at every token" in text
+    assert "served as: uint32, by the checked tokens; a server checks every token" in text
     assert f"{path}: 70,000 tokens, from byte 128 on" in text
 
 
@@ -68,7 +68,7 @@ def test_it_counts_documents_and_shards(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert "format: datatrove (00.ds.index beside it)" in text
     assert "tokens: 1,500 in 30 file(s)" in text
-    assert "documents: 60, known of 30 file(s)" in text
+    assert "documents: 60, known for 30 file(s)" in text
     assert f"00.ds: 50 tokens, 2 documents ({tmp_path}/00.ds.index)" in text
     assert "... and 10 more" in text
 

@@ -26,17 +26,33 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def run(packages: Path | None, folder: Path, *command: str | Path, seconds: float = 60) -> str:
-    """Run a command in a folder; return its stdout.  packages: additional installed packages."""
-    found = subprocess.run(
-        [*map(str, command)],
-        cwd=folder,
-        env=environment(packages),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    """Run a command with `finished`, require exit code 0, and return its stdout."""
+    found = finished(packages, folder, *command, seconds=seconds)
     assert found.returncode == 0, found.stderr
     return found.stdout
+
+
+def finished(
+    packages: Path | None,
+    folder: Path,
+    *command: str | Path,
+    missing: str = "",
+    seconds: float = 60,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, until it exits.
+
+    packages: additional installed packages.  missing: a package that cannot be imported.
+    """
+    env = environment(packages)
+    if missing:
+        # Python imports this module when it starts.
+        (folder / "missing").mkdir(exist_ok=True)
+        code = f"import sys; sys.modules[{missing!r}] = None\n"
+        (folder / "missing" / "sitecustomize.py").write_text(code)
+        env["PYTHONPATH"] = f"{folder / 'missing'}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    return subprocess.run(
+        [*map(str, command)], cwd=folder, env=env, capture_output=True, text=True, timeout=seconds
+    )
 
 
 def environment(packages: Path | None) -> dict[str, str]:

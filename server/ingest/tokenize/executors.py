@@ -24,6 +24,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import tokenfeed
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 
 from ..units import Unit
@@ -151,8 +152,8 @@ def ray(
     """
     try:
         import ray as cluster
-    except ImportError:
-        raise InvalidRequest("--executor", "ray is not installed: pip install ray") from None
+    except ImportError as error:
+        raise InvalidRequest("--executor", missing(error, "ray")) from None
     package = os.path.dirname(os.path.abspath(tokenfeed.__file__))
     try:
         # Our code is sent with the work, so other nodes need not have it.

@@ -152,9 +152,9 @@ def test_a_manifest_is_compared_with_the_shards(
     content[1000] ^= 1
     shard.write_bytes(content)
 
-    assert "has other shards than its manifest says" in failed("--data", out)
+    assert "does not match its manifest" in failed("--data", out)
     (out / "manifest.json").write_text('{"job": {}, "version": 2}')
-    assert "is no manifest of version 1" in failed("--data", out)
+    assert "is not a manifest of version 1" in failed("--data", out)
     (out / "manifest.json").write_text("{")
     assert "is damaged" in failed("--data", out)
 
@@ -175,8 +175,8 @@ def test_a_dataset_whose_loss_mask_would_be_ignored_is_not_served(pairs: Path) -
     """The model would learn prompts, and its loss would look good."""
     mask = pairs / "train" / "000000.ds.loss"
     problem = (
-        f"error: {mask}: the loss mask of dataset 'train' would be ignored, and prompts learned "
-        "like responses; pass --ignore-loss-mask if that is meant\n"
+        f"error: {mask}: the loss mask of dataset 'train' would be ignored, so that prompts "
+        "are learned like responses; pass --ignore-loss-mask to accept that\n"
     )
 
     assert failed("--data", pairs).endswith(problem)
@@ -220,9 +220,7 @@ def test_an_ignored_loss_mask_is_logged_once_per_dataset(serve: Serve, pairs: Pa
     """The command line is not always known to those who read the log."""
     server = serve("--data", pairs, "--ignore-loss-mask")
 
-    warned = re.findall(
-        r" WARNING .* ignored the loss mask dataset=(\w+) files=(\d)", server.stderr
-    )
+    warned = re.findall(r" WARNING .* loss mask ignored dataset=(\w+) files=(\d)", server.stderr)
     shards = len(list(pairs.glob("train/*.ds.loss")))
     assert shards > 1
     assert warned == [("train", str(shards)), ("val", "1")]
@@ -237,9 +235,9 @@ def test_a_dataset_without_its_listed_masks_is_damaged(pairs: Path) -> None:
     said = failed("--data", pairs)
 
     assert said.endswith(
-        f"error: {pairs}/train/000000.ds.loss: is damaged, since its manifest lists it and it "
-        "cannot be read: No such file or directory; restore this loss mask, or remove the folder "
-        "and ingest anew\n"
+        f"error: {pairs}/train/000000.ds.loss: is listed in its manifest, but cannot be read: "
+        "No such file or directory; restore this loss mask, or remove the folder and ingest "
+        "again\n"
     )
 
 
@@ -249,9 +247,7 @@ def test_a_truncated_listed_mask_is_damaged_even_if_it_is_ignored(pairs: Path) -
 
     said = failed("--data", pairs, "--ignore-loss-mask")
 
-    assert (
-        f"{pairs}/val/000000.ds.loss: is damaged, since its manifest lists it and it has 10" in said
-    )
+    assert f"{pairs}/val/000000.ds.loss: is listed in its manifest, but has 10 bytes" in said
 
 
 def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
@@ -261,7 +257,7 @@ def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
     said = run("-m", "server.inspect", train)
 
     shards = len(list(pairs.glob("train/*.ds")))
-    assert f"  loss masks: beside {shards} file(s), not served; a server refuses them" in said
+    assert f"  loss masks: next to {shards} file(s), not served; a server refuses them" in said
     assert "digest:" in run("-m", "server.verify", train)
 
 
@@ -288,7 +284,7 @@ def test_an_unfinished_ingest_is_not_served(pages: Path, tmp_path: Path) -> None
     """Half a corpus is another corpus."""
     (tmp_path / "out" / ".ingest").mkdir(parents=True)
 
-    assert "holds an ingest that is not finished" in failed("--data", tmp_path / "out")
+    assert "contains an unfinished ingest" in failed("--data", tmp_path / "out")
 
 
 def test_a_state_is_refused_on_a_corpus_made_with_another_tokenizer(
@@ -344,7 +340,7 @@ def test_a_file_that_appears_while_text_is_ingested_is_not_part_of_the_cache(
     write_jsonl(tmp_path / "b.jsonl", [{"text": "def"}])
     cache = TextCache("bytes", "text", None, str(tmp_path / "cache"))
 
-    with pytest.raises(InvalidCorpus, match="others came beside it, while it was ingested"):
+    with pytest.raises(InvalidCorpus, match="changed while it was ingested, or files were added"):
         cache.tokenized(text, [str(tmp_path / "*.jsonl")])
 
     assert os.listdir(tmp_path / "cache") == []
@@ -361,7 +357,7 @@ def test_text_without_a_tokenizer_is_named(pages: Path, tmp_path: Path) -> None:
     broken.write_bytes(b"PAR1")
     said = failed("--data", broken, "--tokenizer", "bytes", "--cache-dir", tmp_path)
     assert f"error: {broken}: unreadable: " in said
-    assert f"error: {broken}: could not be ingested: see above" in said.splitlines()[-1]
+    assert f"error: {broken}: could not be ingested: see the error above" in said.splitlines()[-1]
     said = failed("--data", pages, "--tokenizer", "bytes", "--append-token=-x")
     assert "--append-token: '-x' is not a token of bytes" in said
     tokens = tmp_path / "x.bin"

@@ -117,15 +117,15 @@ def test_a_fork_with_a_live_iterator_is_told_what_to_do_and_the_parent_goes_on(
     done = run(FORK, server.address)
 
     assert done.returncode == 0, done.stderr
-    assert "does not survive its fork" in done.stdout
-    assert "make it in the process that uses it" in done.stdout
+    assert "cannot be used in its fork" in done.stdout
+    assert "create it in the process that uses it" in done.stdout
     assert done.stderr == ""
 
 
 LEAKS = """
 import gc, os, sys, threading
 from client import RemoteBatches
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 def once():
     feed = RemoteBatches(sys.argv[1], 8, 64, order="shuffled")
     for x, y in feed:
@@ -134,7 +134,7 @@ def once():
         break
 def counts():
     gc.collect()
-    # What was let go of ends in the background.
+    # Freed feeds end in the background.
     eventually(lambda: threading.active_count() == 1)
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 for _ in range(5):

@@ -462,7 +462,7 @@ def test_the_log_tells_what_was_assumed(serve: Serve, write_tokens: WriteTokens)
     server = serve("--data", path)
     (line,) = [line for line in server.stderr.splitlines() if "assumed" in line]
     assert "dataset=train format=raw dtype=uint16 files=1: " in line
-    assert "--format and --dtype say otherwise" in line
+    assert "--format and --dtype override it" in line
     assert "assumed" not in serve("--data", path, "--dtype", "uint16").stderr
 
 
@@ -481,7 +481,7 @@ def test_format_and_dtype_may_be_said_of_one_dataset(
     assert found == {"one": ("uint16", 100), "two": ("uint32", 90), "three": ("int64", 2)}
 
     line = refusal("--data", one, "--dtype", "other=uint16")
-    assert line == "--dtype: no dataset is named 'other', but one"
+    assert line == "--dtype: no dataset is named 'other', only one"
 
 
 def test_files_of_two_kinds_are_no_dataset(write_tokens: WriteTokens) -> None:
@@ -584,7 +584,7 @@ def test_a_server_has_as_many_descriptors_as_it_may(
     limits = Path(f"/proc/{server.process.pid}/limits").read_text()
 
     assert re.search(r"Max open files\s+4000\s+4000", limits)
-    assert "raised the limit of descriptors from=256 to=4000" in server.stderr
+    assert "descriptor limit raised from=256 to=4000" in server.stderr
 
 
 def test_a_socket_whose_path_is_no_text_is_refused(

@@ -136,8 +136,8 @@ def test_every_token_is_looked_at_where_that_is_asked_for(
     [
         ("<i4", -100, "token 70000 is -100, negative"),
         ("<i2", -1, "token 70000 is -1, negative"),
-        ("<i8", 2**32, "token 70000 is 4294967296, above what uint32 holds"),
-        ("<u8", 2**63, "token 70000 is 9223372036854775808, above what uint32 holds"),
+        ("<i8", 2**32, "token 70000 is 4294967296, above the maximum of uint32"),
+        ("<u8", 2**63, "token 70000 is 9223372036854775808, above the maximum of uint32"),
     ],
 )
 def test_a_number_that_is_no_token_is_named_with_its_file_and_place(

@@ -169,7 +169,7 @@ def test_where_the_sidecar_cannot_be_written_memory_has_the_digest(
     assert sorted(os.listdir(paths[0].parent)) == ["a.bin", "b.bin"]
     assert re.fullmatch(
         rf"digest dataset=train sha256={dataset.digest.hex()} seconds=\d+\.\d "
-        r"kept=in memory alone: \.a\.bin\.\w+\.tokenfeed-digest\.json "
+        r"kept=in memory only: \.a\.bin\.\w+\.tokenfeed-digest\.json "
         r"cannot be written: Read-only file system",
         caplog.messages[-1],
     )
@@ -256,7 +256,7 @@ def test_who_failed_unforeseen_leaves_the_next_dataset_its_digest(
     unlucky.close()
 
     assert dataset.digest == expected_digest(paths)
-    assert "could not take the digest dataset=train: MemoryError" in caplog.text
+    assert "digest failed dataset=train: MemoryError" in caplog.text
     assert "digest unknown dataset=train: its computation failed" in caplog.text
 
 
@@ -276,10 +276,7 @@ def wait_for(server: Server, line: str, seconds: float = 60) -> None:
     assert eventually(lambda: line in server.stderr, seconds), server.stderr
 
 
-UNKNOWN = (
-    "digest unknown dataset=train: not all of it was brought into memory; "
-    "python -m server.verify computes it"
-)
+UNKNOWN = "digest unknown dataset=train: not all of it was preloaded; tokenfeed verify computes it"
 
 
 @pytest.mark.parametrize("room", [0, 1 << 30])

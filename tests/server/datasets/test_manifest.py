@@ -67,7 +67,7 @@ def test_a_hash_of_another_length_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(InvalidCorpus) as caught:
         parse_datasets([str(folder)])
 
-    assert caught.value.problem == "is no manifest of tokenfeed, or is damaged"
+    assert caught.value.problem == "is not a manifest of tokenfeed, or is damaged"
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 20, COMPLETE_BYTES_MAX + 4000])
@@ -79,4 +79,4 @@ def test_shards_of_another_length_are_refused(folder: Path, size_bytes: int) -> 
     with pytest.raises(InvalidCorpus) as caught:
         opened(folder)
 
-    assert caught.value.problem.startswith("has other shards than its manifest says")
+    assert caught.value.problem.startswith("does not match its manifest")

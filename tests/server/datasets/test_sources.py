@@ -172,7 +172,7 @@ def test_a_tensor_is_named_behind_a_hash(beside: Path) -> None:
     (beside / "run#3" / "x.bin").write_bytes(b"12")
     source = parse_data([str(beside / "run#3" / "*.bin")])
     assert (names(source.paths), source.tensor) == (["x.bin"], None)
-    with pytest.raises(InvalidCorpus, match="another tensor than other files"):
+    with pytest.raises(InvalidCorpus, match="another #TENSOR than other files"):
         parse_data([f"{path}#a", f"{path}#b"])
 
 
@@ -180,7 +180,7 @@ def test_what_is_said_of_one_dataset_goes_before_what_is_said_of_all() -> None:
     words = ["uint16", "b=uint32", "uint8", "b=int32"]
     assert parse_per_dataset("--dtype", words, ["a", "b"]) == {"a": "uint8", "b": "int32"}
     assert parse_per_dataset("--dtype", [], ["a"]) == {"a": None}
-    with pytest.raises(InvalidRequest, match="--dtype: no dataset is named 'c', but a, b"):
+    with pytest.raises(InvalidRequest, match="--dtype: no dataset is named 'c', only a, b"):
         parse_per_dataset("--dtype", ["c=uint8"], ["a", "b"])
 
 
@@ -202,7 +202,7 @@ def test_text_is_known_by_its_name(words: list[str], answer: bool) -> None:
 def test_text_beside_tokens_is_an_error() -> None:
     """Tokens that happen to be UTF-8 would be tokenized once more."""
     with pytest.raises(
-        InvalidCorpus, match=r"^b.txt: is text, and other files of the dataset are not"
+        InvalidCorpus, match=r"^b.txt: is text, but other files of the dataset are not"
     ):
         is_text(["web=a.bin", "b.txt"])
 

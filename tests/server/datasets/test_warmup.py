@@ -123,7 +123,7 @@ def test_the_log_says_what_was_brought_in_and_how_long_it_took(
 
     begun, ended = lines(caplog)
     size = corpus.span[1]
-    assert begun == f"warming up dataset=train bytes={size}"
+    assert begun == f"warm-up started dataset=train bytes={size}"
     assert re.fullmatch(
         rf"warm-up ended dataset=train bytes={size} of={size} seconds=\d+\.\d reason=complete",
         ended,
@@ -200,7 +200,7 @@ def test_corpora_are_chosen_by_what_fits_together_the_smallest_first(
         assert fitting([large, small, middle], PAGE_BYTES - 1) == []
 
     assert lines(caplog)[0] == (
-        f"not warming up dataset=large bytes={6 * PAGE_BYTES}: room for {3 * PAGE_BYTES}"
+        f"warm-up skipped dataset=large bytes={6 * PAGE_BYTES} available={3 * PAGE_BYTES}"
     )
 
 
@@ -249,7 +249,7 @@ def test_a_failure_of_the_warm_up_is_a_line_in_the_log(
 
     (line,) = lines(caplog)
     assert line.startswith(
-        "could not warm up: FileNotFoundError ENOENT at tokenfeed/server/datasets/warmup.py:"
+        "warm-up failed: FileNotFoundError ENOENT at tokenfeed/server/datasets/warmup.py:"
     )
 
 
@@ -289,7 +289,7 @@ def test_a_server_warms_up_by_default_and_not_when_told_so(tmp_path: Path, serve
     assert f"warm-up ended dataset=train bytes={2 * PIECE_BYTES}" in by_default.stderr
     assert "reason=complete" in by_default.stderr
     told.stop()
-    assert "warming up dataset=train" not in told.stderr.replace("not warming up", "")
+    assert "warm-up started dataset=train" not in told.stderr
 
 
 def test_a_server_that_is_warming_up_stops_at_once(tmp_path: Path, serve: Serve) -> None:
@@ -299,7 +299,7 @@ def test_a_server_that_is_warming_up_stops_at_once(tmp_path: Path, serve: Serve)
         file.truncate(16 << 30)  # a hole: it takes no room on the disk
     server = serve("--data", path, "--warm-up-bytes", 1 << 40)
     deadline = time.monotonic() + 10
-    while "warming up" not in server.stderr:
+    while "warm-up started" not in server.stderr:
         assert time.monotonic() < deadline, server.stderr
         os.sched_yield()
 

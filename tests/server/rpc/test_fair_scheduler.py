@@ -1,4 +1,4 @@
-"""Many streams share few processors fairly: none has its tenth frame before another its first."""
+"""Many streams share few CPUs fairly: none gets its tenth frame before another its first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from server.rpc.fair_scheduler import (
 
 
 def queued(scheduler: FairScheduler, count: int) -> None:
-    """Wait until so many stand in the queue."""
+    """Wait until this many threads wait."""
     while scheduler._waiting < count:
         assert threading.active_count() > 1
 
 
-def test_turns_are_taken_in_the_order_of_coming() -> None:
-    """A semaphore lets those barge in that come at the right moment, and others wait seconds."""
-    scheduler = FairScheduler(at_once=1)
+def test_slots_are_given_first_come_first_served() -> None:
+    """A semaphore lets late threads overtake, and others wait for seconds."""
+    scheduler = FairScheduler(slot_count=1)
     order: list[int] = []
 
     def work(number: int) -> None:
@@ -41,9 +41,9 @@ def test_turns_are_taken_in_the_order_of_coming() -> None:
     assert order == list(range(20))
 
 
-def test_a_peer_with_many_streams_gets_no_more_turns_than_one_with_one() -> None:
+def test_a_peer_with_many_streams_gets_no_more_slots_than_one_with_one() -> None:
     """A greedy trainer costs the others at most every second frame."""
-    scheduler = FairScheduler(at_once=1)
+    scheduler = FairScheduler(slot_count=1)
     order: list[str] = []
 
     def work(peer: str) -> None:
@@ -61,9 +61,9 @@ def test_a_peer_with_many_streams_gets_no_more_turns_than_one_with_one() -> None
     assert "".join(order) == "abcabaaaa"
 
 
-def test_no_more_work_at_once_than_may() -> None:
-    """The others would only take the interpreter from those that are about to be done."""
-    scheduler = FairScheduler(at_once=2)
+def test_no_more_threads_work_than_there_are_slots() -> None:
+    """More would only take the interpreter from those that are almost done."""
+    scheduler = FairScheduler(slot_count=2)
     working: list[int] = []
     most = []
     lock = threading.Lock()
@@ -84,12 +84,12 @@ def test_no_more_work_at_once_than_may() -> None:
         thread.join()
 
     assert max(most) <= 2
-    assert scheduler._left == 2
+    assert scheduler._free_slots == 2
 
 
-def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read() -> None:
-    """What a client does not read waits in the server's memory, two frames a stream."""
-    scheduler = FairScheduler(at_once=1)
+def test_contended_streams_get_small_frames_until_they_are_known_to_read() -> None:
+    """Unread frames stay in the server's memory, two per stream."""
+    scheduler = FairScheduler(slot_count=1)
 
     def work() -> None:
         with scheduler.slot("a"):
@@ -110,12 +110,12 @@ def test_in_a_crowd_streams_are_given_small_frames_until_they_are_seen_to_read()
     assert scheduler.cap_frame_bytes(1 << 20, had_bytes=0) == 1 << 20
 
 
-def test_a_turn_is_given_back_after_an_error() -> None:
-    """A lost dataset must not stop the streams that are still to be told so."""
-    scheduler = FairScheduler(at_once=1)
+def test_a_slot_is_released_after_an_error() -> None:
+    """A failed dataset must not block the streams that have not got its error yet."""
+    scheduler = FairScheduler(slot_count=1)
     with pytest.raises(KeyError), scheduler.slot("a"):
         raise KeyError
 
     with scheduler.slot("a"):
-        assert scheduler._left == 0
-    assert scheduler._left == 1
+        assert scheduler._free_slots == 0
+    assert scheduler._free_slots == 1

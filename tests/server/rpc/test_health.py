@@ -275,5 +275,5 @@ def test_a_path_that_is_no_socket_is_not_touched(
 
     before = two[1].read_bytes()
     assert main(["--data", str(two[0]), "--port", "0", "--unix", str(two[1])]) == 1
-    assert "exists and is no socket" in capsys.readouterr().err
+    assert "exists and is not a socket" in capsys.readouterr().err
     assert two[1].read_bytes() == before

@@ -771,7 +771,7 @@ def require_discreet(found: Ending, log: str) -> None:
     for inside in ("secret", "/", "Error", "memory", "Traceback", ".py"):
         assert inside not in found[1]
     assert re.search(
-        r"failed peer=\S+: OSError E(IO|NOMEM) at tokenfeed/server/rpc/\w+\.py:\d+$",
+        r"call failed peer=\S+: OSError E(IO|NOMEM) at tokenfeed/server/rpc/\w+\.py:\d+$",
         log,
         re.M,
     )
@@ -847,7 +847,7 @@ def test_a_call_beyond_the_limit_is_asked_to_come_back(datasets: dict[str, Datas
         with pytest.raises(grpc.RpcError) as caught:
             next(ask(endless))
         assert caught.value.code() is Status.RESOURCE_EXHAUSTED
-        assert caught.value.details().startswith("streams: 1 are under way")
+        assert caught.value.details().startswith("streams: the server is at its limit of 1")
         (hint,) = caught.value.trailing_metadata()
         assert hint.key == "grpc-retry-pushback-ms"
         assert 500 <= int(hint.value) <= 1500

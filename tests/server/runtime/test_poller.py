@@ -35,7 +35,7 @@ def test_a_look_that_fails_ends_neither_the_others_nor_itself(
 
     (line,) = caplog.messages
     assert re.fullmatch(
-        r"could not look at broken: OSError EIO at tokenfeed/server/runtime/poller\.py:\d+", line
+        r"check failed name=broken: OSError EIO at tokenfeed/server/runtime/poller\.py:\d+", line
     )
 
 
@@ -128,7 +128,7 @@ def test_a_read_that_fails_is_said_and_the_next_is_done(caplog: pytest.LogCaptur
         rescans.close()
 
     (line,) = caplog.messages
-    assert line.startswith("could not read anew: IndexError at ")
+    assert line.startswith("rescan failed: IndexError at ")
 
 
 def test_rereads_that_are_closed_read_nothing_more() -> None:

@@ -111,6 +111,6 @@ def test_the_log_says_how_files_are_read_and_why(serve: Serve, write_tokens: Wri
     (system,) = file_systems([str(one)])
     way = "pread" if is_read_by_pread(system) else "map"
 
-    lines = [line for line in server.stderr.splitlines() if "opened dataset" in line]
+    lines = [line for line in server.stderr.splitlines() if "dataset opened" in line]
     assert lines[0].endswith(f"read={way} because={system}")
     assert lines[1].endswith("read=pread because=--read")
