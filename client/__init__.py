@@ -69,8 +69,14 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "RemoteBatches":
-        from .batches import RemoteBatches
+        try:
+            from .batches import RemoteBatches
+        except ModuleNotFoundError as error:
+            from tokenfeed.commands.extras import missing
 
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(missing(error, "torch"), name=error.name) from None
         return RemoteBatches
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -2,8 +2,8 @@
 
     python examples/hf_trainer.py
 
-The feed's state is stored in each checkpoint. `ignore_data_skip=True`: the Trainer need not read and
-discard the batches that were trained on before, since the feed resumes after them.
+The feed's state is stored in each checkpoint. `ignore_data_skip=True`: the Trainer need not read
+and discard the batches that were trained on before, since the feed resumes after them.
 """
 
 from __future__ import annotations

@@ -122,9 +122,11 @@ class Epoch(IterableDataset[Batch]):
     def _batches(self) -> Iterator[Batch]:
         plan, cursor = self._make_plan(self._epoch, self._tail), self._cursor
         begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
-        if dropped := plan.dropped_count(begin):
-            _LOG.info("epoch drops samples epoch=%d samples=%d", plan.epoch, dropped)
         batch_count = plan.batch_count(begin)
+        if dropped := plan.dropped_count(begin):
+            # A loop that gets no batch at all would end without a word.
+            level = logging.INFO if batch_count or begin > plan.first_sample else logging.WARNING
+            _LOG.log(level, "epoch drops samples epoch=%d samples=%d", plan.epoch, dropped)
         if batch_count == 0:
             cursor.skip_to(plan.end_sample)
             return

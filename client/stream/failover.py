@@ -190,7 +190,11 @@ class Failover:
         if time.monotonic() - self._logged >= _LOG_INTERVAL_SECONDS:
             self._logged = time.monotonic()
             _LOG.warning(
-                "waiting for server rank=%d target=%s reason=%s", self._rank, self._replicas, reason
+                "waiting for server rank=%d target=%s seconds_left=%.0f reason=%s",
+                self._rank,
+                self._replicas,
+                left_seconds,
+                reason,
             )
         busy = [failure.retry_seconds for failure in failures if isinstance(failure, Busy)]
         pause_seconds = self._backoff_seconds

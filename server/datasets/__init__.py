@@ -1,1 +1,1 @@
-"""From a name to a dataset that is checked and fingerprinted. Knows nothing about gRPC."""
+"""From a name to a dataset that is checked and fingerprinted. Knows nothing of gRPC."""

@@ -1,1 +1,1 @@
-"""The process: signals, polling, memory, output. Knows nothing about tokens."""
+"""The process: signals, polling, memory, output. Knows nothing of tokens."""

@@ -28,4 +28,4 @@ def missing(package: str | ImportError, extra: str) -> str:
         problem = f"{package.name} is missing"
     elif isinstance(package, ImportError):
         problem = str(package)
-    return f"{problem}: pip install 'tokenfeed[{extra}]'"
+    return f"{problem}: pip install 'tokenfeed[{extra}]' (in a clone, '.[{extra}]')"

@@ -160,7 +160,9 @@ def test_a_command_says_what_to_install_for_it(
     found = finished(installed, tmp_path, sys.executable, *words, missing=missing)
 
     assert found.returncode == 1
-    cure = rf"{missing} is missing: pip install 'tokenfeed\[{extra}\]'"
+    cure = (
+        rf"{missing} is missing: pip install 'tokenfeed\[{extra}\]' \(in a clone, '.\[{extra}\]'\)"
+    )
     assert re.fullmatch(rf"error: \S+: {cure}\n", found.stderr)
     assert f'\n{extra} = ["' in (ROOT / "pyproject.toml").read_text()
 

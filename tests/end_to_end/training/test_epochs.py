@@ -104,11 +104,15 @@ def test_dropped_samples_are_counted_in_the_log(
     assert "epoch drops samples epoch=2 samples=11" in caplog.text
 
 
-def test_an_epoch_smaller_than_a_batch_is_empty_or_padded(open_feed: OpenFeed) -> None:
+def test_an_epoch_smaller_than_a_batch_is_empty_with_a_warning_or_padded(
+    open_feed: OpenFeed, caplog: pytest.LogCaptureFixture
+) -> None:
     """A tiny validation set and many ranks."""
     feed = open_feed(batch_size=256)
 
     assert rows_of(feed.epoch(0)) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"epoch drops samples epoch=0 samples={WINDOWS}" in caplog.text
     ((_, y),) = feed.epoch(0, "pad")
     assert int((y != -100).all(dim=1).sum()) == WINDOWS
 
