@@ -1,46 +1,48 @@
 """The trainer's side: batches from a tokenfeed server, as if the corpus were local.
 
-    from client import RemoteBatches
+    from tokenfeed import RemoteBatches
 
-    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
+    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
         ...
 
-Importing this imports neither torch nor grpc; touching RemoteBatches imports both.
+Importing this package imports neither torch nor grpc. Accessing RemoteBatches imports both.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import sys
 
 if __name__ == "client":
+    # An alias of tokenfeed.client: tokenfeed/_aliases.py says how.
+    _package = sys.modules.pop(__name__)
     from tokenfeed._aliases import alias
 
-    alias("client")
+    alias(_package)
+else:
+    from typing import TYPE_CHECKING
 
-from tokenfeed.errors import (
-    BadFrame,
-    Busy,
-    ContractMismatch,
-    CorpusChanged,
-    CorpusError,
-    InvalidRequest,
-    LimitExceeded,
-    NotATokenfeedServer,
-    NotFound,
-    RequestError,
-    SamplesExhausted,
-    ServerUnavailable,
-    StreamMismatch,
-    TokenfeedError,
-    Unauthenticated,
-    Unreachable,
-)
+    from tokenfeed.errors import (
+        BadFrame,
+        Busy,
+        ContractMismatch,
+        CorpusChanged,
+        CorpusError,
+        InvalidRequest,
+        LimitExceeded,
+        NotATokenfeedServer,
+        NotFound,
+        RequestError,
+        SamplesExhausted,
+        ServerUnavailable,
+        StreamMismatch,
+        TokenfeedError,
+        Unauthenticated,
+        Unreachable,
+    )
 
-from .transport.credentials import Credentials
-from .transport.timeouts import Timeouts
+    from .transport.credentials import Credentials
+    from .transport.timeouts import Timeouts
 
-if TYPE_CHECKING:
-    from .batches import RemoteBatches
+    if TYPE_CHECKING:
+        from .batches import RemoteBatches
 
 __all__ = [
     "BadFrame",
@@ -65,13 +67,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "RemoteBatches":
-        from .batches import RemoteBatches
+        try:
+            from .batches import RemoteBatches
+        except ModuleNotFoundError as error:
+            from tokenfeed.commands.extras import missing
 
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(missing(error, "torch"), name=error.name) from None
         return RemoteBatches
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    from tokenfeed.commands.extras import is_installed
+
+    # help() touches each of these, and RemoteBatches imports torch.
+    return [name for name in __all__ if name != "RemoteBatches" or is_installed("torch")]

@@ -1,8 +1,8 @@
-"""python -m client: look at a server.
+"""python -m client: commands that query a server.
 
-describe  what it serves
-show      one batch, decoded where a tokenizer is given
-bench     how fast batches arrive here; the only one that needs torch
+describe  prints what it serves
+show      prints one batch, as text if a tokenizer is given
+bench     measures how fast batches arrive on this machine; the only one that needs torch
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.commands import program
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
@@ -38,19 +39,19 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("client"),
-        description="Looks at a tokenfeed server.",
-        epilog="example: python -m client describe localhost:50051",
+        description="Query a tokenfeed server.",
+        epilog="example: tokenfeed describe localhost:50051",
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    describing = commands.add_parser("describe", help="say what a server serves")
+    describing = commands.add_parser("describe", help="print what a server serves")
     describing.add_argument("target", metavar="HOST:PORT")
     describing.add_argument(
-        "--context-length", type=int, metavar="T", help="count the windows of T tokens too"
+        "--context-length", type=int, metavar="T", help="also count the windows of T tokens"
     )
-    describing.set_defaults(run=run_describe)
+    describing.set_defaults(run=run_describe, parser=describing)
 
-    showing = commands.add_parser("show", help="show one batch")
+    showing = commands.add_parser("show", help="print one batch")
     showing.add_argument("target", metavar="HOST:PORT")
     _add_stream_arguments(showing, batch_size=4, context_length=64)
     showing.add_argument(
@@ -58,57 +59,63 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="SAMPLE",
-        help="sample of the first row (default: %(default)s)",
+        help="sample index of the first row (default: %(default)s)",
     )
     showing.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="tokenizer.json to decode with; needs the tokenizers package",
+        help="tokenizer.json that decodes the rows; needs the tokenizers package",
     )
-    showing.set_defaults(run=run_show)
+    showing.set_defaults(run=run_show, parser=showing)
 
     benching = commands.add_parser("bench", help="measure how fast batches arrive; needs torch")
     benching.add_argument("target", metavar="HOST:PORT")
     _add_stream_arguments(benching, batch_size=32, context_length=2048)
     benching.add_argument(
-        "--seconds", type=float, default=10.0, help="how long (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="duration of the measurement in seconds (default: %(default)s)",
     )
     benching.add_argument(
-        "--device", default="cpu", help='where to, such as "cuda:0" (default: %(default)s)'
+        "--device", default="cpu", help='torch device, such as "cuda:0" (default: %(default)s)'
     )
-    benching.set_defaults(run=run_bench)
+    benching.set_defaults(run=run_bench, parser=benching)
     return parser
 
 
 def _add_stream_arguments(
     parser: argparse.ArgumentParser, *, batch_size: int, context_length: int
 ) -> None:
-    """Add what says which stream, with the defaults of a command."""
+    """Add the options that select a stream, with the defaults of a command."""
     parser.add_argument(
-        "--batch-size", type=int, default=batch_size, help="rows (default: %(default)s)"
+        "--batch-size", type=int, default=batch_size, help="rows of a batch (default: %(default)s)"
     )
     parser.add_argument(
         "--context-length",
         type=int,
         default=context_length,
         metavar="T",
-        help="tokens a row (default: %(default)s)",
+        help="tokens of a row (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="shuffle seed (default: %(default)s)")
     parser.add_argument(
-        "--dataset", default="", help="its name; may be left out where only one is served"
+        "--dataset", default="", help="dataset name; optional if the server has only one"
     )
     parser.add_argument(
         "--order",
         default="random",
         choices=tuple(orders.LATEST),
-        help="(default: %(default)s)",
+        help="order of the samples (default: %(default)s)",
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.  Returns: 0 when done, 1 after an error said in one line, 130 after Ctrl-C."""
-    arguments = build_parser().parse_args(argv)
+    """Run a command.  Returns: 0 on success, 1 after an error, 130 after Ctrl-C."""
+    arguments, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        # With the usage of this command: that of the others is no help.
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         arguments.run(arguments)
     except TokenfeedError as error:
@@ -120,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _option(subject: str, arguments: argparse.Namespace) -> str:
-    """Return what an error is about as it was typed: "--batch-size" for batch_size."""
+    """Return the subject of an error as the user typed it: "--batch-size" for batch_size."""
     if subject in vars(arguments) and subject != "target":
         return f"--{subject.replace('_', '-')}"
     return subject
@@ -137,7 +144,7 @@ def run_describe(arguments: argparse.Namespace) -> None:
         credentials=with_environment(),
     )
     print(f"tokenfeed {described.server_version} at {arguments.target}")
-    revisions = ", ".join(map(str, described.contract_revisions)) or "from before revision 2"
+    revisions = ", ".join(map(str, described.contract_revisions)) or "older than revision 2"
     print(f"contract: {revisions}")
     print(f"orders: {', '.join(described.orders)}")
     print(f"largest batch: {described.limits.batch_bytes_max:,} bytes")
@@ -194,7 +201,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     try:
         from .batches import RemoteBatches
     except ImportError as error:
-        raise InvalidRequest("bench", f"needs torch: {error}") from None
+        raise InvalidRequest("bench", missing(error, "torch")) from None
     with RemoteBatches(
         arguments.target,
         arguments.batch_size,
@@ -216,13 +223,11 @@ def _decoder(tokenizer_path: str | None) -> Callable[[npt.NDArray[np.unsignedint
         )
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        raise InvalidRequest(
-            "--tokenizer", "needs the tokenizers package: pip install tokenizers"
-        ) from None
+    except ImportError as error:
+        raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
     try:
         tokenizer = Tokenizer.from_file(tokenizer_path)
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise InvalidRequest(
             "--tokenizer", f"{tokenizer_path} cannot be read as a tokenizer.json: {error}"
         ) from error

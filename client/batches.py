@@ -1,4 +1,4 @@
-"""RemoteBatches: frames -> (x, y) on the device, prefetched, resumable."""
+"""RemoteBatches: frames -> (x, y) on the device, prefetched and resumable."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from .validation import (
 class RemoteBatches(IterableDataset[Batch]):
     """Batches from a tokenfeed server, as if the corpus were local.
 
-        for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
+        for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
             ...
 
     Yields (x, y): contiguous integer tensors of shape (batch_size, context_length) on device; y is
-    x shifted by one token, int64. They belong to the caller. It is an iterator: a second `for` goes
-    on after the last batch handed out. Nothing is sent before the first batch is asked for; from
-    then on a thread receives ahead. `close()`, or leaving a `with` block, ends it.
+    x shifted by one token, int64. They belong to the caller. The feed is an iterator: a second
+    `for` continues after the last delivered batch. Nothing is sent before the first `next`; from
+    then on a thread prefetches. `close()`, or the end of a `with` block, stops it.
 
-    For one consumer thread; `state_dict`, `history`, `position`, `stats` and `close` may be called
-    from any.
+    For one consumer thread. Any thread may call `state_dict`, `history`, `position`, `stats` and
+    `close`.
     """
 
     def __init__(
@@ -83,33 +83,31 @@ class RemoteBatches(IterableDataset[Batch]):
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
-        target: "HOST:PORT" or "unix:PATH", or several servers of the same corpus that stand in for
-        each other: a sequence of these, or "dns:///HOST:PORT" for all addresses of a name.
+        target: "HOST:PORT" or "unix:PATH", or several servers of the same corpus (replicas): a
+        sequence of these, or "dns:///HOST:PORT" for all addresses of a name.
         batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x, in [1, longest
         file).  x_dtype: torch.int64 or torch.int32.
-        seed: in [0, 2^64).  dataset: its name; may be left out where only one is served.
-        fingerprint: 64 hexadecimal digits, as `python -m client describe` prints them: the corpus
-        has to have it, and a server with another one is refused. Without it the first server that
-        answers is believed, and ranks of a process group compare what they have.
+        seed: in [0, 2^64).  dataset: its name; optional if the server has only one.
+        fingerprint: 64 hexadecimal digits, as `tokenfeed describe` prints them. A server with
+        another corpus is refused. Without it, the client accepts the corpus of the first server
+        that answers, and the ranks of a process group compare their corpora.
         order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each
         window once per epoch).
-        rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh whose
-        coordinates they are.  By default torch.distributed's, else RANK and WORLD_SIZE, else 0 of
-        1.
+        rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh that
+        has them.  By default those of torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
         start_step: batches of all ranks to begin after, at this batch size and world size.
-        start_sample: the same as a sample index, whatever the sizes were before.  num_batches:
-        where the stream ends, counted from there; None is without end.
-        prefetch_bytes: room for what is received ahead.
-        timeouts: how long to wait for one server, and for any.  credentials: TLS files and a bearer
+        start_sample: the same as a sample index, independent of both sizes.  num_batches: length
+        of the stream from there on; None is endless.
+        prefetch_bytes: host memory for prefetched rows.
+        timeouts: for one server, and for all servers together.  credentials: TLS files and a bearer
         token. Each field that is None comes from the environment (TOKENFEED_TLS_CA, and so on; see
         Credentials). Without tls_ca the connection is plaintext.
-        client_name: a short name for people, by which servers' logs name this client: printable
-        text of up to 128 characters, such as "run-17 rank 3". By default the machine's name and the
-        rank.
+        client_name: name of this client in server logs, printable text of up to 128 characters,
+        such as "run-17 rank 3". By default the machine's name and the rank.
 
         Raises: InvalidRequest, SamplesExhausted or NotFound (order), naming the argument and its
         limit.
-        Iterating raises what the server refuses (RequestError), CorpusError, and Unreachable after
+        Iterating raises RequestError if the server refuses, CorpusError, and Unreachable after
         timeouts.reconnect_seconds.
         """
         ranks = data_parallel(
@@ -120,10 +118,12 @@ class RemoteBatches(IterableDataset[Batch]):
         prefetch_bytes = integer("prefetch_bytes", prefetch_bytes)
         require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
         if not isinstance(timeouts, Timeouts):
-            raise InvalidRequest("timeouts", f"{timeouts!r} is none; pass client.Timeouts(...)")
+            raise InvalidRequest(
+                "timeouts", f"{timeouts!r} is not valid; pass tokenfeed.Timeouts(...)"
+            )
         if x_dtype not in WIDE_NUMPY:
-            raise InvalidRequest("x_dtype", f"{x_dtype} is not torch.int64 or torch.int32")
-        # Checks every range, and is what later requests differ from by their position alone.
+            raise InvalidRequest("x_dtype", f"{x_dtype} is neither torch.int64 nor torch.int32")
+        # Checks every range. Later requests differ from this one only by their position.
         self._request = StreamRequest(
             StreamSpec.of_dataset(
                 text("dataset", dataset),
@@ -161,17 +161,17 @@ class RemoteBatches(IterableDataset[Batch]):
     # --- iterating ---
 
     def __iter__(self) -> RemoteBatches:
-        """Return this iterator itself: every `for` over it goes on where the last one stopped.
+        """Return this iterator itself: each `for` continues where the last one stopped.
 
-        Raises: InvalidRequest for a loader that would make other batches of these.
+        Raises: InvalidRequest for a loader that would turn these batches into others.
         """
         require_own_batches(self._request.position.world_size)
         return self
 
     def __next__(self) -> Batch:
-        """Return the next (x, y), waiting for it if need be.
+        """Return the next (x, y); waits for it.
 
-        Raises: InvalidRequest in a DataLoader's worker process, or in a fork.
+        Raises: InvalidRequest in a worker process of a DataLoader, or in a fork.
         """
         batch = self._next(None)
         if batch is None:
@@ -179,11 +179,11 @@ class RemoteBatches(IterableDataset[Batch]):
         return batch
 
     def copy_into(self, x: torch.Tensor, y: torch.Tensor) -> bool:
-        """Put the next batch into tensors of the caller's, such as a CUDA graph's static inputs.
+        """Copy the next batch into the caller's tensors, such as the static inputs of a CUDA graph.
 
         x, y: [batch_size, context_length], int64 or int32, on the feed's device.  On CUDA the work
-        is enqueued on the current stream.  Returns: False at the end, with both left as they are.
-        Raises: InvalidRequest if they do not fit.
+        is enqueued on the current stream.  Returns: False at the end, with both unchanged.
+        Raises: InvalidRequest if shape, type or device do not fit.
         """
         position = self._request.position
         shape = (position.batch_size, self._spec.context_length)
@@ -191,23 +191,24 @@ class RemoteBatches(IterableDataset[Batch]):
         for name, tensor in (("x", x), ("y", y)):
             require_fits(name, tensor, shape, self._device)
         if x.data_ptr() == y.data_ptr():
-            raise InvalidRequest("y", "is x; each needs memory of its own")
+            raise InvalidRequest("y", "is the same memory as x; pass two tensors")
         return self._next((x, y)) is not None
 
     def skip(self, samples: int) -> None:
-        """Leave out samples, of all ranks together, from the next one on: to jump a loss spike.
+        """Skip the next samples, of all ranks together: to jump over a loss spike.
 
-        Every rank has to skip as many.  Raises: InvalidRequest if negative; SamplesExhausted.
+        Every rank has to skip the same number.  Raises: InvalidRequest if negative;
+        SamplesExhausted.
         """
         samples, left = count("samples", samples), SAMPLE_END - self._cursor.sample
         if samples > left:
             raise SamplesExhausted(
-                "samples", f"{samples} is not in [0, {left}]: so many are left below 2^63"
+                "samples", f"{samples} is not in [0, {left}], the samples left below 2^63"
             )
-        self._go_to(self._cursor.sample + samples)
+        self._seek(self._cursor.sample + samples)
 
     def close(self) -> None:
-        """End threads and connection. May be called twice; iterating afterwards stops at once."""
+        """End threads and connection. May be called twice. Iterating then stops at once."""
         self._dataset.close()
         self._reader = None
 
@@ -220,36 +221,35 @@ class RemoteBatches(IterableDataset[Batch]):
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled, as a DataLoader does that spawns workers.  Raises:
+        """Refuse to be pickled, for example by a DataLoader that spawns workers.  Raises:
         InvalidRequest.
         """
         raise InvalidRequest(
             "RemoteBatches",
-            "cannot go to another process: make it there; a DataLoader has to have num_workers=0",
+            "cannot be sent to another process; create it there. A DataLoader needs num_workers=0",
         )
 
-    # --- where it stands ---
+    # --- position and state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch handed out, and the history of all that was, as
-        plain values.
+        """Return the position after the last delivered batch, and the history, as plain values.
 
-        It is the same on every rank: any rank may load it, at any batch size, in any number of
-        ranks.  Asks the server for the corpus' fingerprint if nothing was read yet.
+        It is the same on every rank. Any rank may load it, at any batch size and number of ranks.
+        Asks the server for the fingerprint of the corpus if nothing was read yet.
         """
         sample, _, history = self._cursor.now
         return write_state(sample, self._parts(), history)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on from a saved position, with the history that it was saved with.
+        """Resume from a saved position, with its history.
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
-        "fingerprint"); what differs is logged.  num_batches still ends where it did.
-        With another context length an order with epochs goes on at the same fraction of the epoch.
-        In the middle of one, "shuffled" would repeat that fraction of what follows, and so does
-        "sequential" with some of it where there are several files; both are refused unless allow
-        has "mid_epoch" as well.
-        Raises: StreamMismatch, naming what differs; InvalidRequest if state is none.
+        "fingerprint"); differences are logged.  num_batches still ends at the same sample.
+        At another context length, an order with epochs resumes at the same fraction of the epoch.
+        In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
+        "sequential" some of it if there are several files. Both are refused unless allow also
+        contains "mid_epoch".
+        Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state.
         """
         sample, saved = read_state(state)
         history = read_history(state)
@@ -269,43 +269,41 @@ class RemoteBatches(IterableDataset[Batch]):
                 allow,
             )
         log_differences(saved, own)
-        self._go_to(sample, history)
+        self._seek(sample, history)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return what was handed out, by this feed and by those whose state it went on from: runs
-        of batches, oldest first, as plain values.
+        """Return what this feed, and the feeds whose state it loaded, have delivered: runs of
+        batches, oldest first, as plain values.
 
-        Each has "first_batch" (how many batches there were before), "first_sample" and
-        "end_sample", "batch_size" and "world_size", and which stream: "order", "seed",
+        Each run has "first_batch" (the number of batches before it), "first_sample" and
+        "end_sample", "batch_size" and "world_size", and its stream: "order", "seed",
         "context_length", "fingerprint".  Batch k of a run has the world_size * batch_size samples
-        from first_sample + k * world_size * batch_size on, those of all ranks; from end_sample on
-        the rows of its last batch were padding.
-        It begins with an earlier state's first batch, or where the feed did. If the first run's
-        first_batch is above 0, then the oldest were left out, of more than 1,000 runs.
+        of all ranks from first_sample + k * world_size * batch_size on. Rows of its last batch
+        from end_sample on were padding.
+        The history begins with the first batch of a loaded state, or of this feed. If first_batch
+        of the first run is above 0, there were more than 1,000 runs and the oldest were dropped.
         """
         _, _, history = self._cursor.now
         return as_dicts(history)
 
     @property
     def position(self) -> FeedPosition:
-        """Where the feed stands: samples and epoch."""
+        """The current position: samples and epoch."""
         return self._position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
-        """Tokens of the dataset, all files together."""
+        """Tokens of all files of the dataset together."""
         return self._dataset.await_described().token_count
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches of this rank in an epoch.  Raises: InvalidRequest for an order without
-        epochs.
-        """
+        """Whole batches per rank and epoch.  Raises: InvalidRequest if the order has no epochs."""
         self._require_epochs()
         return self._plan_epoch(0, "drop").batch_count(0)
 
     def stats(self) -> FeedStats:
-        """Return what the feed has done so far."""
+        """Return the statistics of the feed so far."""
         sample, batches, _ = self._cursor.now
         return FeedStats(
             batches=batches,
@@ -321,29 +319,29 @@ class RemoteBatches(IterableDataset[Batch]):
     def epoch(self, epoch: int, tail: Tail = "drop") -> Epoch:
         """Return one epoch as a sized iterable, with the same number of batches on every rank.
 
-        epoch: from 0.  tail: what becomes of the samples that make no whole batch on all ranks:
-        "drop" leaves them out; "wrap" fills up with the next epoch's first samples; "pad" does too,
-        with y = -100 throughout, so that a loss leaves those rows out.
-        Each `for` starts it anew; only the first one goes on from where a loaded state, `skip` or
-        `start_sample` has put the feed within it. The feed's position follows, and is the next
-        epoch's first sample after the last batch; whoever moves the feed meanwhile ends the loop.
-        Raises: InvalidRequest for an order without epochs, or together with num_batches;
-        iterating, where no file is long enough for a window, or the feed was moved;
-        SamplesExhausted for an epoch that would reach sample 2^63.
+        epoch: from 0.  tail: for the samples that do not fill a whole batch on all ranks: "drop"
+        leaves them out; "wrap" fills the batch with the first samples of the next epoch; "pad" does
+        the same, but these rows have y = -100 throughout, so that a loss ignores them.
+        Each `for` starts at the beginning of the epoch, except the first one after a loaded state,
+        `skip` or `start_sample` has set a position within it. The feed's position follows; after
+        the last batch it is the first sample of the next epoch. Moving the feed ends the loop.
+        Raises: InvalidRequest for an order without epochs, or together with num_batches, and on
+        iterating if no file is long enough for a window, or the feed was moved; SamplesExhausted
+        for an epoch that would reach sample 2^63.
         """
         epoch = count("epoch", epoch)
         self._require_epochs()
         if self._request.num_batches is not None:
             raise InvalidRequest(
-                "num_batches", "ends a plain loop; an epoch ends by itself, so leave it out"
+                "num_batches", "cannot be combined with an epoch, which ends by itself; omit it"
             )
         world_size = self._request.position.world_size
         return Epoch(self._cursor, self._plan_epoch, self._open, epoch, tail, world_size)
 
-    # --- inside ---
+    # --- internals ---
 
     def _next(self, out: Batch | None) -> Batch | None:
-        # Another thread, or a signal handler, may close this feed meanwhile.
+        # Another thread or a signal handler may close this feed meanwhile.
         reader, sample = self._reader, self._cursor.sample
         if reader is None or reader.sample != sample:
             self._drop_reader()
@@ -354,19 +352,19 @@ class RemoteBatches(IterableDataset[Batch]):
         try:
             batch = reader.next(out)
         except BaseException:
-            # A Ctrl-C, say: what was not handed out is asked for again.
+            # For example a Ctrl-C: rows that were not delivered are requested again.
             self._drop_reader()
             raise
         if batch is not None:
-            self._cursor.moves += 1
+            self._cursor.generation += 1
             self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
         return batch
 
     def _open(self, sample: int, num_batches: int) -> BatchReader:
-        """Begin to read batches from a sample on."""
+        """Start to read batches from a sample on."""
         if get_worker_info() is not None:
             raise InvalidRequest(
-                "num_workers", "has to be 0: a feed receives ahead by itself, without workers"
+                "num_workers", "has to be 0: a feed prefetches by itself, without workers"
             )
         self._dataset.require_own_process()
         position = replace(self._request.position, first_sample=sample)
@@ -376,7 +374,7 @@ class RemoteBatches(IterableDataset[Batch]):
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
         shape = (position.batch_size, self._spec.context_length)
-        # "cuda" is the device that is current now, and stays that one.
+        # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
         transfer = transfer_for(self._device, shape, self._x_dtype)
         return BatchReader(self._dataset, request, rows, transfer)
@@ -390,7 +388,7 @@ class RemoteBatches(IterableDataset[Batch]):
         if reader is not None:
             reader.close()
 
-    def _go_to(self, sample: int, history: History | None = None) -> None:
+    def _seek(self, sample: int, history: History | None = None) -> None:
         self._cursor.seek(sample, history)
         self._drop_reader()
 
@@ -406,12 +404,12 @@ class RemoteBatches(IterableDataset[Batch]):
         if not self._spec.order.HAS_EPOCHS:
             raise InvalidRequest(
                 "order",
-                f"{self._spec.order.NAME} draws windows without end and has no epochs; "
-                "'shuffled' and 'sequential' have",
+                f"{self._spec.order.NAME} is endless and has no epochs; pass order='shuffled' or "
+                "'sequential'",
             )
 
     def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Return which samples an epoch's batches hold.  Raises: as `_require_windows`;
+        """Return the samples of an epoch's batches.  Raises: like `_require_windows`;
         SamplesExhausted.
         """
         position, windows = self._request.position, self._require_windows()
@@ -419,22 +417,22 @@ class RemoteBatches(IterableDataset[Batch]):
         if epoch > last:
             raise SamplesExhausted(
                 "epoch",
-                f"{epoch} is not in [0, {last}]: it has {windows} samples, and all of them stay "
-                "below 2^63",
+                f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples have "
+                "to stay below 2^63",
             )
         return EpochPlan(windows, position, epoch, tail)
 
     def _require_windows(self) -> int:
-        """Return the windows of an epoch.  Raises: InvalidRequest where no file is long enough for
-        a single one.
+        """Return the windows of an epoch.  Raises: InvalidRequest if no file is long enough for
+        one.
         """
         windows = self._rows_per_epoch()
         if windows == 0:
             longest = self._dataset.await_described().longest_file_tokens
             raise InvalidRequest(
                 "context_length",
-                f"{self._spec.context_length} has to be below the tokens of the longest file, "
-                f"{longest}",
+                f"{self._spec.context_length} is not below the {longest} tokens of the longest "
+                "file; pass a shorter context_length",
             )
         return windows
 

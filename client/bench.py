@@ -1,4 +1,4 @@
-"""python -m client bench: how fast batches arrive here, and how long one waits for them."""
+"""tokenfeed bench: how fast batches arrive on this machine, and the time spent waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was seen from the first batch on.  wait_seconds: of seconds, those without data."""
+    """The result, from the first batch on.  wait_seconds: the part of seconds spent waiting."""
 
     batches: int
     tokens: int
@@ -24,7 +24,7 @@ class Measured:
     first_batch_seconds: float
 
     def __str__(self) -> str:
-        """Return it as a line for people."""
+        """Return one readable line."""
         rate = self.tokens / self.seconds / 1e6 if self.seconds else 0.0
         waited = 100 * self.wait_seconds / self.seconds if self.seconds else 0.0
         return (
@@ -35,10 +35,10 @@ class Measured:
 
 
 def measure(feed: RemoteBatches, seconds: float, progress: TextIO = sys.stderr) -> Measured:
-    """Take batches for so many seconds after the first one, as fast as they come.
+    """Take batches as fast as they arrive, for this many seconds after the first one.
 
-    progress: gets a line twice a second, which is rewritten in place on a terminal; nothing where
-    it is none.
+    progress: if it is a terminal, one line on it is updated twice a second; else nothing is
+    written.
     """
     begun = time.monotonic()
     next(feed, None)

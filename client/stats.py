@@ -1,4 +1,4 @@
-"""What a feed says of itself: where it stands, and what it has done."""
+"""Statistics of a feed: its position and what it has done."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class FeedPosition(NamedTuple):
-    """Where a feed stands.
+    """The position of a feed.
 
-    samples: handed out before, by all ranks, counted from sample 0 of the stream.  epoch: that the
-    next sample is in; None where the order has no epochs.
+    samples: delivered so far by all ranks, counted from sample 0 of the stream.  epoch: of the
+    next sample; None if the order has no epochs.
     """
 
     samples: int
@@ -21,9 +21,9 @@ class FeedPosition(NamedTuple):
 class FeedStats:
     """What a feed has done so far, on this rank.
 
-    batches, tokens: handed out (tokens of x).  wait_seconds: that `next` waited for data.
-    reconnects: times that a stream broke and was taken up again.  samples, epoch: as in
-    FeedPosition, but no epoch before the first batch.
+    batches, tokens: delivered (tokens of x).  wait_seconds: time that `next` waited for data.
+    reconnects: how often a stream broke and was resumed.  samples, epoch: as in FeedPosition, but
+    epoch is None before the first batch.
     """
 
     batches: int
@@ -36,8 +36,8 @@ class FeedStats:
 
 @dataclass(slots=True)
 class Counters:
-    """What streams count for `stats`.  wait_seconds: that the consumer waited for rows.
-    reconnects: times that rows came again after a break.
+    """What streams count for `stats`.  wait_seconds: time that the consumer waited for rows.
+    reconnects: how often rows arrived again after a break.
     """
 
     wait_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Checks of what users pass: clear errors before anything is sent."""
+"""Checks of user arguments: clear errors before anything is sent."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from tokenfeed.wire.request import CLIENT_NAME_MAX
 
 _BITS_MAX = 1024
 _SECONDS_MAX = 365 * 24 * 3600
-"""A year, which every clock and queue can wait."""
+"""One year: every clock and queue supports this timeout."""
 
 
 def shown(value: object) -> str:
-    """Return what an error shows of anything at all: of what is long or deep, a part."""
+    """Return any value as an error shows it; long or deep values are cut."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # a number of more digits than Python writes
+    except ValueError:  # a number with more digits than Python prints
         return f"a huge {type(value).__name__}"
 
 
 def integer(name: str, value: int) -> int:
-    """Return value as an int.  Raises: InvalidRequest if it is none."""
+    """Return value as an int.  Raises: InvalidRequest if it is not an integer."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidRequest(name, f"{shown(value)} is no integer") from None
+        raise InvalidRequest(name, f"{shown(value)} is not an integer") from None
     if number.bit_length() > _BITS_MAX:
-        # Not shown: it may have more digits than Python writes.
-        raise InvalidRequest(name, f"has {number.bit_length()} bits, and no limit is so high")
+        # The value is not shown: it may have more digits than Python prints.
+        raise InvalidRequest(
+            name, f"has {number.bit_length()} bits; no number may have more than {_BITS_MAX}"
+        )
     return number
 
 
 def optional_integer(name: str, value: int | None) -> int | None:
-    """As `integer`; None stays None."""
+    """Like `integer`; None stays None."""
     return None if value is None else integer(name, value)
 
 
 def count(name: str, value: int) -> int:
-    """Return value as an int that is not negative.  Raises: InvalidRequest."""
+    """Return value as an int, at least 0.  Raises: InvalidRequest."""
     number = integer(name, value)
     if number < 0:
-        raise InvalidRequest(name, f"{number} is negative")
+        raise InvalidRequest(name, f"{number} is negative; the minimum is 0")
     return number
 
 
 def text(name: str, value: str | None) -> str:
-    """Return value, "" for None.  Raises: InvalidRequest if it is no text that can travel."""
+    """Return value, "" for None.  Raises: InvalidRequest unless UTF-8 can encode it."""
     if value is None:
         return ""
     if not isinstance(value, str) or not _encodable(value):
-        raise InvalidRequest(name, f"{shown(value)} is no text")
+        raise InvalidRequest(name, f"{shown(value)} is not text")
     return value
 
 
 def hash_digits(name: str, value: str | None) -> bytes | None:
-    """Return a hash of 32 bytes that is written as 64 hexadecimal digits; None stays None.  Raises:
+    """Return the 32 bytes of a hash written as 64 hexadecimal digits; None stays None.  Raises:
     InvalidRequest.
     """
     if value is None:
@@ -71,12 +73,12 @@ def hash_digits(name: str, value: str | None) -> bytes | None:
 
 
 def seconds(name: str, value: float, *, zero: bool) -> float:
-    """Return value as a number of seconds.  Raises: InvalidRequest if it is none, too small, or
-    above a year.
+    """Return value as a float.  Raises: InvalidRequest if it is not a number, negative, above a
+    year, or 0 where zero is False.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequest(name, f"{value!r} is no number of seconds")
-    # Not shown: it may have more digits than Python writes. Not a number is in no range either.
+        raise InvalidRequest(name, f"{value!r} is not a number of seconds")
+    # The value is not shown: it may have more digits than Python prints. NaN is in no range.
     if not 0 <= value <= _SECONDS_MAX or (value == 0 and not zero):
         first = "[0" if zero else "(0"
         raise InvalidRequest(name, f"has to be in {first}, {_SECONDS_MAX}] seconds")
@@ -92,35 +94,35 @@ def _encodable(value: str) -> bool:
 
 
 def name_of_client(value: str | None, rank: int) -> str:
-    """Return the name by which people know a client; by default its machine and rank.  Raises:
-    InvalidRequest if it is no printable text, or too long.
+    """Return the name of a client in server logs; by default its machine and rank.  Raises:
+    InvalidRequest if it is not printable text, or too long.
     """
     if value is None:
         value = f"{_host_name()} rank {rank}"
     if not isinstance(value, str) or not value.isprintable():
-        raise InvalidRequest("client_name", f"{value!r} is no printable text")
+        raise InvalidRequest("client_name", f"{value!r} is not printable text")
     if len(value) > CLIENT_NAME_MAX:
         raise InvalidRequest(
             "client_name",
-            f"has {len(value)} characters, more than {CLIENT_NAME_MAX}",
+            f"has {len(value)} characters; the maximum is {CLIENT_NAME_MAX}",
         )
     return value
 
 
 def _host_name() -> str:
-    """Return the name of this machine, as far as it can stand in a name of a client: a kernel takes
-    any bytes for it.
+    """Return this machine's name, shortened, with "?" for each character that is not printable:
+    the kernel accepts any bytes.
     """
     name = socket.gethostname()[: CLIENT_NAME_MAX // 2]
-    return "".join(one if one.isprintable() else "?" for one in name)
+    return "".join(char if char.isprintable() else "?" for char in name)
 
 
 def first_position(start_step: int, start_sample: int | None, origin: Position) -> Position:
-    """Return where to begin: steps are sugar for samples of all ranks.
+    """Return the position to begin at: a step stands for one batch of each rank.
 
-    origin: the place at sample 0.
-    Raises: InvalidRequest where both are given; SamplesExhausted where a whole step of all ranks
-    would reach sample 2^63.
+    origin: the position at sample 0.
+    Raises: InvalidRequest if both are given; SamplesExhausted if a whole step of all ranks would
+    reach sample 2^63.
     """
     step = count("start_step", start_step)
     if start_sample is None:
@@ -128,13 +130,15 @@ def first_position(start_step: int, start_sample: int | None, origin: Position) 
     elif step == 0:
         name, given, samples = "start_sample", start_sample, count("start_sample", start_sample)
     else:
-        raise InvalidRequest("start_sample", "is given together with start_step; give one of them")
+        raise InvalidRequest(
+            "start_sample", "is given together with start_step; pass only one of them"
+        )
     room = SAMPLE_END - origin.stride
     if samples > room:
         last = room // origin.stride if name == "start_step" else room
         raise SamplesExhausted(
             name,
-            f"{given} is not in [0, {last}]; a step is {origin.stride} samples, and all of them "
-            "stay below 2^63",
+            f"{given} is not in [0, {last}]; a step is {origin.stride} samples, and samples have "
+            "to stay below 2^63",
         )
     return replace(origin, first_sample=samples)

@@ -1,8 +1,8 @@
-"""Makes a small real corpus where there is none: the documentation that comes with every Python.
+"""Makes a small real corpus: the documentation that comes with every Python.
 
     python examples/corpus.py FOLDER
 
-FOLDER gets train.bin, flat uint16 tokens, and the tokenizer.json that they were made with.
+Writes train.bin (flat uint16 tokens) and its tokenizer.json to FOLDER, unless train.bin exists.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ VOCAB_SIZE = 4096
 
 
 class NotEmptyError(Exception):
-    """A folder that is somebody else's."""
+    """The folder contains files of other origin."""
 
 
 def make_corpus(folder: Path) -> tuple[Path, Path]:
-    """Return the paths of tokens and tokenizer; made, unless the tokens are there.
+    """Return the paths of tokens and tokenizer; makes both unless the tokens exist.
 
-    Raises: NotEmptyError for a folder that holds something else.  OSError.
+    Raises: NotEmptyError if the folder contains something else; OSError.
     """
     path, tokenizer_path = folder / "train.bin", folder / "tokenizer.json"
     if path.exists():
-        print(f"{path} is there", flush=True)
+        print(f"{path} exists", flush=True)
         return path, tokenizer_path
     folder.mkdir(parents=True, exist_ok=True)
     partial, tokenizer_partial = folder / "train.bin.partial", folder / "tokenizer.json.partial"
     ours = {partial, tokenizer_partial}
     if partial.exists():
-        # A run that ended between its last two steps.
+        # An earlier run ended between its last two steps.
         ours.add(tokenizer_path)
     if others := set(folder.iterdir()) - ours:
-        raise NotEmptyError(f"{folder} has no {path.name}, and is not empty: {min(others).name}")
+        raise NotEmptyError(f"{folder} has no {path.name}, but contains {min(others).name}")
     partial.touch()
     pages = [topics[name] for name in sorted(topics)]
     tokenizer = train_tokenizer(pages)
     tokens = [token for page in pages for token in tokenizer.encode(page).ids]
-    # Under their names only once they are whole, the tokens last: the next run goes by them.
+    # Renamed when complete, the tokens last: the next run checks for them.
     np.array(tokens, dtype=np.uint16).tofile(partial)
     tokenizer.save(str(tokenizer_partial))
     os.replace(tokenizer_partial, tokenizer_path)
@@ -74,7 +74,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument(
-        "--if-empty", action="store_true", help="leave a folder with something else as it is"
+        "--if-empty", action="store_true", help="do nothing if FOLDER contains other files"
     )
     arguments = parser.parse_args()
     try:
@@ -82,6 +82,6 @@ if __name__ == "__main__":
     except NotEmptyError as error:
         if not arguments.if_empty:
             raise SystemExit(str(error)) from None
-        print(f"{error}; nothing is made", flush=True)
+        print(f"{error}; no corpus was made", flush=True)
     except OSError as error:
         raise SystemExit(f"{error.filename} cannot be written: {error.strerror}") from None

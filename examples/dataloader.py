@@ -1,9 +1,9 @@
-"""The feed behind torch's DataLoader, for a trainer that insists on one.
+"""A feed in torch's DataLoader, for a trainer that requires one.
 
     python examples/dataloader.py
 
-`batch_size=None`: the feed makes its batches itself. `num_workers` stays 0: it also receives ahead
-by itself, and a worker process is refused. A plain `for x, y in feed` yields the same.
+`batch_size=None`, since the feed makes whole batches. `num_workers` stays 0: the feed prefetches by
+itself, and refuses worker processes. A plain `for x, y in feed` yields the same batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_SIZE, CONTEXT_LENGTH, STEPS = 16, 128, 30
 
 
 def main() -> int:
-    """Train, stop, go on.  Returns: 0, or 1 if the loader does not go on where it stopped."""
+    """Train, stop, resume.  Returns: 0, or 1 if the loader does not resume where it stopped."""
     options = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Embedding(options.vocab_size, 32), nn.Linear(32, options.vocab_size))
@@ -37,7 +37,7 @@ def main() -> int:
                 optimizer.step()
                 if step % 10 == 0:
                     print(f"step {step}: loss {loss.item():.3f}")
-            # Without workers the loader fetches nothing ahead, so this is exact.
+            # Without workers the loader prefetches nothing, so this state is exact.
             state = feed.state_dict()
             print(feed.stats())
             expected = next(feed)
@@ -45,12 +45,12 @@ def main() -> int:
             feed.load_state_dict(state)
             resumed = next(iter(DataLoader(feed, batch_size=None)))
     same = all(torch.equal(*pair) for pair in zip(expected, resumed, strict=True))
-    print(f"a loader made anew goes on with batch {STEPS + 1}: {'yes' if same else 'NO'}")
+    print(f"a new loader resumes with batch {STEPS + 1}: {'yes' if same else 'NO'}")
     return 0 if same else 1
 
 
 def make_feed(address: str, dataset: str | None) -> RemoteBatches:
-    """Return the stream that is trained on."""
+    """Return the feed to train on."""
     return RemoteBatches(
         address, BATCH_SIZE, CONTEXT_LENGTH, dataset=dataset, order="shuffled", seed=1337
     )

@@ -1,12 +1,12 @@
-"""DistributedDataParallel that stops, and goes on with another number of ranks.
+"""DistributedDataParallel that stops, and resumes on another number of ranks.
 
     python -m torch.distributed.run --standalone --nproc-per-node 3 examples/ddp.py
     python -m torch.distributed.run --standalone --nproc-per-node 2 examples/ddp.py
 
-The feed takes its rank from torch.distributed, and its state lies in the checkpoint beside the
-model's. It says nothing of ranks: every rank loads the same, and the second run goes on at the
-very sample that the first one stopped at, from another server process. Runs on the CPU; with GPUs
-the feed takes `device=f"cuda:{local_rank}"`.
+The feed takes its rank from torch.distributed. Its state is in the checkpoint, next to the model's,
+and is independent of ranks: every rank loads the same one. The second run resumes at exactly the
+sample at which the first one stopped, from another server process. Runs on the CPU; with GPUs pass
+`device=f"cuda:{local_rank}"` to the feed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,23 @@ BATCH_SIZE, CONTEXT_LENGTH = 8, 64
 
 
 def main() -> int:
-    """Train some steps from where the newest checkpoint stands.  Returns: 0."""
+    """Train some steps from the newest checkpoint on.  Returns: 0."""
     arguments = parser(__doc__)
-    arguments.add_argument("--folder", type=Path, default=Path("ddp-checkpoints"))
-    arguments.add_argument("--steps", type=int, default=20, help="of this run")
-    arguments.add_argument("--save-as", choices=["torch", "distributed"], default="torch")
+    arguments.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("ddp-checkpoints"),
+        help="of the checkpoints (default: %(default)s)",
+    )
+    arguments.add_argument(
+        "--steps", type=int, default=20, help="steps of this run (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--save-as",
+        choices=["torch", "distributed"],
+        default="torch",
+        help="checkpoint format (default: %(default)s)",
+    )
     options = arguments.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1337)
@@ -67,16 +79,16 @@ def main() -> int:
 
 
 class Training:
-    """A tiny model and its optimizer; as a Stateful, what torch.distributed.checkpoint saves."""
+    """A tiny model and its optimizer; a Stateful, so torch.distributed.checkpoint can save it."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Make the weights, the same on every rank."""
+        """Create the weights, the same on every rank."""
         model = nn.Sequential(nn.Embedding(vocab_size, 32), nn.Linear(32, vocab_size))
         self.model = DistributedDataParallel(model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-2)
 
     def step(self, x: Tensor, y: Tensor) -> float:
-        """Learn from a batch, together with the other ranks.  Returns: the loss, of this rank."""
+        """Train on a batch, together with the other ranks.  Returns: the loss of this rank."""
         self.optimizer.zero_grad()
         loss = cross_entropy(self.model(x).flatten(0, 1), y.flatten())
         loss.backward()
@@ -84,12 +96,12 @@ class Training:
         return loss.item()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights and moments under names that know nothing of ranks."""
+        """Return weights and moments under names that do not depend on ranks."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what was saved."""
+        """Load a saved state."""
         set_state_dict(
             self.model,
             self.optimizer,
@@ -99,27 +111,27 @@ class Training:
 
 
 def save(folder: Path, save_as: str, training: Training, feed: RemoteBatches) -> None:
-    """Save model and feed in one checkpoint, named by its position in the stream."""
+    """Save model and feed in one checkpoint, named by the position in the stream."""
     path = folder / f"{feed.position.samples:012}"
     if save_as == "distributed":
-        # The feed is a Stateful as it is: it has state_dict and load_state_dict.
+        # The feed is a Stateful: it has state_dict and load_state_dict.
         dcp.save({"training": training, "feed": feed}, checkpoint_id=path)
         return
     state = {"training": training.state_dict(), "feed": feed.state_dict()}
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        # Under its name only once it is whole: the next run takes what it finds.
+        # Renamed when complete: the next run loads every checkpoint that it finds.
         torch.save(state, f"{path}.partial")
         os.replace(f"{path}.partial", f"{path}.pt")
 
 
 def load_newest(folder: Path, training: Training, feed: RemoteBatches) -> None:
-    """Load the checkpoint that is furthest in the stream, if there is one; every rank loads it."""
-    # A distributed checkpoint gets its .metadata last.
-    whole = [*folder.glob("*.pt"), *(path.parent for path in folder.glob("*/.metadata"))]
-    if not whole:
+    """Load the checkpoint with the largest position, if there is one; every rank loads it."""
+    # The .metadata of a distributed checkpoint is written last.
+    complete = [*folder.glob("*.pt"), *(path.parent for path in folder.glob("*/.metadata"))]
+    if not complete:
         return
-    newest = max(whole, key=lambda path: path.stem)
+    newest = max(complete, key=lambda path: path.stem)
     if newest.is_dir():
         dcp.load({"training": training, "feed": feed}, checkpoint_id=newest)
         return

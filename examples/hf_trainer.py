@@ -1,9 +1,9 @@
-"""transformers' Trainer on a tiny GPT-2 made from scratch. Run by hand, not by the tests.
+"""transformers' Trainer on a tiny new GPT-2. Run by hand, not by the tests.
 
     python examples/hf_trainer.py
 
-The feed's position lies beside each checkpoint, and `ignore_data_skip=True` keeps the Trainer from
-reading and throwing away everything that was trained on before: the feed stands there already.
+The feed's state is stored in each checkpoint. `ignore_data_skip=True`: the Trainer need not read
+and discard the batches that were trained on before, since the feed resumes after them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tokenfeed import RemoteBatches
 
 try:
-    import accelerate  # noqa: F401  The Trainer cannot do without it.
+    import accelerate  # noqa: F401  The Trainer requires it.
     from transformers import (
         GPT2Config,
         GPT2LMHeadModel,
@@ -39,14 +39,14 @@ SAVE_EVERY, FIRST_STEPS, ALL_STEPS = 10, 15, 20
 
 
 def main() -> int:
-    """Train, break off after a checkpoint, resume from it.  Returns: 0, or 1 if it went wrong."""
+    """Train, stop after a checkpoint, resume from it.  Returns: 0, or 1 for wrong samples."""
     options = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     with server_at(options.target) as address, tempfile.TemporaryDirectory() as folder:
         first = fit(options, address, folder, FIRST_STEPS, None)
         checkpoint = Path(folder) / f"checkpoint-{SAVE_EVERY}"
         second = fit(options, address, folder, ALL_STEPS, checkpoint)
-    print(f"trained on samples {first[0]} to {first[1]}, and broke off")
+    print(f"trained on samples {first[0]} to {first[1]}, and stopped")
     print(f"resumed from {checkpoint.name}: samples {second[0]} to {second[1]}")
     samples = BATCH_SIZE * ACCUMULATE
     ends = (FIRST_STEPS * samples, ALL_STEPS * samples)
@@ -56,7 +56,7 @@ def main() -> int:
 def fit(
     options: Any, address: str, folder: str, steps: int, checkpoint: Path | None
 ) -> tuple[int, int]:
-    """Train up to a step.  Returns: the first sample trained on, and the first one not yet."""
+    """Train up to a step.  Returns: the first sample trained on, and the next one."""
     config = GPT2Config(
         vocab_size=options.vocab_size,
         n_positions=CONTEXT_LENGTH,
@@ -94,7 +94,7 @@ def fit(
 
 
 class Rows(IterableDataset):
-    """Batches of a feed under the names that the model gives them."""
+    """Batches of a feed under the argument names of the model."""
 
     def __init__(self, feed: RemoteBatches) -> None:
         """Wrap a feed."""
@@ -103,35 +103,35 @@ class Rows(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Yield input_ids and labels.
 
-        The model would shift labels by one token; y is shifted already, and shift_labels says so.
+        The model would shift labels by one token. y is already shifted, so pass shift_labels.
         """
         for x, y in self.feed:
             yield {"input_ids": x, "labels": y, "shift_labels": y}
 
 
 class FeedTrainer(Trainer):
-    """A Trainer that takes whole batches as they come."""
+    """A Trainer that uses the feed's batches unchanged."""
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return the feed's batches. The Trainer's own loader would batch the batches, and hand
-        each rank every n-th of what is this rank's already.
+        """Return the feed's batches. The Trainer's own loader would batch the batches, and give
+        each rank only every n-th batch of its own.
         """
         return DataLoader(self.train_dataset, batch_size=None)
 
 
 class SaveFeed(TrainerCallback):
-    """Puts the feed's position beside every checkpoint.
+    """Stores the feed's state in every checkpoint.
 
-    The Trainer takes the batches of one optimizer step at a time, so that at its end the feed
-    stands exactly behind what was trained on.
+    The Trainer takes the batches of one optimizer step at a time. So after a step, the feed's state
+    is exact.
     """
 
     def __init__(self, feed: RemoteBatches) -> None:
-        """Remember which feed."""
+        """Remember the feed."""
         self.feed = feed
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write feed.json, on one rank for all."""
+        """Write feed.json, on one rank."""
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (checkpoint / "feed.json").write_text(json.dumps(self.feed.state_dict()))

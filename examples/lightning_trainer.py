@@ -1,10 +1,10 @@
-"""Lightning's Trainer, with the feed's position in its checkpoint. Run by hand, not by the tests.
+"""Lightning's Trainer, with the feed's state in its checkpoint. Run by hand, not by the tests.
 
     python examples/lightning_trainer.py
 
-Lightning asks for a batch ahead of the one that it trains on, to know which is the last. So the
-feed's own state would be one batch too far; here the position travels with each batch, and what
-the checkpoint gets is that of the last one that was trained on.
+Lightning fetches one batch ahead of the one that it trains on, to detect the last one. So the
+feed's own state would be one batch ahead. Here each batch carries the state after it, and the
+checkpoint contains that of the last batch that was trained on.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ SAVE_EVERY, FIRST_STEPS, ALL_STEPS = 10, 25, 40
 
 
 def main() -> int:
-    """Train, break off after a checkpoint, resume from it.  Returns: 0, or 1 if it went wrong."""
+    """Train, stop after a checkpoint, resume from it.  Returns: 0, or 1 for wrong samples."""
     options = parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    # It advises worker processes, which a feed does without.
+    # Lightning recommends worker processes, which a feed does not need.
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     with server_at(options.target) as address, tempfile.TemporaryDirectory() as folder:
         first = fit(options, address, folder, FIRST_STEPS, None)
         checkpoint = Path(folder) / f"step={FIRST_STEPS // SAVE_EVERY * SAVE_EVERY}.ckpt"
         second = fit(options, address, folder, ALL_STEPS, str(checkpoint))
-    print(f"trained on samples {first[0]} to {first[1]}, and broke off")
+    print(f"trained on samples {first[0]} to {first[1]}, and stopped")
     print(f"resumed from {checkpoint.name}: samples {second[0]} to {second[1]}")
     steps_saved = FIRST_STEPS // SAVE_EVERY * SAVE_EVERY
     ends = (FIRST_STEPS * BATCH_SIZE, ALL_STEPS * BATCH_SIZE)
@@ -54,7 +54,7 @@ def main() -> int:
 def fit(
     options: Any, address: str, folder: str, steps: int, checkpoint: str | None
 ) -> tuple[int, int]:
-    """Train up to a step.  Returns: the first sample trained on, and the first one not yet."""
+    """Train up to a step.  Returns: the first sample trained on, and the next one."""
     data = FeedData(address, options.dataset)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -75,17 +75,17 @@ def fit(
 
 
 class FeedData(lightning.LightningDataModule):
-    """The feed, and where training stands in it."""
+    """The feed, and the state after the last batch that was trained on."""
 
     def __init__(self, address: str, dataset: str | None) -> None:
-        """Remember where to read from.  address: of the server."""
+        """Remember the data.  address: of the server."""
         super().__init__()
         self.address, self.dataset = address, dataset
         self.trained: dict[str, Any] | None = None
 
     def train_dataloader(self) -> DataLoader:
-        """Return the batches from here on. Called after load_state_dict, and once the ranks of
-        torch.distributed are known.
+        """Return the batches from the current state on. Called after load_state_dict, when the
+        ranks of torch.distributed are known.
         """
         self.feed = RemoteBatches(
             self.address,
@@ -98,24 +98,24 @@ class FeedData(lightning.LightningDataModule):
         if self.trained is not None:
             self.feed.load_state_dict(self.trained)
         self.first_sample = self.feed.position.samples
-        return DataLoader(WithPosition(self.feed), batch_size=None)
+        return DataLoader(WithState(self.feed), batch_size=None)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        """Take the position off the batch that is trained on now."""
+        """Remove the state from the batch that is trained on now, and keep it."""
         x, y, self.trained = batch
         return x, y
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position behind the last batch that was trained on."""
+        """Return the state after the last batch that was trained on."""
         return {} if self.trained is None else {"feed": self.trained}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember where to go on."""
+        """Remember where to resume."""
         self.trained = state["feed"]
 
 
-class WithPosition(IterableDataset):
-    """Batches of a feed, each with the feed's state behind it."""
+class WithState(IterableDataset):
+    """Batches of a feed, each with the feed's state after it."""
 
     def __init__(self, feed: RemoteBatches) -> None:
         """Wrap a feed."""
@@ -128,10 +128,10 @@ class WithPosition(IterableDataset):
 
 
 class Model(lightning.LightningModule):
-    """A model so small that it is trained in seconds."""
+    """A model that is small enough to train in seconds."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Make the weights."""
+        """Create the weights."""
         super().__init__()
         self.layers = nn.Sequential(nn.Embedding(vocab_size, 32), nn.Linear(32, vocab_size))
 

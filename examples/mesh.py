@@ -1,10 +1,10 @@
-"""Tensor-parallel ranks get the same bytes, data-parallel ones others: shown on a 2 x 2 mesh.
+"""Tensor-parallel ranks get the same bytes, data-parallel ranks different ones, on a 2 x 2 mesh.
 
     python -m torch.distributed.run --standalone --nproc-per-node 4 examples/mesh.py
 
-The two ranks of a tensor-parallel pair work on one batch together, so they have to be given the
-very same one. `group=mesh["dp"]` says so: the feed then counts by the data-parallel coordinate and
-not by the global rank. The ranks exchange hashes of what they got, and rank 0 compares them.
+The two ranks of a tensor-parallel pair work on the same batch together. With `group=mesh["dp"]` the
+feed uses the data-parallel coordinate instead of the global rank. The ranks exchange hashes of
+their batches, and rank 0 prints the comparison.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BATCH_SIZE, CONTEXT_LENGTH, BATCH_COUNT = 8, 64, 5
 
 
 def main() -> int:
-    """Read some batches on each rank and compare.  Returns: 0, or 1 if they are not as said."""
+    """Read some batches on each rank and compare.  Returns: 0, or 1 if the result is wrong."""
     options = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if dist.get_world_size() != 4:
-        raise SystemExit("a 2 x 2 mesh has 4 ranks: --nproc-per-node 4")
+        raise SystemExit("error: a 2 x 2 mesh has 4 ranks; pass --nproc-per-node 4")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     digest = hashlib.sha256()
     with (
@@ -45,14 +45,14 @@ def main() -> int:
     ):
         for x, y in feed:
             digest.update(x.numpy().tobytes() + y.numpy().tobytes())
-    as_said = compare(mesh.get_coordinate(), digest.hexdigest())
+    is_right = compare(mesh.get_coordinate(), digest.hexdigest())
     dist.destroy_process_group()
-    return 0 if as_said else 1
+    return 0 if is_right else 1
 
 
 def compare(place: list[int], digest: str) -> bool:
-    """Gather every rank's hash.  place: its coordinates, (dp, tp).  Returns: whether each pair's
-    are one and the same, and the two pairs' differ.
+    """Gather every rank's hash.  place: its coordinates, (dp, tp).  Returns: whether the hashes of
+    each pair are equal, and those of the two pairs differ.
     """
     found: list[tuple[list[int], str]] = [([], "")] * dist.get_world_size()
     dist.all_gather_object(found, (place, digest))

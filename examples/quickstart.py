@@ -1,4 +1,4 @@
-"""From nothing to batches: makes a small real corpus, serves it, iterates over it, shows rows.
+"""A quick start: makes a small real corpus, serves it, prints rows, and measures the rate.
 
 The corpus is the documentation that comes with every Python. Run it from the repository's root:
 
@@ -25,14 +25,22 @@ TOKENS_SHOWN = 48
 
 
 def main() -> int:
-    """Run all of it.  Returns: 0, or 1 if the server does not start."""
+    """Run all steps.  Returns: 0, or 1 if the server does not start."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("quickstart-data"), help="for the corpus"
+        "--folder",
+        type=Path,
+        default=Path("quickstart-data"),
+        help="of the corpus (default: %(default)s)",
     )
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long to iterate")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=5.0,
+        help="duration of the measurement (default: %(default)s)",
+    )
     arguments = parser.parse_args()
 
     try:
@@ -40,7 +48,7 @@ def main() -> int:
     except NotEmptyError as error:
         raise SystemExit(str(error)) from None
     if not tokenizer_path.exists():
-        raise SystemExit(f"{arguments.folder} has a {path.name} and no {tokenizer_path.name}")
+        raise SystemExit(f"{arguments.folder} has {path.name}, but not its {tokenizer_path.name}")
     with serving(path) as address:
         show_rows(address, Tokenizer.from_file(str(tokenizer_path)))
         print(
@@ -53,19 +61,19 @@ def main() -> int:
 
 
 def show_rows(address: str, tokenizer: Tokenizer) -> None:
-    """Print two rows as text, and how y follows x."""
+    """Print two rows as text, and the shift of y."""
     with RemoteBatches(
         address, 2, CONTEXT_LENGTH, order="shuffled", seed=1337, num_batches=1
     ) as feed:
         x, y = next(feed)
-    print(f"x: {tuple(x.shape)} {x.dtype}, y the same, shifted by one token")
+    print(f"x: {tuple(x.shape)} {x.dtype}; y is the same, shifted by one token")
     for row in x:
         print(f"  {tokenizer.decode(row[:TOKENS_SHOWN].tolist())!r} ...")
     print(f"x[0]: {x[0, :8].tolist()} ...\ny[0]: {y[0, :8].tolist()} ...")
 
 
 def tokens_per_second(address: str, seconds: float) -> float:
-    """Return how many tokens of x arrive in a second."""
+    """Return the tokens of x that arrive per second."""
     token_count = 0
     with RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH, order="shuffled") as feed:
         next(feed)
@@ -78,7 +86,7 @@ def tokens_per_second(address: str, seconds: float) -> float:
 
 
 def print_next_steps(path: Path, tokenizer_path: Path) -> None:
-    """Print commands that can be pasted, for two terminals in this folder."""
+    """Print commands to paste into two terminals in this folder."""
     activate = ""
     if sys.prefix != sys.base_prefix:
         activate = f". {shlex.quote(os.path.relpath(sys.prefix))}/bin/activate\n"
@@ -86,11 +94,11 @@ def print_next_steps(path: Path, tokenizer_path: Path) -> None:
     sizes = f"{BATCH_SIZE}, {CONTEXT_LENGTH}"
     print(
         f"""
-Next, in this folder. In one terminal:
+Next steps, in this folder. In one terminal:
 
 {activate}tokenfeed serve --data {tokens} --port 50051
 
-In a second one:
+In a second terminal:
 
 {activate}tokenfeed show localhost:50051 --order shuffled --tokenizer {tokenizer}
 python - <<'END'

@@ -1,7 +1,7 @@
-"""What the examples share: the address of a server, be it somebody's or one of their own.
+"""Shared by the examples: the address of a given server, or of one started for the example.
 
-An example's own server serves the documentation that comes with every Python, a token for each of
-its bytes. It ends with the example.
+The server of an example serves the documentation that comes with every Python, one token per byte.
+It ends with the example.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ BYTE_VALUES = 256
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that knows what to say of a server that is there already."""
-    made = argparse.ArgumentParser(
+    """Return a parser with the options for an existing server."""
+    options = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
-    made.add_argument("--target", metavar="HOST:PORT", help="a server; without it one is started")
-    made.add_argument("--dataset", help="at --target, where it serves several")
-    made.add_argument(
-        "--vocab-size", type=int, default=BYTE_VALUES, help="of the tokens at --target"
+    options.add_argument(
+        "--target", metavar="HOST:PORT", help="a running server; by default one is started"
     )
-    return made
+    options.add_argument("--dataset", help="dataset name; optional if --target has only one")
+    options.add_argument(
+        "--vocab-size",
+        type=int,
+        default=BYTE_VALUES,
+        help="number of token ids at --target (default: %(default)s)",
+    )
+    return options
 
 
 @contextmanager
 def server_at(target: str | None) -> Iterator[str]:
-    """Lend the address of a server: target, or else one of our own.
+    """Lend the address of a server: target, or a server started here.
 
-    Where torch.distributed is initialized, rank 0 starts one for all, and it lives until the last
-    rank is done.
+    If torch.distributed is initialized, rank 0 starts one server for all ranks, and it runs until
+    the last rank is done.
     """
     if target is not None:
         yield target
@@ -61,7 +66,7 @@ def server_at(target: str | None) -> Iterator[str]:
 
 @contextmanager
 def documentation_server() -> Iterator[str]:
-    """Serve Python's documentation, byte for byte, and lend the address."""
+    """Serve Python's documentation, one token per byte, and lend the address."""
     text = "".join(topics[name] for name in sorted(topics))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.bin"
@@ -73,7 +78,7 @@ def documentation_server() -> Iterator[str]:
 @contextmanager
 def serving(*paths: Path) -> Iterator[str]:
     """Serve token files, each as a dataset, on a free port of this machine; lend the address."""
-    # By default SIGTERM ends Python without `finally`, and the server would outlive us.
+    # By default SIGTERM ends Python without `finally`, and the server would keep running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = [sys.executable, "-m", "tokenfeed", "serve", "--host", "127.0.0.1", "--port", "0"]
     datasets = [word for path in paths for word in ("--data", str(path))]
@@ -84,7 +89,7 @@ def serving(*paths: Path) -> Iterator[str]:
         assert server.stdout is not None
         line = server.stdout.readline().strip()
         if not line:
-            raise SystemExit("the server did not start; its last words are above")
+            raise SystemExit("error: the server did not start; its error is above")
         print(line, flush=True)
         yield line.split()[-1]
     finally:

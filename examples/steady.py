@@ -1,8 +1,8 @@
-"""Takes batches at a steady pace, as a trainer does, and says once a second what has arrived.
+"""Takes batches at a steady rate, like a trainer, and prints one line per second.
 
     python examples/steady.py HOST:PORT [HOST:PORT ...]
 
-Of several servers any may be stopped, killed or cut off meanwhile. It ends with Ctrl-C or SIGTERM.
+Stop, kill or disconnect any of several servers meanwhile. End it with Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ TOKENS_SHOWN = 12
 
 
 def main() -> int:
-    """Iterate until it is told to stop.  Returns: 0, or 1 after an error."""
+    """Iterate until a signal.  Returns: 0, or 1 after an error."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--context-length", type=int, default=1024)
-    parser.add_argument("--dataset", help="where they serve several")
+    parser.add_argument("--dataset", help="dataset name; optional if the servers have only one")
     parser.add_argument("--steps-per-second", type=float, default=20.0)
     parser.add_argument(
-        "--tokenizer", type=Path, help="to show text instead of tokens, where there is this file"
+        "--tokenizer",
+        type=Path,
+        help="tokenizer.json to print text instead of tokens, if it exists",
     )
     arguments = parser.parse_args()
-    # Ends as by Ctrl-C: the first process of a container is not ended by a signal that it ignores.
+    # Handled like Ctrl-C: a signal without a handler does not end the first process of a container.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     path = arguments.tokenizer
@@ -47,10 +49,10 @@ def main() -> int:
         dataset=arguments.dataset,
         order="shuffled",
     )
-    say_next = 0.0
+    print_next = 0.0
     try:
         for step, (x, _) in enumerate(feed):
-            if time.monotonic() >= say_next:
+            if time.monotonic() >= print_next:
                 stats, first = feed.stats(), x[0, :TOKENS_SHOWN].tolist()
                 print(
                     f"step {step}: {stats.tokens:,} tokens, waited {stats.wait_seconds:.2f} s, "
@@ -58,7 +60,7 @@ def main() -> int:
                     f"{(tokenizer.decode(first) if tokenizer else first)!r}",
                     flush=True,
                 )
-                say_next = time.monotonic() + 1
+                print_next = time.monotonic() + 1
             time.sleep(1 / arguments.steps_per_second)
     except TokenfeedError as error:
         print(f"error: {error}", file=sys.stderr)

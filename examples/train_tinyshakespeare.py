@@ -1,13 +1,13 @@
 """Trains a small GPT on tiny Shakespeare from RemoteBatches, on the CPU, in a few minutes.
 
-One server serves two datasets: training windows come shuffled, validation windows in order. Only
-300,000 tokens and 50,257 of them to choose from: so the 4,096 most frequent tokens have an output
-each, and all others share one and are told apart by how often they occur. The loss is over the
-whole vocabulary all the same.
+One server serves two datasets: training windows are shuffled, validation windows in order. There
+are only 300,000 tokens for a vocabulary of 50,257. So each of the 4,095 most frequent tokens has
+its own output, and all others share one and are distinguished by their frequency. The loss still
+covers the whole vocabulary.
 
     python examples/train_tinyshakespeare.py --data-folder FOLDER
 
-FOLDER has tinyshakespeare.txt, and GPT-2's tokenizer.json as gpt2-tokenizer.json.
+FOLDER contains tinyshakespeare.txt, and GPT-2's tokenizer.json as gpt2-tokenizer.json.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ EVALUATE_EVERY = 250
 def main() -> int:
     """Train and evaluate.  Returns: 0, or 1 if --require-below is missed."""
     arguments = parse_arguments()
-    # On 2 cores shared with other work, two threads took 1.1 s a step and one 0.09 s: a model this
-    # small has its threads wait for each other at every operation (2026-11).
+    # On 2 shared cores, two threads took 1.1 s per step and one 0.09 s: in such a small model the
+    # threads wait for each other at every operation (2026-11).
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -62,23 +62,35 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the arguments of the command line."""
+    """Return the command line arguments."""
     parser = argparse.ArgumentParser(description="Trains a small GPT from a tokenfeed server.")
-    parser.add_argument("--data-folder", default=DATA_FOLDER, help=f"has {TEXT} and {TOKENIZER}")
-    parser.add_argument("--max-seconds", type=float, default=240.0, help="of training")
-    parser.add_argument("--max-steps", type=int, default=1500, help="of training")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument(
+        "--data-folder", default=DATA_FOLDER, help=f"folder with {TEXT} and {TOKENIZER}"
+    )
+    parser.add_argument(
+        "--max-seconds", type=float, default=240.0, help="training time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-steps", type=int, default=1500, help="training steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads of torch (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=1337)
-    parser.add_argument("--stop-below", type=float, help="stop once the validation loss is below")
-    parser.add_argument("--require-below", type=float, help="exit 1 if the loss ends at or above")
+    parser.add_argument(
+        "--stop-below", type=float, help="stop when the validation loss is below this"
+    )
+    parser.add_argument(
+        "--require-below", type=float, help="exit 1 if the final loss is not below this"
+    )
     return parser.parse_args()
 
 
 def tokenize_halves(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the GPT-2 tokens, uint16, of the first 90 % of the characters and of the rest."""
+    """Return the GPT-2 tokens, uint16, of the first 90 % of the characters, and of the rest."""
     for path in (folder / TEXT, folder / TOKENIZER):
         if not path.exists():
-            sys.exit(f"error: {path} is missing: --data-folder FOLDER has {TEXT} and {TOKENIZER}")
+            sys.exit(f"error: {path} is missing; pass --data-folder with {TEXT} and {TOKENIZER}")
     text = (folder / TEXT).read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     cut = int(len(text) * 0.9)
@@ -89,7 +101,7 @@ def tokenize_halves(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Classes:
-    """The outputs of the model: one for each frequent token, and one for all others together."""
+    """The outputs of the model: one per frequent token, and one for all others together."""
 
     def __init__(self, train: np.ndarray) -> None:
         """Count the training tokens."""
@@ -98,23 +110,23 @@ class Classes:
         self.of_token = rank.clamp(max=FREQUENT - 1)
         self.counts = torch.bincount(self.of_token, counts.double(), FREQUENT)
         rare = self.of_token == FREQUENT - 1
-        # A token that training never saw is possible too: it counts as a fifth of an occurrence.
+        # Tokens that do not occur in training are possible too: they count as a fifth of one.
         share = torch.where(rare, counts.double() + 1 / 5, 1.0)
         share[rare] /= share[rare].sum()
         self.nats_within_class = -share.log().float()
 
     def unigram_loss(self, validation: np.ndarray) -> float:
-        """Return the loss of knowing nothing but how often each token occurs, in nats a token."""
+        """Return the loss of a model that knows only the token frequencies, in nats per token."""
         tokens = torch.from_numpy(validation.astype(np.int64))
         class_nats = -((self.counts + 1) / (self.counts + 1).sum()).log().float()
         return float((class_nats[self.of_token[tokens]] + self.nats_within_class[tokens]).mean())
 
 
 class Block(nn.Module):
-    """Attention, then a small network, each added to what came in."""
+    """Attention, then a small network, each added to its input."""
 
     def __init__(self) -> None:
-        """Make the weights."""
+        """Create the weights."""
         super().__init__()
         self.norm_1, self.norm_2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
@@ -134,10 +146,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT whose output begins at how often each token occurs, so that it learns only the rest."""
+    """A GPT whose initial output is the token frequencies, so that it learns only the rest."""
 
     def __init__(self, counts: Tensor) -> None:
-        """Make the weights.  counts: of each class in the training tokens, [FREQUENT]."""
+        """Create the weights.  counts: of each class in the training tokens, [FREQUENT]."""
         super().__init__()
         self.tokens, self.places = (
             nn.Embedding(FREQUENT, WIDTH),
@@ -153,7 +165,7 @@ class GPT(nn.Module):
         self.bias = nn.Parameter(((counts + 1) / (counts + 1).sum()).log().float())
 
     def forward(self, classes: Tensor) -> Tensor:  # [B, T] -> [B, T, FREQUENT]
-        """Return the logits of the class that follows each."""
+        """Return the logits of the next class at each position."""
         x = self.dropout(self.tokens(classes) + self.places.weight)
         x = self.dropout(self.norm(self.blocks(x)))
         logits: Tensor = self.head(x) + self.bias
@@ -161,7 +173,7 @@ class GPT(nn.Module):
 
 
 def fit(address: str, classes: Classes, arguments: argparse.Namespace, windows: int) -> float:
-    """Train until the time, the steps or --stop-below is reached.  Returns: the validation loss."""
+    """Train until the time, step or loss limit is reached.  Returns: the validation loss."""
     model = GPT(classes.counts)
     optimizer = make_optimizer(model)
     loss, waited, begun = float("inf"), 0.0, time.perf_counter()
@@ -169,9 +181,9 @@ def fit(address: str, classes: Classes, arguments: argparse.Namespace, windows: 
         address, BATCH_SIZE, CONTEXT_LENGTH, dataset="train", order="shuffled", seed=arguments.seed
     ) as feed:
         for step in range(1, arguments.max_steps + 1):
-            asked = time.perf_counter()
+            wait_begun = time.perf_counter()
             x, y = next(feed)
-            waited += time.perf_counter() - asked
+            waited += time.perf_counter() - wait_begun
             decay = 0.05 + 0.95 * (1 - step / arguments.max_steps)
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * min(1, step / WARMUP_STEPS) * decay
@@ -194,7 +206,7 @@ def fit(address: str, classes: Classes, arguments: argparse.Namespace, windows: 
 
 
 def make_optimizer(model: GPT) -> torch.optim.Optimizer:
-    """Return AdamW. Most tokens are in few of the batches, so theirs may be longer steps."""
+    """Return AdamW. Most tokens are in few batches, so their learning rates are higher."""
     rates = {"tokens": EMBEDDING_LEARNING_RATE, "places": EMBEDDING_LEARNING_RATE}
     rates |= {"head": HEAD_LEARNING_RATE}
     groups = [
@@ -205,14 +217,14 @@ def make_optimizer(model: GPT) -> torch.optim.Optimizer:
 
 
 def class_loss(model: GPT, classes: Classes, x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean loss of the classes, in nats a token."""
+    """Return the mean loss of the classes, in nats per token."""
     logits = model(classes.of_token[x])
     return functional.cross_entropy(logits.flatten(0, 1), classes.of_token[y].flatten())
 
 
 @torch.no_grad()
 def validation_loss(address: str, model: GPT, classes: Classes, windows: int) -> float:
-    """Return the loss over the validation windows, in nats a token, over the whole vocabulary."""
+    """Return the loss over the validation windows and the vocabulary, in nats per token."""
     model.eval()
     total = 0.0
     with RemoteBatches(

@@ -10,7 +10,11 @@
 Needs Linux, but not torch.
 """
 
+import sys
+
 if __name__ == "server":
+    # An alias of tokenfeed.server: tokenfeed/_aliases.py says how.
+    _package = sys.modules.pop(__name__)
     from tokenfeed._aliases import alias
 
-    alias("server")
+    alias(_package)

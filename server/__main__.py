@@ -18,11 +18,14 @@ if __name__ == "__main__":
     # gRPC's core logs what peers send, including line breaks, directly to stderr. It reads this
     # variable once, when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from tokenfeed.commands.extras import require_installed
+
     from .runtime.signals import Signals
 
     signals = Signals()
     # Before the next import, which starts threads.
     signals.install()
+    require_installed("serve", "server", "grpc_health", "grpc_reflection")
     from .cli.serve import main
 
     sys.exit(main(signals=signals))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenfeed.commands import program
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 
@@ -121,10 +122,8 @@ def _why_served(store: TokenStore) -> str:
 def _decoded(tokens: list[int], tokenizer_path: str) -> str:
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        raise InvalidRequest(
-            "--tokenizer", "needs the tokenizers package: pip install tokenizers"
-        ) from None
+    except ImportError as error:
+        raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
     try:
         return str(Tokenizer.from_file(tokenizer_path).decode(tokens))
     except Exception as error:  # the library raises Exception itself

@@ -11,9 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tokenfeed.commands.extras import require_installed
+
 if __name__ == "__main__":
     # Read once, when gRPC is imported. Errors are reported in one line here instead.
     os.environ["GRPC_VERBOSITY"] = "NONE"
+    require_installed("probe", "server", "grpc_health")
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse

@@ -26,9 +26,9 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "sampling": {"errors", "stream"},
         "wire": {"errors", "v1", "stream", "sampling"},
         "_aliases": set(),
-        "__init__": set(),
         "commands": {"__init__"},
-        "__main__": {"__init__", "commands"},
+        "__init__": {"commands"},  # only once it is touched
+        "__main__": {"_aliases", "commands"},
     },
     "server": {
         "__init__": set(),
@@ -134,7 +134,7 @@ def test_every_box_imports_only_what_is_below_it(folder: str) -> None:
     }
     listed = list(layers)
     assert all(
-        listed.index(target) < listed.index(box) or "__" in box
+        listed.index(target) < listed.index(box) or "__init__" in (box, target)
         for box, targets in layers.items()
         for target in targets
     )

@@ -1,21 +1,21 @@
-"""Token batches for language-model training, served so that a row is a pure function of its sample.
+"""Token batches for language-model training. Each row is a pure function of its sample index.
 
     from tokenfeed import RemoteBatches
 
-    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0"):
+    for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
         ...
 
-`tokenfeed.client` is the trainer's side, `tokenfeed.server` the other one; `import client` and
-`python -m server` are the same modules by shorter names. What lies directly in here is the contract
-in code, on which both sides and the tests agree: numpy, protobuf and a checksum; no file, socket,
-thread or clock. A token passes through it in this order:
+`tokenfeed.client` is the trainer's side, `tokenfeed.server` the server; `import client` and
+`python -m server` are the same modules under shorter names. The other modules are the contract in
+code, shared by both sides and the tests: numpy, protobuf and a checksum; no file, socket, thread or
+clock. A token passes through them in this order:
 
-    stream/     what a stream is: its specification, its positions, its identity
-    sampling/   which tokens each sample has: the orders, and the plan
+    stream/     what a stream is: specification, positions, identity
+    sampling/   the tokens of each sample: orders and the plan
     wire/       rows and requests as bytes
-    errors      what may go wrong, and who must act
+    errors      all exceptions, and who must act
 
-Importing this imports none of it.
+Importing this package imports none of these modules.
 """
 
 from __future__ import annotations
@@ -37,4 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    from .commands.extras import is_installed
+
+    # help() touches each of these, and RemoteBatches imports torch.
+    return [name for name in __all__ if name != "RemoteBatches" or is_installed("torch")]

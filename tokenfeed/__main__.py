@@ -6,47 +6,24 @@ server blocks its signals before its imports start threads.
 
 from __future__ import annotations
 
-import argparse
 import runpy
 import sys
-from importlib import util
 
-from . import __version__
-from .commands import COMMANDS
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the name of a command."""
-    parser = argparse.ArgumentParser(
-        prog="tokenfeed",
-        description="Serves tokens to those who train language models.",
-        epilog="tokenfeed COMMAND --help says more of each",
-    )
-    parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.purpose, add_help=False)
-    return parser
+from ._aliases import require_package
+from .commands import COMMANDS, build_parser
 
 
 def main() -> None:
-    """Run the command that was typed, and exit with its exit code; with 1 where its packages are
-    not installed.
-    """
+    """Run the command that was typed, and exit with its exit code."""
     arguments, _ = build_parser().parse_known_args(sys.argv[1:2])
     command = COMMANDS[arguments.command]
-    package = f"tokenfeed.{command.module.partition('.')[0]}"
-    if util.find_spec(package) is None:
-        raise SystemExit(f"error: {arguments.command}: {package} is no part of this installation")
+    try:
+        require_package(command.module.partition(".")[0])
+    except ImportError as error:
+        raise SystemExit(f"error: {arguments.command}: {error}") from None
     name = "tokenfeed" if command.arguments else f"tokenfeed {arguments.command}"
     sys.argv = [name, *command.arguments, *sys.argv[2:]]
-    try:
-        runpy.run_module(f"tokenfeed.{command.module}", run_name="__main__")
-    except ModuleNotFoundError as error:
-        if not command.needs or (error.name or "").startswith("tokenfeed"):
-            raise
-        cure = f"pip install 'tokenfeed[{command.needs}]'"
-        raise SystemExit(f"error: {arguments.command}: {error.name} is missing: {cure}") from None
+    runpy.run_module(f"tokenfeed.{command.module}", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -1,29 +1,28 @@
-"""Every exception of the project, and the gRPC status that each travels as.
+"""Every exception of the project, and the gRPC status that it is sent as.
 
 TokenfeedError
   RequestError        the caller changes something
     InvalidRequest      a field is missing, malformed or outside its range
-      LimitExceeded           allowed in principle, but more than this server gives
-    NotFound           no such dataset or order
+      LimitExceeded       a valid request above a limit of this server
+    NotFound            no such dataset or order
     SamplesExhausted    the samples would reach 2^63
-    StreamMismatch      the stream is not the one that the caller expects
-    NotATokenfeedServer        a gRPC server answers there, but not a tokenfeed server
-    ContractMismatch       a tokenfeed server of another revision of the contract, or of identities
-    Unauthenticated          no valid token
+    StreamMismatch      the stream is not the expected one
+    NotATokenfeedServer a gRPC server, but not a tokenfeed server
+    ContractMismatch    another revision of the contract, or other versions of the identity
+    Unauthenticated     no valid bearer token
   CorpusError         the operator changes something
-    InvalidCorpus           a token file cannot be served as it is
+    InvalidCorpus       a token file cannot be served
     CorpusChanged       a token file changed while it was served
-    InvalidSource           a file of text cannot be ingested as it is
-    WriteFailed          tokens could not be written
-  ServerUnavailable          nobody: try again, or the next server
+    InvalidSource       a text file cannot be ingested
+    WriteFailed         tokens could not be written
+  ServerUnavailable   no change needed: the client retries, or fails over
     Unreachable         no answer
-    Unreadable          tokens cannot be read at present
-    Busy                an answer: come back later
-    BadFrame            what arrived is not what was asked for
+    Unreadable          tokens cannot be read at the moment
+    Busy                the server asks to retry later
+    BadFrame            the frame is damaged, or not the requested one
 
-Each says "subject: problem", where the subject is the field, file or address that it is about; both
-are kept as attributes. So a server's sentence becomes the same exception again on the client's
-side: `from_status`.
+Each message is "subject: problem"; the subject is a field, file or address. Both are attributes.
+From a server's message the client makes the same exception again (`from_status`).
 """
 
 from __future__ import annotations
@@ -32,26 +31,24 @@ from typing import ClassVar
 
 
 class TokenfeedError(Exception):
-    """Anything that tokenfeed raises on purpose."""
+    """Base of all exceptions that tokenfeed raises on purpose."""
 
     status: ClassVar[str] = "UNAVAILABLE"
-    """Name of the gRPC status code that this error travels as."""
+    """Name of the gRPC status code of this error."""
 
     def __init__(self, subject: str, problem: str) -> None:
-        """Keep what it is about (a field, a file, an address) and what is wrong, limit and cure
-        included.
-        """
+        """subject: a field, a file or an address.  problem: what is wrong, with limit and cure."""
         super().__init__(f"{subject}: {problem}")
         self.subject = subject
         self.problem = problem
 
     def __reduce__(self) -> tuple[type[TokenfeedError], tuple[str, str]]:
-        """Pickle by the facts, so that an error crosses process borders whole."""
+        """Pickle the arguments, so that the attributes survive."""
         return type(self), (self.subject, self.problem)
 
 
 class RequestError(TokenfeedError):
-    """The caller has to ask for something else; asking again does not help."""
+    """The caller has to change the request; a retry does not help."""
 
 
 class InvalidRequest(RequestError):
@@ -61,71 +58,69 @@ class InvalidRequest(RequestError):
 
 
 class LimitExceeded(InvalidRequest):
-    """More than this server gives: a limit that its operator may raise."""
+    """The request exceeds a limit of this server, which its operator may raise."""
 
 
 class NotFound(RequestError):
-    """The dataset or the order is not served here."""
+    """The server does not have the dataset or the order."""
 
     status = "NOT_FOUND"
 
 
 class SamplesExhausted(RequestError):
-    """The samples asked for would reach 2^63."""
+    """The requested samples would reach 2^63."""
 
     status = "OUT_OF_RANGE"
 
 
 class StreamMismatch(RequestError):
-    """The server's stream is not the expected one: another corpus, order, seed or context
-    length.
-    """
+    """The server's stream has another corpus, order, seed or context length than expected."""
 
     status = "FAILED_PRECONDITION"
 
 
 class NotATokenfeedServer(RequestError):
-    """A gRPC server answers at that address, but it does not know tokenfeed.v1."""
+    """A gRPC server answers at this address, but it does not implement tokenfeed.v1."""
 
     status = "UNIMPLEMENTED"
 
 
 class ContractMismatch(RequestError):
-    """The server speaks another revision of the contract than this client, or compares identities
-    of other versions than this stream's.
+    """The server speaks another revision of the contract than this client, or does not support the
+    version of this stream's identity.
     """
 
 
 class Unauthenticated(RequestError):
-    """The server wants a token, and this is none of its own."""
+    """The server requires a bearer token, and this one is missing or not valid."""
 
     status = "UNAUTHENTICATED"
 
 
 class CorpusError(TokenfeedError):
-    """The operator of the server has to mend its files or its command line."""
+    """The operator of the server has to change its files or its command line."""
 
 
 class InvalidCorpus(CorpusError):
-    """A file cannot be served as it is; found at start, before anything is served."""
+    """A file cannot be served; found at the start, before anything is served."""
 
 
 class CorpusChanged(CorpusError):
-    """A file of the dataset was cut short or rewritten while it was served."""
+    """A file of the dataset was truncated or rewritten while it was served."""
 
     status = "DATA_LOSS"
 
 
 class InvalidSource(CorpusError):
-    """A file of text cannot be ingested as it is."""
+    """A text file cannot be ingested."""
 
 
 class WriteFailed(CorpusError):
-    """What was ingested could not be written; what was written before is kept."""
+    """Ingested tokens could not be written; earlier output is kept."""
 
 
 class ServerUnavailable(TokenfeedError):
-    """Nobody has to change anything: ask again, or ask another server."""
+    """No change is needed: retry, on this or another server."""
 
 
 class Unreachable(ServerUnavailable):
@@ -133,22 +128,22 @@ class Unreachable(ServerUnavailable):
 
 
 class Unreadable(ServerUnavailable):
-    """The server cannot read a part of a dataset at present; its files have not changed."""
+    """The server cannot read a part of a dataset at the moment; its files have not changed."""
 
 
 class Busy(ServerUnavailable):
-    """The server, or a proxy in front of it, is at a limit that will pass."""
+    """The server, or a proxy in front of it, is at a temporary limit."""
 
     status = "RESOURCE_EXHAUSTED"
 
     def __init__(self, subject: str, problem: str, retry_seconds: float = 1.0) -> None:
-        """As above.  retry_seconds: how long to stay away."""
+        """As above.  retry_seconds: how long to wait before a retry."""
         super().__init__(subject, problem)
         self.retry_seconds = retry_seconds
 
 
 class BadFrame(ServerUnavailable):
-    """What arrived is damaged, or is not what was asked for."""
+    """A frame is damaged, or is not the requested one."""
 
     status = "DATA_LOSS"
 
@@ -158,20 +153,20 @@ _NAMES_SHOWN = 16
 
 
 def shortened(name: str) -> str:
-    """Return the beginning of a name, as an error shows it: a refusal has to fit into a header,
-    where a byte of UTF-8 takes up to three.
+    """Return the beginning of a name, for an error: a refusal has to fit into a header, where a
+    byte of UTF-8 takes up to three.
     """
     return name.encode(errors="replace")[:_NAME_SHOWN_BYTES].decode(errors="ignore")
 
 
 def listed(names: list[str]) -> str:
-    """Return names as an error lists them: cut, and of many only some."""
+    """Return a list of names, for an error: each is cut, and of many only some are listed."""
     shown = ", ".join(map(shortened, names[:_NAMES_SHOWN]))
     left = len(names) - _NAMES_SHOWN
     return f"{shown} and {left} more" if left > 0 else shown
 
 
-_HEALING = frozenset(
+_RETRYABLE = frozenset(
     ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "UNKNOWN", "INTERNAL")
 )
 _FINAL: dict[str, type[TokenfeedError]] = {
@@ -189,11 +184,11 @@ _FINAL: dict[str, type[TokenfeedError]] = {
 
 
 def from_status(status: str, details: str) -> TokenfeedError | None:
-    """Return the exception that a server's refusal stands for, or None where asking again may help.
+    """Return the exception for a server's refusal, or None if a retry may help.
 
-    status: name of the gRPC status code.  details: the server's sentence, "subject: problem".
+    status: name of the gRPC status code.  details: the server's message, "subject: problem".
     """
-    if status in _HEALING:
+    if status in _RETRYABLE:
         return None
     subject, colon, problem = details.partition(": ")
     kind = _FINAL.get(status, RequestError)

@@ -1,12 +1,11 @@
-"""A ring of pinned buffers and their events: rows on their way to a CUDA device.
+"""A ring of pinned buffers and their events: transfers rows to a CUDA device.
 
 A batch takes two steps. `stage` copies its rows into pinned memory and enqueues the copy to the
-device, as narrow as they are served, on a stream of its own, so that it runs under whatever the
-trainer computes. `take` has the consumer's current stream wait for that copy and widens there.
+device, in the served width and on a separate stream, so that it overlaps with the trainer's
+computation. `take` makes the consumer's current stream wait for that copy, and widens there.
 
-All of it happens on the consumer's thread, and nothing waits for the device unless the copy that
-last used a slot is still to be done. The receiving thread makes no CUDA call: one would break a
-graph capture.
+Everything runs on the consumer's thread. It waits for the device only if the last copy of a slot is
+not done yet. The receiving thread makes no CUDA call, which would break a graph capture.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ from tokenfeed.wire.row_block import RowBlock
 from .widening import join_into, narrow_dtype, widen_there
 
 SLOTS = 4
-"""Batches whose memory is in use by the device while the host goes on."""
+"""Batches whose memory the device may use while the host continues."""
 
 
 class Event(Protocol):
     """A mark in a device's queue of work."""
 
     def synchronize(self) -> None:
-        """Have the host wait until the device has come past it."""
+        """Make the host wait until the device has passed it."""
 
 
 EventT = TypeVar("EventT", bound=Event)
 
 
 class CopyEngine(Protocol[EventT]):
-    """What the ring needs of a device. Work is enqueued; only a mark's synchronize waits."""
+    """What the ring needs of a device. Work is enqueued; only an event's synchronize waits."""
 
     def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Return host memory that the device can read by itself."""
+        """Return page-locked host memory, which the device can read directly."""
 
     def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory on the device."""
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, after: EventT | None) -> EventT:
-        """Copy pinned memory to the device on the side stream, once it is past `after`."""
+        """Copy pinned memory to the device on the side stream, after the event `after`."""
 
     def widen(
         self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: EventT
     ) -> EventT:
-        """Widen on the consumer's current stream, once the device is past `after`."""
+        """Widen on the consumer's current stream, after the event `after`."""
 
 
 @dataclass(slots=True)
 class _Slot(Generic[EventT]):
-    """Memory for one batch on its way.  copied, widened: None as long as it was never used."""
+    """Memory for one batch in transfer.  copied, widened: None before the first use."""
 
     pinned: torch.Tensor
     buffer: torch.Tensor
@@ -67,14 +66,14 @@ class _Slot(Generic[EventT]):
 
 
 class PinnedRing(Generic[EventT]):
-    """Slots in turn: staged at one end, taken at the other."""
+    """A queue of slots: batches are staged at one end and taken at the other."""
 
     def __init__(
         self, engine: CopyEngine[EventT], shape: tuple[int, int], dtype: torch.dtype
     ) -> None:
-        """Make the slots.
+        """Allocate the slots.
 
-        shape: (B, T + 1).  dtype: of the served tokens, signed; wider ones may come later.
+        shape: (B, T + 1).  dtype: of the served tokens, signed; wider tokens may follow later.
         """
         self._engine = engine
         self._shape = shape
@@ -85,26 +84,26 @@ class PinnedRing(Generic[EventT]):
 
     @property
     def staged_count(self) -> int:
-        """Batches staged and not yet taken."""
+        """Batches that are staged and not yet taken."""
         return len(self._staged)
 
     def stage(self, parts: Sequence[RowBlock]) -> None:
-        """Send a batch on its way to the device. The rows may be let go of afterwards."""
+        """Start the transfer of a batch to the device. The rows are not needed afterwards."""
         slot = self._free[0]
         if slot.copied is not None:
-            # The copy engine may still be reading it: overwritten now, an old batch would change.
+            # The copy engine may still read it: overwriting it now would change an old batch.
             slot.copied.synchronize()
         if narrow_dtype(parts).itemsize > slot.pinned.itemsize:
             self._widen_slot(slot, narrow_dtype(parts))
         join_into(parts, slot.pinned)
-        # The buffer on the device is free only once its last batch was widened.
+        # The buffer on the device is free only after its last batch was widened.
         slot.copied = self._engine.copy(slot.pinned, slot.buffer, slot.widened)
         self._staged.append(self._free.popleft())
 
     def _widen_slot(self, slot: _Slot[EventT], dtype: torch.dtype) -> None:
-        """Give a slot wider memory: another server took over, which serves wider tokens."""
+        """Give a slot wider memory: after a failover to a server that serves wider tokens."""
         if slot.widened is not None:
-            # The old buffer may not be given away as long as the device reads it.
+            # The old buffer may not be freed while the device reads it.
             slot.widened.synchronize()
         slot.pinned = self._engine.pinned(self._shape, dtype)
         slot.buffer = self._engine.buffer(self._shape, dtype)
@@ -119,7 +118,7 @@ class PinnedRing(Generic[EventT]):
 
 @functools.cache
 def cuda_copy_engine(device: torch.device) -> CudaCopyEngine:
-    """Return the engine of a CUDA device, the same for all feeds of this process.
+    """Return the engine of a CUDA device, shared by all feeds of this process.
 
     device: with its index.
     """
@@ -127,10 +126,10 @@ def cuda_copy_engine(device: torch.device) -> CudaCopyEngine:
 
 
 class CudaCopyEngine:
-    """The engine of one CUDA device. A ring uses it on its consumer's thread alone."""
+    """The engine of one CUDA device. A ring uses it only on its consumer's thread."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make a side stream on a device. torch has 32 of them, which it gives out in turn."""
+        """Create a side stream on a device. torch reuses a pool of 32 streams in turn."""
         self._device = device
         self._side = torch.cuda.Stream(device)
 
@@ -139,7 +138,7 @@ class CudaCopyEngine:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory on the device, kept for as long as the ring."""
+        """Return memory on the device; the ring keeps it for its lifetime."""
         with torch.cuda.stream(self._side):
             return torch.empty(shape, dtype=dtype, device=self._device)
 
@@ -148,7 +147,9 @@ class CudaCopyEngine:
     ) -> torch.cuda.Event:
         """Copy on the side stream.  Raises: InvalidRequest while the caller captures a graph."""
         if torch.cuda.is_current_stream_capturing():
-            raise InvalidRequest("next", "is no part of a CUDA graph: call it before the capture")
+            raise InvalidRequest(
+                "next", "cannot be captured in a CUDA graph; call it before the capture"
+            )
         event = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(self._side):
             if after is not None:
@@ -160,13 +161,13 @@ class CudaCopyEngine:
     def widen(
         self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: torch.cuda.Event
     ) -> torch.cuda.Event:
-        """Widen on whatever stream the consumer has made the current one of this device."""
+        """Widen on the current stream of this device, which the consumer chooses."""
         event = torch.cuda.Event()
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
             current.wait_event(after)
             widen_there(source, x, y)
             event.record(current)
-        # The ring may be let go of before the device comes here: its memory is not free until then.
+        # The ring may be freed before the device gets here; its memory has to last until then.
         source.record_stream(current)
         return event

@@ -1,4 +1,4 @@
-"""Rows in order, whoever makes them: servers far away, or files here."""
+"""The interface of a source of rows: remote servers or local files."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from tokenfeed.wire.row_block import RowBlock
 
 
 class RowSource(Protocol):
-    """The rows of a stream in order, received ahead; for one consumer's thread."""
+    """The rows of a stream in order, prefetched; for one consumer thread."""
 
     def start(self, owner: object | None = None) -> None:
-        """Begin to receive, until closed, or until owner is let go of.  Raises: RuntimeError if
-        there can be no more threads.
+        """Start to receive, until closed or until owner is garbage-collected.  Raises: RuntimeError
+        if no more threads can start.
         """
 
     def ready(self, row_count: int) -> bool:
-        """Say whether `peek` would return at once with so many rows."""
+        """Return whether `peek` would return this many rows at once."""
 
     def peek(self, row_count: int) -> list[RowBlock] | None:
-        """Return the next rows, in as many parts as they came in; None at the end. Waits.
+        """Return the next rows, in the parts in which they arrived; None at the end. Waits.
 
-        The parts are read-only; row_count rows in all, at most a batch. They stay the next ones
-        until `consume`.
+        The parts are read-only and have row_count rows in all, at most a batch. The next `peek`
+        returns the same rows until `consume`.
         Raises: the error that ended the stream, once too few rows are left for a batch.
         """
 
     def consume(self, row_count: int) -> None:
-        """Leave behind rows that `peek` has returned, which makes room for others."""
+        """Remove rows that `peek` has returned, which makes room for others."""
 
     def close(self) -> None:
-        """Stop, and end its thread. May be called twice, from any thread."""
+        """Stop receiving and end the thread. May be called twice, from any thread."""

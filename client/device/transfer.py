@@ -1,4 +1,4 @@
-"""Rows of a source -> (x, y) on a device: one way for each kind of device."""
+"""Rows of a source -> (x, y) on a device: one class per kind of device."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from .widening import (
 
 
 class DeviceTransfer(Protocol):
-    """Takes batches from a source of rows and puts them where the model is."""
+    """Moves batches from a source of rows to the device of the model."""
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
-        """Return the next batch, in out where that is given, else in fresh tensors; None at the
-        end. Waits.
-        """
+        """Return the next batch, in out if given, else in new tensors; None at the end. Waits."""
 
 
 class CpuTransfer:
-    """To the CPU: widened once, out of the frames that arrived."""
+    """To the CPU: widened once, directly from the received frames."""
 
     def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype) -> None:
         """shape: (batch_size, context_length)."""
@@ -45,8 +43,8 @@ class CpuTransfer:
         if parts is None:
             return None
         if out is None:
-            # Arrays that become tensors are made faster than tensors that become arrays: a tenth
-            # of what a batch of 32 x 2048 costs here.
+            # Arrays turned into tensors are faster than tensors turned into arrays: this saves a
+            # tenth of the cost of a batch of 32 x 2048.
             x, y = np.empty(self._shape, self._x_dtype), np.empty(self._shape, np.int64)
             batch = torch.from_numpy(x), torch.from_numpy(y)
         else:
@@ -54,13 +52,13 @@ class CpuTransfer:
             x, y = out[0].numpy(), out[1].numpy()
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         widen_here(parts, x, y)
-        # Last of all, so that a Ctrl-C on the way here leaves the stream where it was.
+        # Last, so that a Ctrl-C before it leaves the position of the stream unchanged.
         rows.consume(self._shape[0])
         return batch
 
 
 class _ToDevice:
-    """What the ways to a device have in common: size, type and place of a batch."""
+    """Common base of the transfers to a device: size, type and device of a batch."""
 
     def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype, device: torch.device) -> None:
         """shape: (batch_size, context_length)."""
@@ -76,7 +74,7 @@ class _ToDevice:
 
 
 class DirectTransfer(_ToDevice):
-    """To a device without a ring, such as MPS: one narrow copy, widened there."""
+    """To a device without a ring, such as MPS: one narrow copy, widened on the device."""
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch on the device."""
@@ -94,7 +92,7 @@ class DirectTransfer(_ToDevice):
 
 
 class PinnedTransfer(_ToDevice, Generic[EventT]):
-    """To a CUDA device, through a ring: each call sends the following batch on its way too."""
+    """To a CUDA device, through a ring: each call also starts the transfer of the next batch."""
 
     def __init__(
         self,
@@ -103,15 +101,13 @@ class PinnedTransfer(_ToDevice, Generic[EventT]):
         device: torch.device,
         engine: CopyEngine[EventT],
     ) -> None:
-        """engine: of that device."""
+        """engine: of this device."""
         super().__init__(shape, x_dtype, device)
         self._engine = engine
         self._ring: PinnedRing[EventT] | None = None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
-        """Return the next batch on the device; work that widens it is enqueued on the current
-        stream.
-        """
+        """Return the next batch on the device. Widening is enqueued on the current stream."""
         if (self._ring is None or not self._ring.staged_count) and not self._stage(rows):
             return None
         assert self._ring is not None
@@ -127,7 +123,7 @@ class PinnedTransfer(_ToDevice, Generic[EventT]):
         if parts is None:
             return False
         if self._ring is None:
-            # How wide tokens are served is known from the first frame on.
+            # The width of the served tokens is known from the first frame on.
             shape = (batch_size, context_length + 1)
             self._ring = PinnedRing(self._engine, shape, narrow_dtype(parts))
         require_tokens_fit(parts, self._x_dtype)
@@ -139,7 +135,7 @@ class PinnedTransfer(_ToDevice, Generic[EventT]):
 def transfer_for(
     device: torch.device, shape: tuple[int, int], x_dtype: torch.dtype
 ) -> DeviceTransfer:
-    """Return the way to a device for batches of shape (batch_size, context_length)."""
+    """Return the transfer to a device for batches of shape (batch_size, context_length)."""
     if device.type == "cpu":
         return CpuTransfer(shape, x_dtype)
     if device.type == "cuda":
@@ -148,24 +144,24 @@ def transfer_for(
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """Return a device by its name.  Raises: InvalidRequest where there is none of that kind."""
+    """Return a device by its name.  Raises: InvalidRequest if this machine does not have it."""
     try:
         found = torch.device(device)
         if found.type == "cpu":
-            return torch.device("cpu")  # which has no index
+            return torch.device("cpu")  # without an index
         if found.type != "cuda":
             torch.empty(0, device=found).cpu()
         return found
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise InvalidRequest("device", f"{device!r} is none here: {error}") from None
+        raise InvalidRequest("device", f"{device!r} is not available: {error}") from None
 
 
 def indexed(device: torch.device) -> torch.device:
-    """Return a device with its index, which "cuda" alone takes from the current one.  Raises:
-    InvalidRequest where there is no CUDA device.
+    """Return a device with its index; "cuda" gets that of the current device.  Raises:
+    InvalidRequest if there is no CUDA device.
     """
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest("device", f"{device}: torch sees no CUDA device here")
+        raise InvalidRequest("device", f"{device} is not available: torch finds no CUDA device")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

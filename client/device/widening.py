@@ -1,8 +1,8 @@
-"""Tokens as they travel -> (x, y) as a model takes them.
+"""Tokens as they are transferred -> (x, y) as a model takes them.
 
-Tokens travel as narrow as they are served. torch has few operations for unsigned tensors, so on a
-device they are signed ones of the same width, and a mask undoes the sign. The width is no part of a
-stream's identity: from one server to the next it may change, within a batch too.
+Tokens are transferred in the width in which they are served. torch has few operations for unsigned
+tensors, so on a device they are signed, of the same width, and a mask removes the sign. The width
+is not part of a stream's identity: it may change from server to server, even within a batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ WIDE_NUMPY: dict[torch.dtype, np.dtype[np.signedinteger]] = {
     torch.int64: np.dtype(np.int64),
     torch.int32: np.dtype(np.int32),
 }
-"""What x may be: for torch, and for numpy."""
+"""The types that x may have: torch -> numpy."""
 NARROW = {2: torch.int16, 4: torch.int32}
-"""Width of a served token in bytes -> what it is on a device until it is widened."""
+"""Width of a served token in bytes -> its type on a device until it is widened."""
 
 _UNSIGNED = {2: np.uint16, 4: np.uint32}
 _INT32_MAX = (1 << 31) - 1
@@ -34,7 +34,7 @@ _MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
 
 
 def widen_here(parts: Sequence[RowBlock], x: WideRows, y: WideRows) -> None:
-    """Widen rows into x and y on the CPU, straight from the frames that they came in.
+    """Widen rows into x and y on the CPU, directly from the received frames.
 
     parts: B rows in all.  x, y: [B, T].
     """
@@ -48,20 +48,20 @@ def widen_here(parts: Sequence[RowBlock], x: WideRows, y: WideRows) -> None:
 
 
 def require_tokens_fit(parts: Sequence[RowBlock], *dtypes: torch.dtype) -> None:
-    """Raise InvalidRequest if a token of 4 bytes does not fit an int32 among dtypes."""
+    """Raise InvalidRequest if a 4-byte token does not fit int32 and dtypes contains it."""
     if torch.int32 not in dtypes or narrow_dtype(parts).itemsize < 4:
         return
     largest = max(int(part.tokens.max()) for part in parts)
     if largest > _INT32_MAX:
         raise InvalidRequest(
-            "x_dtype", f"token {largest} does not fit torch.int32, only torch.int64"
+            "x_dtype", f"token {largest} does not fit torch.int32; pass torch.int64"
         )
 
 
 def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Widen rows into x and y, all on one device.
 
-    narrow: int16 or int32 [B, T + 1], tokens as they are served.  x, y: [B, T], int64 or int32.
+    narrow: int16 or int32 [B, T + 1], the served tokens.  x, y: [B, T], int64 or int32.
     """
     for wide, tokens in ((x, narrow[:, :-1]), (y, narrow[:, 1:])):
         wide.copy_(tokens)
@@ -70,13 +70,13 @@ def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def narrow_dtype(parts: Sequence[RowBlock]) -> torch.dtype:
-    """Return the narrowest type that rows can be joined in, part after part."""
+    """Return the narrowest type that holds the rows of all parts."""
     return NARROW[max(part.tokens.itemsize for part in parts)]
 
 
 def join_into(parts: Sequence[RowBlock], narrow: torch.Tensor) -> None:
-    """Copy rows, part after part, into a signed tensor [B, T + 1] in host memory, at least as wide
-    as their `narrow_dtype`.
+    """Concatenate rows into a signed tensor [B, T + 1] in host memory, at least as wide as their
+    `narrow_dtype`.
     """
     unsigned = narrow.numpy().view(_UNSIGNED[narrow.itemsize])
     np.concatenate([part.tokens for part in parts], out=unsigned)
@@ -85,14 +85,14 @@ def join_into(parts: Sequence[RowBlock], narrow: torch.Tensor) -> None:
 def require_fits(
     name: str, tensor: torch.Tensor, shape: tuple[int, int], device: torch.device
 ) -> None:
-    """Raise InvalidRequest unless tensor can take half a batch: its shape, type and device."""
+    """Raise InvalidRequest unless shape, type and device of a tensor fit x or y of a batch."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidRequest(name, f"is no tensor but {type(tensor).__name__}")
+        raise InvalidRequest(name, f"is {type(tensor).__name__}, not a tensor")
     if tuple(tensor.shape) != shape:
-        raise InvalidRequest(name, f"has shape {tuple(tensor.shape)}, and a batch {shape}")
+        raise InvalidRequest(name, f"has shape {tuple(tensor.shape)}, but a batch has {shape}")
     if tensor.dtype not in WIDE_NUMPY:
-        raise InvalidRequest(name, f"is {tensor.dtype}; tokens fit torch.int64 and torch.int32")
+        raise InvalidRequest(name, f"is {tensor.dtype}; pass torch.int64 or torch.int32")
     if not tensor.is_contiguous():
-        raise InvalidRequest(name, "is not contiguous, so a batch cannot be written into it")
+        raise InvalidRequest(name, "is not contiguous; pass a contiguous tensor")
     if tensor.device != device:
-        raise InvalidRequest(name, f"is on {tensor.device}, and the batches go to {device}")
+        raise InvalidRequest(name, f"is on {tensor.device}, but the feed's device is {device}")

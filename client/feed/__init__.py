@@ -1,1 +1,1 @@
-"""What a feed is besides its rows: position, epochs, saved state, ranks."""
+"""Position, epochs, saved state and ranks of a feed."""

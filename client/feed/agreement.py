@@ -1,9 +1,9 @@
-"""Whether all ranks of a process group read the same corpus: else they train on different data, and
-nobody notices.
+"""Checks that all ranks of a process group read the same corpus, or they would silently train on
+different data.
 
-A collective would say so, but a feed is read lazily, and a collective that only some ranks enter
-waits for ever. The key-value store by which the ranks found each other waits for nobody: the first
-rank writes its fingerprint, and all others compare.
+A collective is not used: a feed is read lazily, and a collective that only some ranks enter waits
+for ever. Instead the ranks use the key-value store of the process group, without waiting for each
+other: the first rank writes its fingerprint, and all others compare.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 _STORE_SECONDS = 3.0
 _MADE: dict[str, Iterator[int]] = {}
-"""How many feeds of a kind were made in this process. Ranks run one program, so that the third of a
-kind is the third one everywhere.
+"""Number of feeds with equal arguments made in this process. Ranks run the same program, so the
+third such feed of one rank is the third of every rank.
 """
 
 
 class RankAgreement:
-    """What one feed and its twins on the other ranks agree about."""
+    """Compares the corpus of one feed with those of its counterparts on other ranks."""
 
     def __init__(self, store: Callable[[], Any], key: str, rank: int) -> None:
         """Remember where to compare; does no I/O.
 
         store: returns a torch.distributed.Store that all ranks share.  key: of this feed, the same
-        on all ranks and no other feed's.  rank: data-parallel, to be named by.
+        on all ranks and different for each feed.  rank: data-parallel, for messages.
         """
         self._store = store
         self._key = key
         self._rank = rank
 
     def require_same(self, dataset: str, fingerprint: bytes) -> None:
-        """Compare the corpus with that of the rank that came first, from any thread.
+        """Compare the corpus with that of the first rank that called this, from any thread.
 
-        Waits for no other rank: it is one exchange with the store, behind whatever else this
-        process asks the store just then. Where the store cannot be asked, or does not answer in
-        3 s, the log says so, and nothing is compared.
-        dataset: its name, as served: feeds of others are not compared.  fingerprint: 32 bytes.
+        Does not wait for other ranks: one exchange with the store, queued behind other requests of
+        this process to the store. If the store is unavailable or does not answer within 3 s,
+        nothing is compared, and this is logged.
+        dataset: its name, as served; different datasets are not compared.  fingerprint: 32 bytes.
         Raises: StreamMismatch, naming both ranks and both fingerprints.
         """
         own = fingerprint.hex()
         key = f"{self._key}/{dataset}"
         outcome: Outcome[bytes] = Outcome()
-        # In a thread of its own: the store has no timeout, and whoever has it may be stopped.
+        # In a separate thread: the store has no timeout, and its host may have stopped.
         exchange = partial(self._exchange, key, f"{self._rank} {own}")
         start_thread(partial(outcome.run, exchange), "tokenfeed-compare")
         first, problem = None, f"no answer within {_STORE_SECONDS:.0f} s"
@@ -66,7 +66,7 @@ class RankAgreement:
             problem = error.problem
         if first is None:
             _LOG.warning(
-                "rank=%d cannot compare its corpus with other ranks: %s", self._rank, problem
+                "cannot compare the corpus with other ranks rank=%d reason=%s", self._rank, problem
             )
             return
         first_rank, _, its = first.decode().partition(" ")
@@ -74,14 +74,14 @@ class RankAgreement:
             raise StreamMismatch(
                 "fingerprint",
                 f"rank {self._rank} reads corpus {own}, and rank {first_rank} reads {its}. Give "
-                "all ranks servers of the same files; fingerprint= says which corpus it has to "
-                "be. Ranks that make their feeds in another order look like this too",
+                "all ranks servers of the same files; fingerprint= selects the corpus. The same "
+                "error occurs if ranks create their feeds in different orders",
             )
 
     def _exchange(self, key: str, own: str) -> bytes:
-        """Return what the first rank has set.  Raises: Unreachable if the store cannot be asked."""
+        """Return what the first rank wrote.  Raises: Unreachable if the store is unavailable."""
         try:
-            # An empty expected value: set where there is none yet. Returns what is there then.
+            # An empty expected value: writes if the key is unset. Returns the value after that.
             first: bytes = self._store().compare_set(key, "", own)
             return first
         except (RuntimeError, ValueError, AttributeError) as error:
@@ -91,30 +91,29 @@ class RankAgreement:
 def rank_agreement(
     ranks: DataParallel, request: StreamRequest, targets: Targets
 ) -> RankAgreement | None:
-    """Return how a feed's ranks compare their corpora; None where there is one rank, or no process
-    group.
+    """Return the comparison for a feed; None if there is one rank, or no process group.
 
-    targets: of the feed. They tell feeds apart whose coordinates were given by hand, since nobody
-    knows then which ranks belong together.
+    targets: of the feed. If the coordinates were given as arguments, it is unknown which ranks
+    belong together; then ranks with the same targets compare.
 
-    To be called once for each feed, in the order in which they are made: feeds of equal arguments
-    are told apart by their number.
+    Call it once for each feed, in the order of creation: feeds with equal arguments are
+    distinguished by their number.
     """
     if ranks.world_size == 1 or not (ranks.members or has_process_group()):
         return None
     together = ranks.members or (ranks.world_size, targets)
     feed = repr((request.spec.plain(), request.position.batch_size, together))
-    # setdefault and next are one step each, so that threads may make feeds.
+    # setdefault and next are atomic, so several threads may create feeds.
     number = next(_MADE.setdefault(feed, itertools.count()))
     digest = hashlib.sha256(f"{feed} {number}".encode()).hexdigest()
     return RankAgreement(_default_store, f"tokenfeed/corpus/{digest}", ranks.rank)
 
 
 def _default_store() -> Any:
-    """Return the store that init_process_group was given or made.  Raises: ValueError once the
-    process group is gone.
+    """Return the store of init_process_group.  Raises: ValueError after the process group was
+    destroyed.
     """
     from torch.distributed import distributed_c10d
 
-    # Torch 2.3, the lowest allowed, has no public way; later ones keep this one too.
+    # Torch 2.3, the lowest supported version, has no public API; later ones keep this one.
     return distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""One pass over consecutive batches: a source of rows and the delivery of what it hands out."""
+"""One pass over consecutive batches: a source of rows and their transfer to the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .streamed_dataset import StreamedDataset
 
 
 class BatchReader:
-    """Hands out the batches of a source in order, which begins to receive when this is made."""
+    """Returns the batches of a source in order. Construction starts the prefetch."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class BatchReader:
         rows: RowSource,
         transfer: DeviceTransfer,
     ) -> None:
-        """Begin to receive ahead.  rows: what the request asks for, of dataset, not started yet."""
+        """Start the prefetch.  rows: those of the request, from dataset; not started yet."""
         self._transfer = transfer
         self._stride = request.position.stride
         self._request = request
@@ -29,22 +29,21 @@ class BatchReader:
         self._spec: StreamParts | None = None
         self._rows = rows
         self.sample = request.position.first_sample
-        """Of row 0 of rank 0 in the batch that comes next."""
+        """Sample of row 0 of rank 0 in the next batch."""
         rows.start(owner=self)
 
     @property
     def spec(self) -> StreamParts:
-        """Which stream the batches are of. Waits for nobody once there was one."""
+        """The stream of the batches. Does not wait once there was a batch."""
         if self._spec is None:
             self._spec = self._request.spec.parts(self._dataset.await_described().fingerprint)
         return self._spec
 
     def next(self, out: Batch | None = None) -> Batch | None:
-        """Return the next batch, in out where that is given; None at the end, or once the feed is
-        closed. Waits.
+        """Return the next batch, in out if given; None at the end, or after close. Waits.
 
-        Raises: InvalidRequest in a fork; what ended the stream.
-        After any exception the reader is of no more use: nobody knows how far it came.
+        Raises: InvalidRequest in a fork; the error that ended the stream.
+        Do not use the reader after an exception: its position is then undefined.
         """
         self._dataset.require_own_process()
         if self._dataset.closed:
@@ -55,6 +54,6 @@ class BatchReader:
         return batch
 
     def close(self) -> None:
-        """End the thread. May be called twice; a reader that is let go of is closed too."""
+        """End the thread. May be called twice. Garbage collection also closes a reader."""
         if not self._dataset.forked:
             self._rows.close()

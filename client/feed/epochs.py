@@ -24,14 +24,14 @@ Tail = Literal["drop", "wrap", "pad"]
 TAILS: tuple[str, ...] = get_args(Tail)
 
 PADDING = -100
-"""The target that torch's cross_entropy leaves out (its ignore_index)."""
+"""The target that torch's cross_entropy ignores (its ignore_index)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """Which samples an epoch's batches hold. Pure arithmetic.
+    """The samples of an epoch's batches. Pure arithmetic.
 
-    windows: in an epoch, at least 0.  position: its batch size and ranks are meant.  epoch: at
+    windows: per epoch, at least 0.  position: only its batch size and ranks are used.  epoch: at
     least 0.
     """
 
@@ -51,18 +51,18 @@ class EpochPlan:
         return self.first_sample + self.windows
 
     def batch_count(self, first_sample: int) -> int:
-        """Return the batches of each rank from a sample of this epoch on."""
+        """Return the number of batches per rank from a sample of this epoch on."""
         left, stride = max(0, self.end_sample - first_sample), self.position.stride
         return left // stride if self.tail == "drop" else -(-left // stride)
 
     def dropped_count(self, first_sample: int) -> int:
-        """Return the samples that no rank gets."""
+        """Return the number of samples that no rank gets."""
         left = max(0, self.end_sample - first_sample)
         return left % self.position.stride if self.tail == "drop" else 0
 
     def batch_end_sample(self, first_sample: int) -> int:
-        """Return where the samples end, of all ranks, that the batch at a sample hands out: rows
-        that are padding are of no sample.
+        """Return the end of the samples of all ranks in the batch at a sample, without padded
+        rows.
         """
         end_sample = first_sample + self.position.stride
         return min(end_sample, self.end_sample) if self.tail == "pad" else end_sample
@@ -75,10 +75,10 @@ class EpochPlan:
 
 
 class Epoch(IterableDataset[Batch]):
-    """A sized iterable over one epoch; each `for` starts it anew.
+    """A sized iterable over one epoch; each `for` starts at its beginning.
 
-    Only the first `for` after the feed was put within this epoch, by a loaded state, `skip` or
-    `start_sample`, goes on from there instead.
+    Only the first `for` after a loaded state, `skip` or `start_sample` has set a position within
+    this epoch continues from there.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class Epoch(IterableDataset[Batch]):
         tail: Tail,
         world_size: int,
     ) -> None:
-        """Remember what is to be read; does no I/O.
+        """Remember what to read; does no I/O.
 
-        cursor: of the feed that it is an epoch of.  make_plan: asks the server for the number of
-        windows.  open_reader: begins to read so many batches from a sample on.  world_size: ranks
-        that share the epoch.
-        Raises: InvalidRequest if tail is none.
+        cursor: of the feed.  make_plan: asks the server for the number of windows.  open_reader:
+        starts to read, given a first sample and a number of batches.  world_size: ranks that share
+        the epoch.
+        Raises: InvalidRequest if tail is unknown.
         """
         if tail not in TAILS:
-            raise InvalidRequest("tail", f"{tail!r} is none of {', '.join(TAILS)}")
+            raise InvalidRequest("tail", f"{tail!r} is not one of {', '.join(TAILS)}")
         self._cursor = cursor
         self._make_plan = make_plan
         self._open_reader = open_reader
@@ -107,14 +107,14 @@ class Epoch(IterableDataset[Batch]):
         self._world_size = world_size
 
     def __len__(self) -> int:
-        """Return the batches of the whole epoch, the same number on every rank."""
+        """Return the number of batches of the whole epoch, the same on every rank."""
         plan = self._make_plan(self._epoch, self._tail)
         return plan.batch_count(plan.first_sample)
 
     def __iter__(self) -> Iterator[Batch]:
         """Return an iterator over its batches.
 
-        Raises: InvalidRequest for a loader that would make other batches of these.
+        Raises: InvalidRequest for a loader that would turn these batches into others.
         """
         require_own_batches(self._world_size)
         return self._batches()
@@ -122,21 +122,23 @@ class Epoch(IterableDataset[Batch]):
     def _batches(self) -> Iterator[Batch]:
         plan, cursor = self._make_plan(self._epoch, self._tail), self._cursor
         begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
-        if dropped := plan.dropped_count(begin):
-            _LOG.info("epoch=%d drops samples=%d", plan.epoch, dropped)
         batch_count = plan.batch_count(begin)
+        if dropped := plan.dropped_count(begin):
+            # A loop that gets no batch at all would end without a word.
+            level = logging.INFO if batch_count or begin > plan.first_sample else logging.WARNING
+            _LOG.log(level, "epoch drops samples epoch=%d samples=%d", plan.epoch, dropped)
         if batch_count == 0:
             cursor.skip_to(plan.end_sample)
             return
-        moves = cursor.moves
+        generation = cursor.generation
         reader = self._open_reader(begin, batch_count)
         try:
             for index in range(batch_count):
-                if cursor.moves != moves:
+                if cursor.generation != generation:
                     raise InvalidRequest(
                         "epoch",
-                        f"{plan.epoch} was still being read when its feed was moved, by skip, "
-                        "load_state_dict, next or another epoch; begin it anew",
+                        f"{plan.epoch} was still being read when skip, load_state_dict, next or "
+                        "another epoch moved its feed; start the loop again",
                     )
                 first_sample = reader.sample
                 batch = reader.next()
@@ -153,8 +155,8 @@ class Epoch(IterableDataset[Batch]):
                 )
                 yield batch
         except GeneratorExit:
-            # Python lets go of this iterator, and would swallow a Ctrl-C in what runs now. So
-            # nothing does: the reader goes with this frame, which ends it.
+            # Python frees this iterator and would swallow a Ctrl-C in any code that runs here. So
+            # no code runs: the reader is freed with this frame, which closes it.
             raise
         except BaseException:
             reader.close()
@@ -163,6 +165,6 @@ class Epoch(IterableDataset[Batch]):
 
 
 def _pad_targets(y: torch.Tensor, own_rows: int) -> None:
-    """Have a loss leave out the rows that are not of this epoch."""
+    """Make a loss ignore the rows that do not belong to this epoch."""
     if own_rows < len(y):
         y[own_rows:].fill_(PADDING)

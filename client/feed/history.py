@@ -1,11 +1,11 @@
-"""What was handed out: the runs of batches behind a position. Pure.
+"""The history: the runs of batches that were delivered before a position. Pure.
 
-One sample number cannot say what a model saw once somebody skipped, changed the batch size or the
-number of ranks. A history can: all batches of all ranks, in order, in a few lines, since batches
-that continue each other are one run.
+After a skip, or a change of the batch size or of the number of ranks, one sample index cannot tell
+what a model has seen. A history can: all batches of all ranks, in order. It is short, because
+consecutive batches are one run.
 
-Never changed, so that whoever holds one holds a whole one. The run under way is not in it until
-somebody asks (cursor.py): a batch that continues it costs nothing here.
+Immutable, so a reference to it stays consistent. The run in progress is added only on request
+(cursor.py): a batch that continues it costs nothing here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 
 from tokenfeed.stream.spec import StreamParts
 
-# 47 bytes a run as JSON, 93 at most, so below 100 KB in all; `state_dict` then takes 0.25 ms, and a
-# batch that begins a run 9 microseconds. Training in one loop has a handful of runs, in stages some
-# tens; only who reads each epoch by itself, or skips all the time, may come to a thousand. 2 shared
-# cores, 2026-11.
+# 47 bytes per run as JSON, 93 at most, so below 100 KB in all. `state_dict` then takes 0.25 ms, and
+# a batch that begins a run 9 microseconds. Training in one loop has a few runs, in stages some
+# tens. Only a feed that reads each epoch by itself, or skips all the time, may reach a thousand. 2
+# shared cores, 2026-11.
 HISTORY_RUNS_MAX = 1000
-"""Runs that a history keeps; of more, the oldest are left out."""
+"""Maximum number of runs in a history; beyond it the oldest are dropped."""
 
 
 class Run(NamedTuple):
-    """Batches that were handed out one after the other.
+    """Batches that were delivered without a break.
 
-    first_batch: how many batches the history had before, in [0, 2^63).  first_sample: of row 0 of
-    rank 0 in the first of them, in [0, 2^63).  end_sample: in (first_sample, 2^63]; it may lie
-    within the last batch, whose rows from there on were padding.  batch_size: rows per rank and
-    batch.  world_size: ranks; all of their rows are meant.  spec: which stream they are of.
+    first_batch: number of batches before this run, in [0, 2^63).  first_sample: of row 0 of rank 0
+    in its first batch, in [0, 2^63).  end_sample: in (first_sample, 2^63]; it may lie within the
+    last batch, whose rows from there on were padding.  batch_size: rows per rank and batch.
+    world_size: number of ranks; the run has the rows of all of them.  spec: its stream.
     """
 
     first_batch: int
@@ -41,16 +41,16 @@ class Run(NamedTuple):
 
     @property
     def end_batch(self) -> int:
-        """How many batches the history has with this run."""
+        """Number of batches up to the end of this run."""
         sample_count = self.end_sample - self.first_sample
         return self.first_batch + -(-sample_count // (self.batch_size * self.world_size))
 
 
 class History(NamedTuple):
-    """All that was handed out, as far as it is known; the empty one knows of nothing.
+    """All batches that are known to have been delivered; possibly empty.
 
     earlier: the runs before the last one, at most HISTORY_RUNS_MAX - 1.  last: the run that the
-    next batch may continue; None where nothing was handed out.
+    next batch may continue; None before the first batch.
     """
 
     earlier: tuple[Run, ...] = ()
@@ -63,11 +63,11 @@ class History(NamedTuple):
 
     @property
     def first_batch(self) -> int:
-        """The first batch that is still known: above 0 where the oldest runs were left out."""
+        """The first batch that is still known: above 0 if the oldest runs were dropped."""
         oldest = self.earlier[0] if self.earlier else self.last
         return 0 if oldest is None else oldest.first_batch
 
-    def handed_out(
+    def extended(
         self,
         first_sample: int,
         end_sample: int,
@@ -75,12 +75,12 @@ class History(NamedTuple):
         world_size: int,
         spec: StreamParts,
     ) -> History:
-        """Return the history with one batch more, or several in a row; arguments as of a Run."""
+        """Return the history plus one or more consecutive batches; arguments as of a Run."""
         last = self.last
         if last is None:
             return History((), Run(0, first_sample, end_sample, batch_size, world_size, spec))
         first_batch, begin, end, rows, ranks, of = last
-        # What ends within a batch ends a run: nobody could tell where the next batch began.
+        # A run ends with a partial batch: else the start of the next batch would be unknown.
         if (
             end == first_sample
             and rows == batch_size
@@ -96,15 +96,15 @@ class History(NamedTuple):
 
 
 def history_of(runs: list[Run]) -> History:
-    """Return the history of runs, oldest first; of too many, the newest."""
+    """Return the history of runs, oldest first; of too many, it keeps the newest."""
     return History(tuple(runs[-HISTORY_RUNS_MAX:-1]), runs[-1]) if runs else History()
 
 
 def as_dicts(history: History) -> list[dict[str, Any]]:
     """Return the runs as dicts of plain values, each with the parts of its stream."""
-    found = []
+    dicts = []
     for run in history.runs:
         values = run._asdict()
         spec = values.pop("spec")
-        found.append(values | asdict(spec))
-    return found
+        dicts.append(values | asdict(spec))
+    return dicts

@@ -1,6 +1,6 @@
 """Arguments, torch.distributed or the environment -> data-parallel rank and world size.
 
-Data-parallel: the ranks of one tensor-, pipeline- or context-parallel group have to pass the same
+The ranks of one tensor-, pipeline- or context-parallel group have to pass the same data-parallel
 coordinates, and then get identical bytes. With the global rank they would silently train on
 different data.
 """
@@ -27,10 +27,10 @@ _LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """Which data-parallel rank of how many this is, and who said so.
+    """Data-parallel coordinates and their source.
 
     rank: in [0, world_size).  source: as the log names it.  members: the global ranks of the
-    process group that said so, in its order; none where none did.
+    process group they come from, in its order; empty if they come from another source.
     """
 
     rank: int
@@ -49,35 +49,37 @@ def data_parallel(
     and WORLD_SIZE; 0 of 1.
 
     Raises: InvalidRequest if only one of the two is known, if this process is not in the group, or
-    if a launcher started several processes and none says which this is.
+    if a launcher started several processes and no source has this one's rank.
     """
     if group is not None and (rank is not None or world_size is not None):
-        raise InvalidRequest("group", "is given together with rank= or world_size=; give one")
+        raise InvalidRequest(
+            "group", "is given together with rank= or world_size=; pass only one of them"
+        )
     if rank is not None or world_size is not None:
-        found = DataParallel(*_both("rank=", rank, "world_size=", world_size), "arguments")
+        ranks = DataParallel(*_both("rank=", rank, "world_size=", world_size), "arguments")
     elif group is not None:
-        found = _in_group(group)
+        ranks = _in_group(group)
     elif (distributed := _torch_distributed()) is not None:
-        found = distributed
+        ranks = distributed
     elif "RANK" in environment or "WORLD_SIZE" in environment:
-        found = _launched(environment)
+        ranks = _launched(environment)
     else:
         _require_single_process(environment)
-        found = DataParallel(0, 1, "default")
+        ranks = DataParallel(0, 1, "default")
     _LOG.info(
-        "data-parallel rank=%d world_size=%d from=%s", found.rank, found.world_size, found.source
+        "data-parallel rank=%d world_size=%d from=%s", ranks.rank, ranks.world_size, ranks.source
     )
-    return found
+    return ranks
 
 
 def _in_group(group: Group) -> DataParallel:
-    """Return this process' coordinates in a ProcessGroup or a DeviceMesh."""
+    """Return the coordinates of this process in a ProcessGroup or a DeviceMesh."""
     import torch.distributed as dist
 
     if hasattr(group, "get_group") and group.ndim != 1:
         raise InvalidRequest(
             "group",
-            f"is a mesh with {group.ndim} dimensions; pass the data-parallel one, "
+            f"is a mesh with {group.ndim} dimensions; pass only the data-parallel one, "
             'such as mesh["dp"]',
         )
     try:
@@ -86,18 +88,18 @@ def _in_group(group: Group) -> DataParallel:
         rank = dist.get_rank(group)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise InvalidRequest(
-            "group", f"{group!r} is no initialized ProcessGroup or DeviceMesh: {error}"
+            "group", f"{group!r} is not an initialized ProcessGroup or DeviceMesh: {error}"
         ) from error
     if rank < 0:
-        raise InvalidRequest("group", "does not hold this process; pass the group that it is in")
+        raise InvalidRequest(
+            "group", "does not contain this process; pass the group that it belongs to"
+        )
     members = tuple(dist.get_process_group_ranks(group))
     return DataParallel(rank, dist.get_world_size(group), "group", members)
 
 
 def _torch_distributed() -> DataParallel | None:
-    """Return torch.distributed's coordinates if it is initialized; who never imported it has
-    not.
-    """
+    """Return the coordinates of torch.distributed, None if it is not initialized."""
     if not has_process_group():
         return None
     import torch.distributed as dist
@@ -107,13 +109,13 @@ def _torch_distributed() -> DataParallel | None:
 
 
 def has_process_group() -> bool:
-    """Return whether torch.distributed is initialized; who never imported it has not."""
+    """Return whether torch.distributed is initialized; does not import it."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _launched(environment: Mapping[str, str]) -> DataParallel:
-    """Return the coordinates of RANK and WORLD_SIZE, by whose names errors call them."""
+    """Return the coordinates of RANK and WORLD_SIZE; errors name these variables."""
     rank, world_size = _both(
         "RANK", _integer("RANK", environment), "WORLD_SIZE", _integer("WORLD_SIZE", environment)
     )
@@ -139,7 +141,7 @@ def _integer(name: str, environment: Mapping[str, str]) -> int | None:
     if not value:
         return None
     if not (value.isascii() and value.removeprefix("-").isdecimal()):
-        raise InvalidRequest(name, f"{value!r} is no integer")
+        raise InvalidRequest(name, f"{value!r} is not an integer")
     return int(value)
 
 
@@ -148,6 +150,6 @@ def _require_single_process(environment: Mapping[str, str]) -> None:
         if (_integer(name, environment) or 1) > 1:
             raise InvalidRequest(
                 "rank",
-                f"{name} is {environment[name]}, but nothing says which of them this is; "
+                f"is unknown: {name} is {environment[name]}, so there are several processes; "
                 "pass rank= and world_size=",
             )

@@ -1,18 +1,18 @@
-"""What a saved position is: plain values, versioned, and checked before they are trusted.
+"""Saved positions: plain values, versioned, and checked before they are used.
 
-Pure. A state says which stream it belongs to by the parts of the identity: by the hash alone it
-could not say what differs. It carries the history of what was handed out before.
+Pure. A state names its stream by the parts of the identity: the hash alone would not show what
+differs. It contains the history of the batches that were delivered before.
 
-    version         2; one of version 1 ends with the fingerprint
-    sample          the next one of row 0 of rank 0
-    order, seed, context_length, fingerprint        of the stream that the sample is of
-    history_from    the first batch that the history knows: above 0 where the oldest were left out
+    version         2; a state of version 1 ends with the fingerprint
+    sample          the next sample of row 0 of rank 0
+    order, seed, context_length, fingerprint        the stream of that sample
+    history_from    the first batch of the history: above 0 if the oldest runs were dropped
     history         a list of runs, each a list of six integers: first batch, first sample, end
                     sample, batch size, world size, and the index of its stream in specs
     specs           a list of streams, each a list: order, seed, context length, fingerprint
 
-Lists of lists, and all keys always: torch.distributed.checkpoint takes lists that hold dicts apart,
-and would not load a state with another number of runs than that of the feed which loads it.
+All keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists that
+contain dicts, and would then refuse a state whose number of runs differs from the loading feed's.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ STATE_VERSION = 2
 
 PARTS = tuple(field.name for field in fields(StreamParts))
 MID_EPOCH = "mid_epoch"
-"""A permission that is no part of a stream: to change the context length in the middle of an epoch
+"""Not a part of a stream, but a permission to change the context length in the middle of an epoch
 (client/feed/rescale.py).
 """
-
 
 _NOTHING = History()
 _HISTORY = ("history_from", "history", "specs")
@@ -49,13 +48,13 @@ _RUN_RANGES = {
     "batch_size": (1, BATCH_SIZE_MAX + 1),
     "world_size": (1, WORLD_SIZE_MAX + 1),
 }
-"""The integers of a run but the last one, each in [first, end)."""
+"""The integers of a run, except the last, each in [first, end)."""
 
 
 def write_state(sample: int, parts: StreamParts, history: History = _NOTHING) -> dict[str, Any]:
-    """Return a position as what JSON, torch.save and torch.distributed.checkpoint take.
+    """Return a position as plain values for JSON, torch.save and torch.distributed.checkpoint.
 
-    sample: the next one of row 0 of rank 0, in [0, 2^63].  history: what was handed out before it.
+    sample: the next sample of row 0 of rank 0, in [0, 2^63].  history: before that sample.
     """
     runs: list[list[int]] = []
     indices: dict[StreamParts, int] = {}
@@ -73,19 +72,21 @@ def write_state(sample: int, parts: StreamParts, history: History = _NOTHING) ->
 
 
 def read_state(state: Any) -> tuple[int, StreamParts]:
-    """Return the sample and the stream of a state.  Raises: InvalidRequest if it is none."""
+    """Return the sample and the stream of a state.  Raises: InvalidRequest if it is not valid."""
     if not isinstance(state, dict):
-        raise InvalidRequest("state", f"is no dict but {type(state).__name__}")
+        raise InvalidRequest(
+            "state", f"is {type(state).__name__}, not a dict; pass what state_dict() returned"
+        )
     version = state.get("version")
     if type(version) is not int or not 1 <= version <= STATE_VERSION:
         is_later = type(version) is int and version > STATE_VERSION
-        cure = "; a later tokenfeed wrote it, so update this one" if is_later else ""
+        cure = "; a later release wrote it, so upgrade tokenfeed" if is_later else ""
         raise InvalidRequest(
             "state",
-            f"has version {shown(version)}, and this client reads 1 to {STATE_VERSION}{cure}",
+            f"has version {shown(version)}, but this client reads 1 to {STATE_VERSION}{cure}",
         )
-    wanted = ("sample", *PARTS, *(_HISTORY if version > 1 else ()))
-    missing = [name for name in wanted if name not in state]
+    required = ("sample", *PARTS, *(_HISTORY if version > 1 else ()))
+    missing = [name for name in required if name not in state]
     if missing:
         raise InvalidRequest("state", f"lacks {', '.join(missing)}")
     sample = _number("state.sample", state["sample"], 0, SAMPLE_END + 1)
@@ -93,15 +94,13 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
 
 
 def read_history(state: dict[str, Any]) -> History:
-    """Return what was handed out before a state that `read_state` takes; nothing is known of one of
-    version 1.
+    """Return the history of a state that `read_state` accepts; empty for version 1.
 
-    Raises: InvalidRequest, naming what is damaged: a history that names wrong rows is worse than
-    none.
+    Raises: InvalidRequest, naming the damaged place: a wrong history is worse than none.
     """
     if state["version"] == 1:
         _LOG.info(
-            "a state of version 1 has no history: batch 0 is now the one at sample=%d",
+            "state of version 1 has no history, the batch at its sample is now batch 0 sample=%d",
             state["sample"],
         )
         return History()
@@ -116,19 +115,20 @@ def read_history(state: dict[str, Any]) -> History:
         run = _read_run(name, values, specs)
         if run.first_batch != end_batch:
             raise InvalidRequest(
-                f"{name}.first_batch", f"{run.first_batch} does not follow on {end_batch}"
+                f"{name}.first_batch",
+                f"{run.first_batch} has to be {end_batch}, the end of the run before it",
             )
         end_batch = run.end_batch
         runs.append(run)
     if end_batch and not runs:
-        raise InvalidRequest("state.history", f"is empty, and has to begin with batch {end_batch}")
+        raise InvalidRequest("state.history", f"is empty, but has to begin with batch {end_batch}")
     return history_of(runs)
 
 
 def _read_run(name: str, values: Any, specs: list[StreamParts]) -> Run:
-    """Return a run.  Raises: InvalidRequest, naming the number."""
+    """Return a run.  Raises: InvalidRequest, naming the wrong value."""
     if len(_list(name, values)) != len(Run._fields):
-        raise InvalidRequest(name, f"has {len(values)} values, and not {len(Run._fields)}")
+        raise InvalidRequest(name, f"has {len(values)} values, not {len(Run._fields)}")
     numbers = {
         field: _number(f"{name}.{field}", value, first, end)
         for (field, (first, end)), value in zip(_RUN_RANGES.items(), values, strict=False)
@@ -136,15 +136,15 @@ def _read_run(name: str, values: Any, specs: list[StreamParts]) -> Run:
     if numbers["end_sample"] <= numbers["first_sample"]:
         raise InvalidRequest(
             f"{name}.end_sample",
-            f"{numbers['end_sample']} is not above first_sample, {numbers['first_sample']}",
+            f"{numbers['end_sample']} is not above first_sample {numbers['first_sample']}",
         )
     return Run(**numbers, spec=specs[_number(f"{name}.spec", values[-1], 0, len(specs))])
 
 
 def _read_spec(name: str, values: Any) -> StreamParts:
-    """Return which stream a run is of.  Raises: InvalidRequest."""
+    """Return the stream of a run.  Raises: InvalidRequest."""
     if len(_list(name, values)) != len(PARTS):
-        raise InvalidRequest(name, f"has {len(values)} values, and not {len(PARTS)}")
+        raise InvalidRequest(name, f"has {len(values)} values, not {len(PARTS)}")
     order, seed, context_length, fingerprint = values
     if not text(f"{name}.order", order):
         raise InvalidRequest(f"{name}.order", "is empty")
@@ -159,44 +159,44 @@ def _read_spec(name: str, values: Any) -> StreamParts:
 
 
 def _list(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
-    """Return a list; a tuple will do.  Raises: InvalidRequest."""
+    """Return a list or tuple unchanged.  Raises: InvalidRequest for other types."""
     if not isinstance(values, (list, tuple)):
-        raise InvalidRequest(name, f"is no list but {type(values).__name__}")
+        raise InvalidRequest(name, f"is {type(values).__name__}, not a list")
     return values
 
 
 def _number(name: str, value: Any, first: int, end: int) -> int:
     """Return an integer in [first, end).  Raises: InvalidRequest."""
     if isinstance(value, bool):
-        raise InvalidRequest(name, f"{value} is no integer")
+        raise InvalidRequest(name, f"{value} is not an integer")
     number = integer(name, value)
     require_range(name, number, first, end)
     return number
 
 
 def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
-    """Compare the stream that a state belongs to with one's own.
+    """Compare the stream of a state with the feed's own.
 
-    allow: parts that may differ, and MID_EPOCH.  Raises: StreamMismatch,
-    naming what differs; InvalidRequest if allow names no part.
+    allow: parts that may differ, and MID_EPOCH.  Raises: StreamMismatch, naming what differs;
+    InvalidRequest if allow contains anything else.
     """
     known = (*PARTS, MID_EPOCH)
     is_collection = isinstance(allow, (tuple, list, set, frozenset))
     if not is_collection or not all(part in known for part in allow):
-        raise InvalidRequest("allow", f"{shown(allow)} is no collection of {', '.join(known)}")
+        raise InvalidRequest("allow", f"{shown(allow)} is not a collection of {', '.join(known)}")
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now and name not in allow:
             raise StreamMismatch(
                 name,
-                f"the state was saved with {before}, and this stream has {now}: its samples are "
-                f"others. allow=({name!r},) resumes all the same",
+                f"the state was saved with {before}, but this stream has {now}, so its samples "
+                f"differ. Pass allow=({name!r},) to resume anyway",
             )
 
 
 def log_differences(saved: StreamParts, own: StreamParts) -> None:
-    """Say in what the stream that is resumed is another one."""
+    """Log how the resumed stream differs from the saved one."""
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now:
-            _LOG.warning("resumed on another stream: %s was %s, is %s", name, before, now)
+            _LOG.warning("resumed on another stream part=%s saved=%s now=%s", name, before, now)

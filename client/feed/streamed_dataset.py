@@ -1,4 +1,4 @@
-"""What a feed reads from: a dataset on servers far away, or in files here."""
+"""The interface of a dataset that a feed reads: on remote servers, or in local files."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from ..stats import Counters
 
 
 class StreamedDataset(Protocol):
-    """A dataset that streams of rows are read from."""
+    """A dataset that provides streams of rows."""
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether `close` was called."""
 
     @property
     def forked(self) -> bool:
-        """Whether this is the copy that a fork made of one in use."""
+        """Whether this is a fork's copy of a dataset that was in use."""
 
     def require_own_process(self) -> None:
-        """Raise InvalidRequest in the copy that a fork made of one in use."""
+        """Raise InvalidRequest in a fork's copy of a dataset that was in use."""
 
     def await_described(self) -> pb.Dataset:
-        """Return what is known of it, waiting for that.  Raises: TokenfeedError."""
+        """Return the description of the dataset; waits for it.  Raises: TokenfeedError."""
 
     def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the rows of an order, those of an epoch where it has them.
+        """Return the number of rows of an order; per epoch if it has epochs.
 
-        context_length: another one than the streams have.  Raises: TokenfeedError.
+        context_length: if it differs from that of the streams.  Raises: TokenfeedError.
         """
 
     def open_rows(
         self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
     ) -> RowSource:
-        """Return the rows of a stream, which has not begun to receive.
+        """Return the rows of a stream, which does not receive before `start`.
 
-        prefetch_bytes: room for what is received ahead.  counters: where it counts.
+        prefetch_bytes: memory for prefetched rows.  counters: are updated by the stream.
         """
 
     def end_with(self, owner: object) -> None:
-        """Close it when an object is let go of."""
+        """Close the dataset when an object is garbage-collected."""
 
     def close(self) -> None:
-        """End all that reads from it. May be called twice, from any thread."""
+        """End all streams of it. May be called twice, from any thread."""

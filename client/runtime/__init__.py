@@ -1,1 +1,1 @@
-"""Threads, how they end, and how they wake each other. Knows nothing of servers."""
+"""Threads: how they start, end and wake each other. Knows nothing of servers."""

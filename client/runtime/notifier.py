@@ -1,6 +1,4 @@
-"""Wakes one thread. Holds no lock that a Ctrl-C could leave behind, and may be rung by a signal
-handler.
-"""
+"""Wakes one thread. Holds no lock that a Ctrl-C could leave locked; a signal handler may notify."""
 
 from __future__ import annotations
 
@@ -10,44 +8,44 @@ import weakref
 from collections.abc import Callable
 
 RECHECK_SECONDS = 0.1
-"""For how long a thread that a signal may interrupt waits at the most before it looks by itself. A
-signal that comes just before a wait begins does not end it: CPython 3.11 may have 0.1 ms in between
-to hand the GIL over. And a ring may have woken somebody else who waits.
+"""How long a thread that a signal may interrupt waits at most before it checks again. A signal just
+before a wait begins does not end the wait: CPython 3.11 may hand over the GIL for 0.1 ms in
+between. A notification may also have woken another waiter.
 """
 
 
 class Notifier:
-    """One thread waits, others ring. A ring that nobody waits for wakes the next one who does, so
-    look again at what was waited for.
+    """One thread waits, others notify. A notification without a waiter wakes the next one at once,
+    so a waiter has to check its condition again.
     """
 
     def __init__(self) -> None:
-        """Nobody has rung."""
-        # Of all of Python's ways to wake a thread, only this one may be used by a signal handler
-        # that interrupts itself (queue.SimpleQueue, "put is reentrant").
-        self._rings: queue.SimpleQueue[object] = queue.SimpleQueue()
+        """Begin without a notification."""
+        # Python's only way to wake a thread from a signal handler that may interrupt itself
+        # (queue.SimpleQueue, "put is reentrant").
+        self._permits: queue.SimpleQueue[object] = queue.SimpleQueue()
 
     def notify(self) -> None:
-        """Wake whoever waits, or the next one."""
-        self._rings.put(None)
+        """Wake the waiting thread, or the next one that waits."""
+        self._permits.put(None)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until somebody rings, or for so long."""
+        """Wait for a notification, at most this long."""
         try:
-            self._rings.get(timeout=seconds)
+            self._permits.get(timeout=seconds)
         except queue.Empty:
             pass
 
     def wait_until(self, is_done: Callable[[], bool], seconds: float) -> bool:
-        """Wait until something is done, or for so long, and return whether it is."""
+        """Wait until is_done returns True, at most this long.  Returns: its last result."""
         end = time.monotonic() + seconds
         while not is_done() and (left := end - time.monotonic()) > 0:
             self.wait(min(left, RECHECK_SECONDS))
         return is_done()
 
     def follow(self, owner: object) -> weakref.ref[object]:
-        """Return a reference to an object, the end of which rings too.
+        """Return a weak reference to an object. The end of the object notifies.
 
-        The callback is C: in one that is Python, Python swallows a Ctrl-C.
+        The callback is C: Python would swallow a Ctrl-C in a callback written in Python.
         """
-        return weakref.ref(owner, self._rings.put)
+        return weakref.ref(owner, self._permits.put)

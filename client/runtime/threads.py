@@ -1,10 +1,10 @@
-"""Threads that no signal interrupts, for a consumer that one may.
+"""Threads that no signal interrupts, for a consumer that a signal may interrupt.
 
-A signal handler runs in the main thread, between any two instructions of Python. A Ctrl-C there can
-leave a lock of code that is written in Python held for good: threading.Condition and what is made
-of it (Event, Thread.start), and with it every lock of grpc/_channel.py. So the consumer's thread
-takes no such lock. It wakes threads by a Bell, which is C; what takes locks runs in threads started
-here, of which none is ever the main one.
+A signal handler runs in the main thread, between any two Python instructions. A Ctrl-C there can
+leave a lock of Python code locked for ever: threading.Condition and what is built on it (Event,
+Thread.start), and so every lock of grpc/_channel.py. The consumer's thread therefore takes no such
+lock. It wakes threads by a Notifier, which is C. Code that takes locks runs in threads started
+here, and none of them is the main thread.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Result = TypeVar("Result")
 
 
 def start_thread(target: Callable[[], object], name: str) -> None:
-    """Start a daemon thread.  Raises: RuntimeError if there can be no more of them.
+    """Start a daemon thread.  Raises: RuntimeError if no more threads can start.
 
-    Thread.start waits under a lock of Python's own until the thread has begun, so a thread does
-    that too. Nobody joins it: have target say when it is done.
+    Thread.start waits under a Python lock until the thread runs, so a raw thread calls it. The
+    thread cannot be joined: target has to report its own end.
     """
     _thread.start_new_thread(_start, (target, name))
 
@@ -41,52 +41,52 @@ def _start(target: Callable[[], object], name: str) -> None:
     try:
         thread.start()
     except RuntimeError:
-        target()  # there was room for this thread, and for no other
+        target()  # there was room for this thread, but not for a second one
 
 
 class Outcome(Generic[Result]):
-    """What a function returns or raises, in whatever thread it runs."""
+    """The result or the exception of a function that another thread runs."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
-        self._came: queue.SimpleQueue[Callable[[], Result]] = queue.SimpleQueue()
+        """Begin without a result."""
+        self._results: queue.SimpleQueue[Callable[[], Result]] = queue.SimpleQueue()
 
     def run(self, function: Callable[[], Result]) -> None:
-        """Call a function, and keep what becomes of it."""
+        """Call a function and keep its result or exception."""
         try:
             result = function()
         except BaseException as error:  # noqa: BLE001 - raised by `wait`, whatever it is
-            self._came.put(partial(_throw, handed_over(error)))
+            self._results.put(partial(_throw, detach_error(error)))
         else:
-            self._came.put(lambda: result)
+            self._results.put(lambda: result)
 
-    def wait(self, look: Callable[[], object] = lambda: None) -> Result:
-        """Return what the function returned, once it has; for one waiter.
+    def wait(self, check: Callable[[], object] = lambda: None) -> Result:
+        """Wait for the function's result and return it; for one waiter.
 
-        look: called every LOOK_SECONDS; what it raises ends the wait.
+        check: called every RECHECK_SECONDS; an exception from it ends the wait.
         Raises: what the function raised, and KeyboardInterrupt meanwhile.
         """
-        while (come := self._get(RECHECK_SECONDS)) is None:
-            look()
-        return come()
+        while (get_result := self._get(RECHECK_SECONDS)) is None:
+            check()
+        return get_result()
 
     def wait_for(self, seconds: float) -> Result | None:
-        """As `wait`, but return None after so long; for a thread that no signal interrupts."""
-        come = self._get(seconds)
-        return None if come is None else come()
+        """Like `wait`, but return None after a timeout; for a thread that no signal interrupts."""
+        get_result = self._get(seconds)
+        return None if get_result is None else get_result()
 
     def _get(self, seconds: float) -> Callable[[], Result] | None:
         try:
-            return self._came.get(timeout=seconds)
+            return self._results.get(timeout=seconds)
         except queue.Empty:
             return None
 
 
-def without_frames(error: Error) -> Error:
-    """Return an error without the frames that it, and what it came from, came through.
+def without_traceback(error: Error) -> Error:
+    """Return an error without its traceback and those of its context.
 
-    They hold calls and connections, and the error: whoever is the last to let go of it, or the
-    garbage collector in any thread, would end gRPC's objects there.
+    Traceback frames hold calls, connections and the error itself. The thread that drops the last
+    reference, or runs the garbage collector, would destroy gRPC's objects there.
     """
     link: BaseException | None = error
     while link is not None:
@@ -95,13 +95,11 @@ def without_frames(error: Error) -> Error:
     return error
 
 
-def handed_over(error: BaseException) -> BaseException:
-    """Return an error for another thread to raise; the log has the frames of one that nobody
-    foresaw.
-    """
+def detach_error(error: BaseException) -> BaseException:
+    """Return an error for another thread to raise; logs the traceback of an unexpected one."""
     if not isinstance(error, TokenfeedError):
-        _LOG.error("failed thread=%s", threading.current_thread().name, exc_info=error)
-    return without_frames(error)
+        _LOG.error("thread failed name=%s", threading.current_thread().name, exc_info=error)
+    return without_traceback(error)
 
 
 def _throw(error: BaseException) -> NoReturn:

@@ -1,1 +1,1 @@
-"""Rows in order, whatever happens to servers. Knows nothing of torch."""
+"""Rows in order, through failovers and reconnects. Knows nothing of torch."""

@@ -1,7 +1,7 @@
-"""One dataset on one server, or on several that stand in for each other.
+"""One dataset on one server, or on several replicas.
 
-Whatever asks servers runs in threads that no signal interrupts: a consumer's thread waits for what
-they find (threads.py).
+All requests run in threads that no signal interrupts. A consumer's thread waits for their results
+(threads.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tokenfeed.wire.request import Expected, StreamRequest
 
 from ..runtime.notifier import Notifier
 from ..runtime.supervisor import Supervisor, Task
-from ..runtime.threads import Outcome, start_thread, without_frames
+from ..runtime.threads import Outcome, start_thread, without_traceback
 from ..transport.channel import Channel, DescribeCall
 from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from ..transport.replicas import Replica, ReplicaSet, Targets
@@ -43,18 +43,18 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 Result = TypeVar("Result")
 Ask = Callable[[float, set[DescribeCall]], Result]
-"""Asks servers, with so many seconds for it; the set holds the calls that are waited for."""
+"""Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
 
 
 class Agreement(Protocol):
-    """What the ranks of a feed have in common."""
+    """A comparison between the ranks of a feed."""
 
     def require_same(self, dataset: str, fingerprint: bytes) -> None:
         """Compare the corpus with that of other ranks.  Raises: StreamMismatch."""
 
 
 class DatasetClient:
-    """Where streams of one dataset come from. They all share its connections."""
+    """The source of all streams of one dataset. They share its connections."""
 
     def __init__(
         self,
@@ -67,16 +67,16 @@ class DatasetClient:
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
     ) -> None:
-        """Remember where to ask; does no I/O.
+        """Remember the servers; does no I/O.
 
-        targets: as for Replicas.  request: what streams are of; they differ from it by their place
-        alone. Its rank says which server they ask first, modulo their number, and stands in the
-        log.  timeouts: as for Tour.
-        credentials: used as they are, without the environment.  client_name: by which servers' logs
-        name this client; "" is none.
-        fingerprint: that the corpus has to have; None believes the first server that answers, and
-        then agreement, which compares what ranks believe.
-        Raises: InvalidRequest if a target is no address.
+        targets: as for ReplicaSet.  request: template of all streams, which differ from it only by
+        their position. Its rank selects the first server, modulo their number, and appears in the
+        log.  timeouts: as for Failover.
+        credentials: used as they are, without the environment.  client_name: name of this client in
+        server logs; "" is none.
+        fingerprint: of the required corpus; None accepts that of the first server that answers, and
+        agreement then compares it between ranks.
+        Raises: InvalidRequest if a target is not an address.
         """
         self._targets = targets
         self._credentials = credentials
@@ -91,36 +91,36 @@ class DatasetClient:
         self._connect()
 
     def _connect(self) -> None:
-        """Make all that has a lock, or a thread: none of that is kept where one does not end."""
+        """Create all locks and threads: none is reused after a task that did not end."""
         self._replicas = ReplicaSet(self._targets, self._credentials)
         self._supervisor = Supervisor(self._replicas.close)
         if self._owner is not None and (owner := self._owner()) is not None:
             self._supervisor.end_with(owner)
         # Never taken by a thread that a signal may interrupt.
-        self._surveying = threading.Lock()
+        self._describe_lock = threading.Lock()
         self._accepted: weakref.WeakSet[Channel] = weakref.WeakSet()
 
     def end_with(self, owner: object) -> None:
-        """Close it when an object is let go of."""
+        """Close this client when an object is garbage-collected."""
         self._owner = weakref.ref(owner)
         self._supervisor.end_with(owner)
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether `close` was called."""
         return self._supervisor.closed
 
     @property
     def forked(self) -> bool:
-        """Whether this is the copy that a fork made of one in use: its connections and threads
-        stayed with the parent.
+        """Whether this is a fork's copy of a client that was in use: its connections and threads
+        exist only in the parent.
         """
         return self._process not in (0, os.getpid())
 
     def failover(self, awaited_since: Callable[[], float | None]) -> Failover:
-        """Return in which order the servers are asked, and how patiently, from now on.
+        """Return a new Failover over the servers.
 
-        awaited_since: as for Tour.
+        awaited_since: as for Failover.
         """
         return Failover(
             self._replicas,
@@ -131,19 +131,18 @@ class DatasetClient:
 
     @contextmanager
     def connected(
-        self, replica: Replica, timeout_seconds: float, asked: set[DescribeCall]
+        self, replica: Replica, timeout_seconds: float, open_calls: set[DescribeCall]
     ) -> Iterator[Channel]:
-        """Lend the connection to a server, once it has said that it serves the same corpus as the
-        others.
+        """Lend the connection to a server, after a check that it serves the same corpus.
 
-        asked: holds the calls that are waited for, so that another thread can cancel them.
-        Raises: ServerUnavailable; StreamMismatch, naming it; RequestError.
+        open_calls: holds the calls in progress, so that another thread can cancel them.
+        Raises: ServerUnavailable; StreamMismatch, naming the server; RequestError.
         """
-        reference = self.described(timeout_seconds, asked)
+        reference = self.described(timeout_seconds, open_calls)
         try:
             with replica.connected() as channel:
                 if channel not in self._accepted:
-                    answer = self._ask(channel, self._own_length, timeout_seconds, asked)
+                    answer = self._describe(channel, self._own_length, timeout_seconds, open_calls)
                     self._require_usable(replica, answer, reference)
                     self._learn_digest(answer.datasets[0])
                     self._accepted.add(channel)
@@ -151,36 +150,36 @@ class DatasetClient:
         except InvalidRequest as error:
             if error.subject not in CREDENTIAL_FIELDS:
                 raise
-            # They were good before: somebody is renewing them.
+            # They were valid before: a renewal may be in progress.
             raise Unreachable(replica.address, str(error)) from None
         except NotATokenfeedServer as error:
             if not replica.has_served:
                 raise
-            # It is one: this is what a proxy says while the server behind it is replaced.
+            # It has sent rows before: a proxy answers like this while its server is replaced.
             raise Unreachable(replica.address, str(error)) from None
 
-    def described(self, timeout_seconds: float, asked: set[DescribeCall]) -> pb.Dataset:
-        """Return what the servers say of the dataset: fingerprint, tokens, rows of each order.
+    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> pb.Dataset:
+        """Return the description of the dataset: fingerprint, tokens, rows of each order.
 
-        Asks all of them, once, from whatever thread comes first; the first in order that answers is
-        believed, unless it is known which corpus it has to be.
-        Raises: ServerUnavailable, RequestError where none answers; StreamMismatch where none has
-        that corpus; InvalidRequest where several datasets are served and none was named, or once it
-        is closed.
+        The first thread that calls this asks all servers, once. Without a required corpus, that of
+        the first server in order that answers is accepted.
+        Raises: ServerUnavailable or RequestError if none answers; StreamMismatch if none has the
+        required corpus; InvalidRequest if servers have several datasets and none was named, or
+        after `close`.
         """
-        with self._surveying:
+        with self._describe_lock:
             if self._described is None:
                 if self.closed:
                     raise _closed_unused()
-                described = self._survey(self._own_length, timeout_seconds, asked)
+                described = self._describe_all(self._own_length, timeout_seconds, open_calls)
                 if self._agreement is not None and self._fingerprint is None:
                     self._agreement.require_same(described.name, described.fingerprint)
                 self._described = described
             return self._described
 
-    def expected(self, timeout_seconds: float, asked: set[DescribeCall]) -> Expected:
-        """As `described`, but return what a request says of it."""
-        described = self.described(timeout_seconds, asked)
+    def expected(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Expected:
+        """Like `described`, but return the expectation that a request contains."""
+        described = self.described(timeout_seconds, open_calls)
         spec = self._request.spec
         return Expected(
             spec.identity([described.fingerprint]),
@@ -190,79 +189,77 @@ class DatasetClient:
         )
 
     def await_described(self) -> pb.Dataset:
-        """As `described`, but wait for servers that are away; for a consumer's thread.  Raises:
+        """Like `described`, but wait for unavailable servers; for a consumer's thread.  Raises:
         RequestError, CorpusError; Unreachable after reconnect_seconds.
         """
         return self._described or self._await(self.described)
 
     def _await(self, ask: Ask[Result]) -> Result:
-        """Return what servers answer, as soon as there is one that does.
+        """Return the result of ask; retries until a server answers.
 
-        ask: asks all of them.  Raises: as `await_described`.
+        ask: asks all servers.  Raises: like `await_described`.
         """
         self.require_own_process()
-        return _Question(self, ask).answer()
+        return _DescribeTask(self, ask).result()
 
     def begin_use(self) -> Supervisor:
-        """Return what looks after tasks of this process, and of no fork of it."""
+        """Mark this client as used by this process, and return its supervisor."""
         self._process = os.getpid()
         return self._supervisor
 
-    def leave_behind(self, task: Task) -> None:
-        """Have nothing more to do with a task that does not end, nor with its connections: the next
-        one has its own.
-        """
+    def abandon(self, task: Task) -> None:
+        """Abandon a task that does not end, and its connections. Later tasks use new ones."""
         if not self.closed:
-            _LOG.warning("left a connection behind: what was cancelled on it does not end")
-            left = self._supervisor
+            _LOG.warning("connection abandoned, a cancelled call on it does not end")
+            abandoned = self._supervisor
             self._connect()
-            left.retire(task)
+            abandoned.retire(task)
 
     def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the rows of an order, those of an epoch where it has them, waiting as
+        """Return the number of rows of an order, per epoch if it has epochs; waits like
         `await_described`.
 
-        context_length: another one than the request's.
-        Raises: NotFound if servers do not know the order; StreamMismatch if they have another
-        corpus by now; as `await_described`.
+        context_length: if it differs from the request's.
+        Raises: NotFound if the servers do not know the order; StreamMismatch if they now have
+        another corpus; like `await_described`.
         """
         described = self.await_described()
         if context_length is not None:
-            described = self._await(partial(self._survey, context_length))
+            described = self._await(partial(self._describe_all, context_length))
         for counted in described.rows:
             if counted.order == order:
                 return counted.rows
-        raise NotFound("order", f"{order} is not known to the servers of this feed")
+        raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
     def require_own_process(self) -> None:
-        """Raise InvalidRequest in the copy that a fork made of one in use."""
+        """Raise InvalidRequest in a fork's copy of a client that was in use."""
         if self.forked:
             raise InvalidRequest(
                 "RemoteBatches",
-                f"was started in process {self._process} and does not survive its fork "
-                f"{os.getpid()}; make it in the process that uses it",
+                f"was started in process {self._process} and cannot be used in its fork "
+                f"{os.getpid()}; create it in the process that uses it",
             )
 
     def close(self) -> None:
-        """End the connections and all calls on them, also one that nobody answers. May be called
-        twice, from any thread, and by a signal handler.
+        """End the connections and all calls on them, including unanswered ones. May be called
+        twice, from any thread and by a signal handler.
         """
         if self.forked:
             self._supervisor.closed = True
         else:
             self._supervisor.close()
 
-    def _survey(
-        self, context_length: int, timeout_seconds: float, asked: set[DescribeCall]
+    def _describe_all(
+        self, context_length: int, timeout_seconds: float, open_calls: set[DescribeCall]
     ) -> pb.Dataset:
-        """Ask all servers, accept those that have the same corpus, and name the others.
+        """Ask all servers, accept those with the same corpus, and log the others.
 
-        context_length: for which windows are counted.
+        context_length: for the number of windows.
         """
         replicas = self._replicas.known()
         answers = describe_all(
             replicas,
-            lambda channel: self._ask(channel, context_length, timeout_seconds, asked),
+            lambda channel: self._describe(channel, context_length, timeout_seconds, open_calls),
             timeout_seconds,
         )
         reference = self._described
@@ -273,29 +270,29 @@ class DatasetClient:
         for answer in answers:
             try:
                 self._require_usable(answer.replica, answer.described, reference)
-            except RequestError as error:  # noqa: PERF203 - the others may do
-                refused.append(without_frames(error))
+            except RequestError as error:  # noqa: PERF203 - another server may fit
+                refused.append(without_traceback(error))
             else:
                 self._accepted.add(answer.channel)
                 dataset = answer.described.datasets[0]
-                # The first one that knows a digest says which one all others have to have.
+                # The first known digest is required of all others.
                 if found is None or (dataset.digest and not found.digest):
                     found = dataset
-                # What knows no digest does not take the place of what does.
+                # A description without a digest does not replace one with a digest.
                 if reference is None or found.digest or not reference.digest:
                     reference = found
         if found is None:
             if len(answers) == len(replicas):
                 raise refused[0]
-            # One that is away may have it.
+            # A server that is unavailable may have the corpus.
             raise Unreachable(refused[0].subject, refused[0].problem)
         for refusal in refused:
-            _LOG.error("refused %s", refusal)
+            _LOG.error("rejected server reason=%s", refusal)
         self._learn_digest(found)
         return found
 
     def _learn_digest(self, dataset: pb.Dataset) -> None:
-        """Go by its digest from now on, where none was known."""
+        """Store the digest of a dataset, if none was known. Later checks compare it."""
         known = self._described
         if known is not None and dataset.digest and not known.digest:
             learned = pb.Dataset()
@@ -303,27 +300,27 @@ class DatasetClient:
             learned.digest = dataset.digest
             self._described = learned
 
-    def _ask(
+    def _describe(
         self,
         channel: Channel,
         context_length: int,
         timeout_seconds: float,
-        asked: set[DescribeCall],
+        open_calls: set[DescribeCall],
     ) -> pb.DescribeResponse:
         name = self._request.spec.source.dataset
         request = pb.DescribeRequest(dataset=name, context_length=context_length)
         try:
             call = channel.describe(request, timeout_seconds)
         except ValueError:  # the channel was closed meanwhile
-            raise Unreachable(channel.target, "was not asked any more") from None
-        asked.add(call)
+            raise Unreachable(channel.target, "its connection was closed") from None
+        open_calls.add(call)
         try:
             described = call.result(is_first_contact=self._described is None)
         finally:
-            asked.discard(call)
+            open_calls.discard(call)
         if len(described.datasets) != 1:
-            names = listed([one.name for one in described.datasets]) or "there are none"
-            raise InvalidRequest("dataset", f"has to name one of those served: {names}")
+            names = listed([dataset.name for dataset in described.datasets]) or "there are none"
+            raise InvalidRequest("dataset", f"has to name one of the served datasets: {names}")
         return described
 
     def _require_usable(
@@ -336,51 +333,51 @@ class DatasetClient:
         return self._request.spec.context_length
 
 
-class _Question(Generic[Result]):
-    """What a consumer's thread asks servers, and waits for."""
+class _DescribeTask(Generic[Result]):
+    """A request to all servers whose result a consumer's thread waits for."""
 
     def __init__(self, remote: DatasetClient, ask: Ask[Result]) -> None:
         """ask: asks all servers."""
         self._remote = remote
         self._supervisor = remote.begin_use()
         self._ask = ask
-        self._asked: set[DescribeCall] = set()
+        self._open_calls: set[DescribeCall] = set()
         self._outcome: Outcome[Result] = Outcome()
         self._notifier = Notifier()
-        self._given_up = False
+        self._abandoned = False
         self._begun = False
         began = time.monotonic()
         self._failover = remote.failover(lambda: began)
         self.ended = False
 
-    def answer(self) -> Result:
-        """Return the answer; for one waiter.  Raises: what asking raises; InvalidRequest if the
-        feed is closed before there is an answer; Unreachable where nobody comes back from asking.
+    def result(self) -> Result:
+        """Return the result; for one waiter.  Raises: the error of the request; InvalidRequest if
+        the feed is closed before a result; Unreachable if the request hangs.
         """
         try:
             self._supervisor.add(self)
             start_thread(self._run, "tokenfeed-describe")
             return self._outcome.wait(self._require_in_time)
         finally:
-            self._given_up = True
+            self._abandoned = True
             self._supervisor.wake()
 
     def due_seconds(self, now: float) -> float:
-        """Return when to cancel: once nobody waits any more; for the supervisor."""
+        """Return when to cancel: when the result is not needed any more; for the supervisor."""
         if not self._is_over():
             return math.inf
         if not self._begun:
-            self.ended = True  # its thread never began, or finds that it is over
+            self.ended = True  # its thread never ran, or will end at once
         self._notifier.notify()
         return 0.0
 
     def cancel(self) -> None:
-        """Cancel all that is under way; for the supervisor."""
-        for call in tuple(self._asked):
+        """Cancel all open calls; for the supervisor."""
+        for call in tuple(self._open_calls):
             call.cancel()
 
     def _is_over(self) -> bool:
-        return self._given_up or self._remote.closed
+        return self._abandoned or self._remote.closed
 
     def _run(self) -> None:
         self._begun = True
@@ -394,16 +391,18 @@ class _Question(Generic[Result]):
             raise _closed_unused()
 
     def _ask_all(self) -> Result:
-        answer = self._failover.run(
-            lambda _: self._ask(self._failover.read_seconds, self._asked),
+        result = self._failover.run(
+            lambda _: self._ask(self._failover.read_seconds, self._open_calls),
             pause=self._notifier.wait,
             is_over=self._is_over,
             asks_all=True,
         )
-        if answer is None:
+        if result is None:
             raise _closed_unused()
-        return answer
+        return result
 
 
 def _closed_unused() -> InvalidRequest:
-    return InvalidRequest("RemoteBatches", "is closed, and was never in use before")
+    return InvalidRequest(
+        "RemoteBatches", "is closed, and had no answer from a server before; create a new one"
+    )

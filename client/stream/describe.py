@@ -1,5 +1,5 @@
-"""Asks all servers of a feed at once what they have, so that one with another corpus is named at
-the start and not in an outage.
+"""Sends Describe to all servers of a feed at once, so that a server with another corpus is reported
+at the start and not during an outage.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import partial
 from tokenfeed.errors import ServerUnavailable, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from ..runtime.threads import start_thread, without_frames
+from ..runtime.threads import start_thread, without_traceback
 from ..transport.channel import Channel
 from ..transport.replicas import Replica
 from ..transport.tls_check import TLS_CHECK_SECONDS
 
 _STRAGGLER_SECONDS = 1.0
-"""For how long after the first answer the other servers are waited for, and all of them after they
-should have answered."""
+"""How long to wait for the other servers after the first answer, and for all of them after their
+timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescription:
-    """What a server has, and the connection on which it said so."""
+    """The answer of a server, and the connection that it arrived on."""
 
     replica: Replica
     channel: Channel
@@ -34,34 +34,34 @@ class ReplicaDescription:
 
 def describe_all(
     replicas: Sequence[Replica],
-    ask: Callable[[Channel], pb.DescribeResponse],
+    describe: Callable[[Channel], pb.DescribeResponse],
     timeout_seconds: float,
 ) -> list[ReplicaDescription]:
-    """Return what the servers say, in their order, at least one of them; those that come long after
-    the first one are left out.
+    """Return the servers' answers in the order of replicas, at least one. Servers that answer long
+    after the first one are omitted.
 
-    replicas: at least one.  ask: waits for the answer on a connection, for timeout_seconds; called
-    by several threads.
-    Raises: what one of them raised where none answers; if possible a ServerUnavailable, which may
-    heal.
+    replicas: at least one.  describe: waits for the answer on a connection, for timeout_seconds;
+    called by several threads.
+    Raises: the error of one server if none answers; a ServerUnavailable, if there is one, since a
+    retry may help.
     """
-    came: queue.SimpleQueue[ReplicaDescription | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[ReplicaDescription | BaseException] = queue.SimpleQueue()
 
-    def ask_one(replica: Replica) -> None:
+    def describe_one(replica: Replica) -> None:
         try:
             with replica.connected() as channel:
-                came.put(ReplicaDescription(replica, channel, ask(channel)))
-        except BaseException as error:  # noqa: BLE001 - raised below, where it was asked
-            came.put(without_frames(error))
+                results.put(ReplicaDescription(replica, channel, describe(channel)))
+        except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+            results.put(without_traceback(error))
 
     for replica in replicas:
-        start_thread(partial(ask_one, replica), "tokenfeed-survey")
+        start_thread(partial(describe_one, replica), "tokenfeed-describe-one")
     answers: list[ReplicaDescription] = []
     errors: list[BaseException] = []
     end = time.monotonic() + timeout_seconds + TLS_CHECK_SECONDS + _STRAGGLER_SECONDS
     for _ in replicas:
         try:
-            answer = came.get(timeout=max(0.0, end - time.monotonic()))
+            answer = results.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
         if isinstance(answer, BaseException):
@@ -70,14 +70,14 @@ def describe_all(
             answers.append(answer)
             end = min(end, time.monotonic() + _STRAGGLER_SECONDS)
     if not (answers or errors):
-        raise Unreachable(replicas[0].address, "did not say that it does not answer")
+        raise Unreachable(replicas[0].address, "the Describe call did not end")
     if not answers:
-        raise _one_of(errors)
+        raise _representative(errors)
     return sorted(answers, key=lambda answer: replicas.index(answer.replica))
 
 
-def _one_of(errors: Sequence[BaseException]) -> BaseException:
-    """Return one that stands for all: if possible one that may heal, with what will not."""
+def _representative(errors: Sequence[BaseException]) -> BaseException:
+    """Return one error for all: if possible one that a retry may fix, plus the other reasons."""
     away = [error for error in errors if isinstance(error, ServerUnavailable)]
     if not away or len(away) == len(errors):
         return (away or errors)[0]

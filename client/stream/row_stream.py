@@ -1,9 +1,9 @@
-"""Rows in order, whatever happens to the server.
+"""Rows in order, through failovers and reconnects.
 
-One thread receives: it asks for as many batches as there is room for, sends the next request before
-the call ends, checks every frame and queues its rows. It never stops reading a call for lack of
-room, so no server ever holds back what a paused trainer does not take. After any break it asks for
-exactly what comes after the last row that arrived. The feed's supervisor cancels its calls.
+One thread receives. It requests as many batches as fit into the buffer, sends the next request
+before the current call ends, checks every frame and queues its rows. It always reads a call to its
+end, so a paused trainer never blocks a server. After a break it requests exactly the rows after the
+last one that arrived. The feed's supervisor cancels its calls.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ from tokenfeed.wire.row_block import RowBlock
 from ..runtime.malloc import keep_freed_memory
 from ..runtime.notifier import RECHECK_SECONDS, Notifier
 from ..runtime.supervisor import END_SECONDS
-from ..runtime.threads import handed_over, start_thread, without_frames
+from ..runtime.threads import detach_error, start_thread, without_traceback
 from ..stats import Counters
 from ..transport.channel import Call, Channel, DescribeCall, RpcError, drain_events, error_from_rpc
 from ..transport.replicas import Replica
 from .dataset_client import DatasetClient
 
 PREFETCH_BYTES = 32 << 20
-"""Two calls of 16 frames: one being read, one sent ahead. That ran as fast as a stream without
-end.
-"""
+"""Two calls of 16 frames: one is read, one is requested ahead. As fast as one endless stream."""
 _WATCH_SECONDS = 0.5
 _MESSAGE_BYTES_MAX = 1 << 32
-"""gRPC writes the size of a message as 32 bits, so a longer row never comes."""
+"""gRPC stores the size of a message in 32 bits, so longer rows do not exist."""
 FIRST_PREFETCH_BYTES = 1 << 19
-"""200 streams that begin together have their first batch after 0.7 s if each has 32 MiB under way,
-after 0.4 s so; 2 cores, 2026-11. One alone is as fast from the first tenth of a second.
+"""200 streams that start together get their first batch after 0.7 s if each requests 32 MiB, after
+0.4 s with this limit; 2 cores, 2026-11. A single stream is as fast after a tenth of a second.
 """
 
 
 class RowStream:
-    """The rows of a stream, received in the background and checked."""
+    """The rows of a stream, received and checked in the background."""
 
     def __init__(
         self,
@@ -52,9 +50,9 @@ class RowStream:
     ) -> None:
         """Prepare a stream; no I/O before `start`.
 
-        prefetch_bytes: room for rows asked for and not yet taken, on the assumption of 2 bytes a
-        token; at least two batches. A stream begins with less, and has it all once it has taken as
-        much.
+        prefetch_bytes: buffer for rows that are requested and not yet consumed, at 2 bytes per
+        token; at least two batches. A stream starts with less, and grows to the full size as
+        batches are consumed.
         """
         self._remote = remote
         self._request = request
@@ -63,25 +61,25 @@ class RowStream:
         batch_bytes = 2 * request.spec.row_tokens * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
-        # A long row is one frame, of which nothing is seen before all of it is there.
+        # A long row is one frame, and only complete frames are visible.
         row_bytes = min(4 * request.spec.row_tokens, _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
         self._failover = remote.failover(lambda: self._awaited_since)
 
-        # Used by the receiving thread alone.
-        self._taken_up = False
+        # Used only by the receiving thread.
+        self._is_resuming = False
         self._requested_batch = 0
 
-        # Each changed by one thread alone, and read by the others without a lock: the consumer may
-        # be interrupted anywhere, also by a signal handler that closes this stream. Who waits says
-        # so before it looks for the last time, and only then is its bell rung.
+        # Each is changed by one thread, and read by the others without a lock: the consumer may be
+        # interrupted anywhere, even by a signal handler that closes this stream. A waiting thread
+        # sets its flag before its last check; it is notified only if the flag is set.
         self._queue: deque[RowBlock] = deque()
-        self._first_row = 0  # of the first block in the queue, that is not left behind
+        self._first_row = 0  # of the first block in the queue: its first row that is not consumed
         self._calls: deque[Call] = deque()
-        self._asked: set[DescribeCall] = set()
+        self._describe_calls: set[DescribeCall] = set()
         self._received_row = 0
-        self._taken_row = 0
-        self._moved = 0.0
+        self._consumed_row = 0
+        self._progress_at = 0.0
         self._silent_seconds = 0.0
         self._closed = False
         self._begun = False
@@ -96,11 +94,11 @@ class RowStream:
             Notifier(),
         )
         self.ended = True
-        """Whether no thread receives."""
+        """Whether no thread is receiving."""
 
     def start(self, owner: object | None = None) -> None:
-        """Begin to receive, until closed, or until owner is let go of.  Raises: RuntimeError if
-        there can be no more threads.
+        """Start to receive, until closed or until owner is garbage-collected.  Raises: RuntimeError
+        if no more threads can start.
         """
         keep_freed_memory()
         self._supervisor = self._remote.begin_use()
@@ -111,11 +109,11 @@ class RowStream:
         start_thread(self._run, "tokenfeed-receiver")
 
     def ready(self, row_count: int) -> bool:
-        """Say whether `peek` would return at once with so many rows."""
-        return self._received_row - self._taken_row >= row_count
+        """Return whether `peek` would return this many rows at once."""
+        return self._received_row - self._consumed_row >= row_count
 
     def peek(self, row_count: int) -> list[RowBlock] | None:
-        """As `RowSource.peek`; the parts are those that frames brought."""
+        """Like `RowSource.peek`; each part comes from one frame."""
         if not self._has_answer(row_count):
             self._await_rows(row_count)
         if self._is_closed():
@@ -132,19 +130,19 @@ class RowStream:
         parts = [block[first:]]
         row_count -= left
         while row_count:
-            # By index: the receiving thread may append meanwhile, which ends an iteration.
+            # By index: the receiving thread may append meanwhile, which would break an iterator.
             parts.append(self._queue[len(parts)][:row_count])
             row_count -= len(parts[-1])
         return parts
 
     def consume(self, row_count: int) -> None:
-        """Leave behind rows that `peek` has returned, which makes room for others."""
+        """Remove rows that `peek` has returned, which makes room for others."""
         first = self._first_row + row_count
         while self._queue and first >= (size := len(self._queue[0].tokens)):
             self._queue.popleft()
             first -= size
         self._first_row = first
-        self._taken_row += row_count
+        self._consumed_row += row_count
         if self._room_awaited:
             self._room_awaited = False
             self._receiver_notifier.notify()
@@ -165,8 +163,8 @@ class RowStream:
         self._counters.wait_seconds += time.monotonic() - began
 
     def close(self) -> None:
-        """Stop receiving and end the thread; waits, but not for ever. May be called twice, from any
-        thread, and by a signal handler.
+        """Stop receiving and end the thread, within bounded time. May be called twice, from any
+        thread and by a signal handler.
         """
         self._closed = True
         if self.ended:
@@ -174,80 +172,82 @@ class RowStream:
         self._consumer_notifier.notify()
         self._supervisor.wake()
         if not self._end_notifier.wait_until(lambda: self.ended, END_SECONDS):
-            self._remote.leave_behind(self)
+            self._remote.abandon(self)
 
     def due_seconds(self, now: float) -> float:
-        """Return when to cancel: once calls have brought nothing for too long, or nobody wants
-        them; for the supervisor.
+        """Return when to cancel: after a read timeout, or when the rows are not needed any more;
+        for the supervisor.
         """
         if self._owner is not None and self._owner() is None:
             self._closed = True
         if self._is_closed():
             if not self._begun:
-                self.ended = True  # its thread never began, or finds that it is over
+                self.ended = True  # its thread never ran, or will end at once
             self._consumer_notifier.notify()
             self._receiver_notifier.notify()
             return 0.0
-        patience_seconds = left_seconds = self._patience_seconds()
+        timeout_seconds = left_seconds = self._timeout_seconds()
         if self._calls:
-            left_seconds -= now - self._moved
+            left_seconds -= now - self._progress_at
             if left_seconds <= 0:
-                self._silent_seconds = patience_seconds
-        # Patience may shrink meanwhile.
+                self._silent_seconds = timeout_seconds
+        # The timeout may shrink meanwhile.
         return min(left_seconds, _WATCH_SECONDS)
 
     def cancel(self) -> None:
-        """Cancel all that is under way; for the supervisor."""
+        """Cancel all open calls; for the supervisor."""
         for call in tuple(self._calls):
             call.cancel()
-        for question in tuple(self._asked):
-            question.cancel()
+        for describe_call in tuple(self._describe_calls):
+            describe_call.cancel()
 
     def _run(self) -> None:
         """The receiving thread."""
         self._begun = True
         try:
             self._failover.run(self._attempt, pause=self._pause, is_over=self._is_closed)
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
-            self._error = handed_over(error)
+        except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
+            self._error = detach_error(error)
         self.ended = True
         self._consumer_notifier.notify()
         self._end_notifier.notify()
         self._supervisor.wake()
 
-    def _patience_seconds(self) -> float:
+    def _timeout_seconds(self) -> float:
         return self._failover.read_seconds + self._frame_seconds
 
     def _attempt(self, replica: Replica) -> None:
-        """Receive all rows that are still missing from one server.  Raises: TokenfeedError, what
-        broke it, unless that was `close`.
+        """Receive all missing rows from one server.  Raises: TokenfeedError, the reason of a break,
+        unless it was `close`.
         """
         received_before = self._received_row
-        self._taken_up = received_before > 0
+        self._is_resuming = received_before > 0
         self._silent_seconds = 0.0
-        patience_seconds = self._patience_seconds()
-        with self._remote.connected(replica, patience_seconds, self._asked) as channel:
+        timeout_seconds = self._timeout_seconds()
+        with self._remote.connected(replica, timeout_seconds, self._describe_calls) as channel:
             failure: Exception | None = None
             try:
-                self._receive(channel, self._remote.expected(patience_seconds, self._asked))
+                self._receive(channel, self._remote.expected(timeout_seconds, self._describe_calls))
             except (RpcError, ValueError) as error:
                 failure = self._failure(error, replica)
             finally:
                 replica.has_served |= self._received_row > received_before
                 self._drop_calls()
-            # Not while gRPC's own error is handled, which is the call itself: it must not travel
-            # to the consumer's thread, and be let go of there.
+            # Outside the except block: gRPC's error is the call itself, and as the context of this
+            # one it would be freed in the consumer's thread.
             if failure is not None:
                 raise failure
 
     def _failure(self, error: Exception, replica: Replica) -> Exception | None:
-        """Return what broke a call; None if that was `close`."""
-        without_frames(error)
-        # A call on a channel that was closed meanwhile is a ValueError.
+        """Return the error that broke a call; None if it was `close`."""
+        without_traceback(error)
+        # A call on a channel that was closed meanwhile raises ValueError.
         if self._is_closed():
             return None
         if self._silent_seconds:
-            return Unreachable(replica.address, f"sent nothing for {self._silent_seconds:.1f} s")
+            return Unreachable(
+                replica.address, f"read timeout: sent nothing for {self._silent_seconds:.1f} s"
+            )
         return error_from_rpc(error, replica.address) if isinstance(error, RpcError) else error
 
     def _pause(self, seconds: float) -> None:
@@ -259,8 +259,8 @@ class RowStream:
         return self._closed or self._remote.closed
 
     def _receive(self, channel: Channel, expected: Expected) -> None:
-        """Receive rows with calls that follow each other, one sent ahead, until the end or until
-        one of them breaks.
+        """Receive rows by consecutive calls, one of them requested ahead, until the end or until
+        one breaks.
         """
         self._requested_batch = self._received_row // self._batch_rows
         stream = frame.Stream(
@@ -273,12 +273,12 @@ class RowStream:
             for message in self._calls[0]:
                 rows = frame.decode(message).rows(stream, self._received_row)
                 if self._received_row + len(rows) > self._requested_batch * self._batch_rows:
-                    raise BadFrame("call", "brought more rows than were asked for")
-                self._counters.reconnects += self._taken_up
-                self._taken_up = False
+                    raise BadFrame("call", "the server sent more rows than were requested")
+                self._counters.reconnects += self._is_resuming
+                self._is_resuming = False
                 now = time.monotonic()
-                self._failover.record_progress(now - self._moved)
-                self._moved = now
+                self._failover.record_progress(now - self._progress_at)
+                self._progress_at = now
                 self._queue.append(rows)
                 self._received_row += len(rows)
                 if self._rows_awaited:
@@ -287,11 +287,11 @@ class RowStream:
                 self._send_ahead(channel, expected, wait=False)
             self._calls.popleft()
             if not self._calls and self._received_row < self._requested_batch * self._batch_rows:
-                raise BadFrame("call", "ended before all its rows had arrived")
+                raise BadFrame("call", "the server ended it before all rows had arrived")
 
     def _send_ahead(self, channel: Channel, expected: Expected, *, wait: bool) -> None:
-        """Send requests until two calls are under way, as far as there is room; waits for room only
-        if there is no call at all.  The very first call goes alone.
+        """Send requests until two calls are open, as far as there is room. Waits for room only if
+        no call is open.  The very first call is sent alone.
         """
         while len(self._calls) < (2 if self._received_row else 1):
             batches = min(self._room() // 2, self._request.end_batch - self._requested_batch)
@@ -306,10 +306,10 @@ class RowStream:
             part = self._request.part(first_row, self._requested_batch)
             message = to_message(part, expected, self._remote.client_name)
             if not self._calls:
-                self._moved = time.monotonic()
+                self._progress_at = time.monotonic()
             self._calls.append(channel.get_batch(message))
             if self._closed:
-                # The supervisor may have looked just before.
+                # The supervisor may have checked just before.
                 self.cancel()
 
     def _await_room(self, batches: int) -> None:
@@ -319,20 +319,20 @@ class RowStream:
                 self._receiver_notifier.wait()
 
     def _room(self) -> int:
-        """Return how many batches may be asked for and not yet taken.
+        """Return how many batches may be requested and not yet consumed.
 
-        It grows with what was taken: hundreds of slow trainers that begin together would otherwise
-        ask one server for all their room at once, and wait for each other's.
+        Grows as batches are consumed. Otherwise hundreds of slow trainers that start together would
+        each request a full buffer from one server at once, and delay each other.
         """
-        taken_batches = self._taken_row // self._batch_rows
-        return min(self._room_batches, self._first_room_batches + taken_batches)
+        consumed_batches = self._consumed_row // self._batch_rows
+        return min(self._room_batches, self._first_room_batches + consumed_batches)
 
     def _has_room(self, batches: int) -> bool:
-        """Say whether so many more batches fit. Never needs more than is freed by taking what was
-        received.
+        """Return whether this many more batches fit. Consuming the received rows always frees
+        enough.
         """
-        asked_rows = (self._requested_batch + batches) * self._batch_rows - self._taken_row
-        return asked_rows <= self._room() * self._batch_rows
+        requested_row = (self._requested_batch + batches) * self._batch_rows
+        return requested_row - self._consumed_row <= self._room() * self._batch_rows
 
     def _drop_calls(self) -> None:
         self.cancel()
@@ -341,10 +341,10 @@ class RowStream:
 
 
 class StreamClient(DatasetClient):
-    """A dataset on servers, and the rows of its streams as they send them."""
+    """A dataset on servers that provides the rows of its streams."""
 
     def open_rows(
         self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
     ) -> RowStream:
-        """Return the rows of a stream, which has not begun to receive."""
+        """Return the rows of a stream, which does not receive before `start`."""
         return RowStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)

@@ -1,4 +1,4 @@
-"""Which servers a stream can be read from, by what they say of themselves. Pure."""
+"""Checks by a server's description whether a stream can be read from it. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def require_usable(
     client_name: str,
     reference: pb.Dataset | None,
 ) -> None:
-    """Raise RequestError, naming the server, unless it speaks our contract, takes our requests, and
-    has the corpus that the stream began with.
+    """Raise RequestError, naming the server, unless it speaks this contract, accepts the requests,
+    and has the corpus that the stream began with.
 
-    described: what it says, of one dataset.  reference: None where the stream begins with this one.
-    Compared by the fingerprint of the tokens, and by what else both know: digest, planes.
+    described: its description of one dataset.  reference: None if the stream begins with it.
+    Compares the fingerprint of the tokens, and digest and planes if both sides know them.
     """
     _require_contract(address, described, request.spec.identity_version)
     dataset = described.datasets[0]
@@ -32,20 +32,20 @@ def require_usable(
         raise LimitExceeded(error.subject, f"{error.problem} ({address})") from None
     for kind in request.spec.planes:
         if not plane_fingerprint(dataset, kind):
-            raise StreamMismatch(address, f"has no plane {kind} ({KINDS[kind]}) of this dataset")
+            raise StreamMismatch(address, f"this dataset has no plane {kind} ({KINDS[kind]})")
     if reference is None:
         return
     _require_same(address, "fingerprint", dataset.fingerprint, reference.fingerprint)
     if dataset.digest and reference.digest:
         _require_same(address, "digest", dataset.digest, reference.digest)
     for kind in request.spec.planes:
-        # None where the reference is a fingerprint that the caller gave.
+        # Empty if the reference is only a fingerprint given by the user.
         if ours := plane_fingerprint(reference, kind):
             _require_same(address, f"plane {kind}", plane_fingerprint(dataset, kind), ours)
 
 
 def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
-    """Return the fingerprint of a plane that a dataset has; b"" if it has none of that kind."""
+    """Return the fingerprint of a plane of a dataset; b"" if it has no such plane."""
     return next((plane.fingerprint for plane in dataset.planes if plane.kind == kind), b"")
 
 
@@ -57,8 +57,8 @@ def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
 
 
 def _require_contract(address: str, described: pb.DescribeResponse, identity_version: int) -> None:
-    """Raise ContractMismatch unless a server speaks the revision of the contract that we do, and
-    can compare identities of that version.
+    """Raise ContractMismatch unless a server speaks this client's revision of the contract, and
+    compares identities of that version.
     """
     spoken, versions = described.contract_revisions, described.identity_versions
     if CONTRACT_REVISION in spoken:
@@ -67,17 +67,17 @@ def _require_contract(address: str, described: pb.DescribeResponse, identity_ver
         known = ", ".join(map(str, versions)) or "none"
         raise ContractMismatch(
             address,
-            f"compares identities of version {known}, and this stream has one of version "
-            f"{identity_version}: upgrade the {_older(versions, identity_version)}",
+            f"compares identities of version {known}, but this stream has version "
+            f"{identity_version}; upgrade the {_older(versions, identity_version)}",
         )
-    theirs = f"revision {', '.join(map(str, spoken))}" if spoken else "one before revision 2"
+    theirs = f"revision {', '.join(map(str, spoken))}" if spoken else "older than revision 2"
     raise ContractMismatch(
         address,
-        f"speaks another contract, {theirs}, and this client revision {CONTRACT_REVISION}: upgrade "
-        f"the {_older(spoken, CONTRACT_REVISION)}",
+        f"speaks another contract, {theirs}, but this client speaks revision {CONTRACT_REVISION}; "
+        f"upgrade the {_older(spoken, CONTRACT_REVISION)}",
     )
 
 
 def _older(theirs: Iterable[int], ours: int) -> str:
-    """Return who has to be upgraded, by what a server knows and what we need."""
+    """Return which side has to be upgraded, by the server's versions and the client's."""
     return "server" if max(theirs, default=0) < ours else "client"

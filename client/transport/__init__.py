@@ -1,1 +1,1 @@
-"""Addresses, credentials, channels and replicas. The only part of the client that imports grpc."""
+"""Addresses, credentials, channels and replicas. Only this package of the client imports grpc."""

@@ -1,4 +1,4 @@
-"""Addresses of servers as users write them. Text only: nothing is looked up or connected to."""
+"""Server addresses as users write them. Text only: no DNS lookup, no connection."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ UNIX = "unix:"
 
 
 def require_address(target: str) -> None:
-    """Raise InvalidRequest unless target is one: "HOST:PORT", "dns:///HOST:PORT" or "unix:PATH".
+    """Raise InvalidRequest unless target is "HOST:PORT", "dns:///HOST:PORT" or "unix:PATH".
 
-    gRPC takes nearly anything, and would wait for it, or connect to port 34463 where 99999 is
-    meant.
+    gRPC accepts nearly any text and would wait for it. For port 99999 it would use port 34463.
     """
     if not isinstance(target, str) or not target.isprintable() or not target.isascii():
-        raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
+        raise InvalidRequest("target", f"{target!r} is not an address; write HOST:PORT")
     if target.startswith(UNIX):
         if len(target) == len(UNIX):
             raise InvalidRequest("target", f"{target!r} names no path; write unix:PATH")
@@ -27,13 +26,13 @@ def require_address(target: str) -> None:
         host = host.removeprefix(kind)
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
     if not bare or any(sign in bare for sign in "/, []@"):
-        raise InvalidRequest("target", f"{target!r} is no address; write HOST:PORT")
+        raise InvalidRequest("target", f"{target!r} is not an address; write HOST:PORT")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; write HOST:PORT")
 
 
 def host_and_port(target: str) -> tuple[str, int]:
-    """Return where a target that is no Unix socket leads."""
+    """Return host and port of a target that is not a Unix socket."""
     for kind in (DNS, "ipv4:", "ipv6:"):
         target = target.removeprefix(kind)
     host, _, port = target.rpartition(":")
@@ -41,7 +40,7 @@ def host_and_port(target: str) -> tuple[str, int]:
 
 
 def is_local(target: str) -> bool:
-    """Say whether what is sent to a target stays on this machine."""
+    """Return whether a target is on this machine."""
     if target.startswith(UNIX):
         return True
     host, _ = host_and_port(target)

@@ -1,6 +1,6 @@
-"""The way to a server: channel options, and the two calls of the contract as bytes -> bytes.
+"""A connection to a server: channel options, and the two calls of the contract as bytes -> bytes.
 
-Responses are not deserialized by grpc: a frame is sliced, not parsed (tokenfeed.frame).
+grpc does not deserialize responses: a frame is sliced, not parsed (tokenfeed/wire/frame.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-# gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; what is
-# worth a line is said by the tour (tour.py). It reads this once, when it is imported, so that the
-# trainer's environment stays as it is.
+# gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; failover.py
+# logs what matters. grpc reads this variable once, at import, so the trainer's environment is
+# restored afterwards.
 _IS_SET = "GRPC_VERBOSITY" in os.environ
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 import grpc
@@ -27,7 +27,7 @@ if not _IS_SET:
 from tokenfeed.errors import Busy, LimitExceeded, TokenfeedError, Unreachable, from_status
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from ..runtime.threads import Outcome, start_thread, without_frames
+from ..runtime.threads import Outcome, start_thread, without_traceback
 from .addresses import UNIX, host_and_port, require_address
 from .credentials import PLAINTEXT, Credentials
 from .tls_check import TLS_CHECK_SECONDS, tls_problem
@@ -38,36 +38,36 @@ RpcError = grpc.RpcError
 _SERVICE = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
 
 _OPTIONS = (
-    # One row may be longer than the default limit of 4 MiB; otherwise no frame is.
+    # A single row may exceed the default limit of 4 MiB; other frames do not.
     ("grpc.max_receive_message_length", -1),
-    # A proxy set for the web would make every feed unreachable.
+    # An HTTP proxy in the environment would make every feed unreachable.
     ("grpc.enable_http_proxy", 0),
-    # The default windows and frames of HTTP/2 are made for small messages: steadier from the first
-    # second.
+    # The default windows and frames of HTTP/2 are made for small messages. With these the rate is
+    # steadier from the first second.
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.lookahead_bytes", 4 << 20),
-    # No thread of grpc's own between the socket and the receiving thread.
+    # No extra thread of grpc between the socket and the receiving thread.
     (ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 _GENERATION = "tokenfeed.generation"
-"""gRPC does not know this option, but connections are only shared where all options agree."""
+"""gRPC ignores this option, but only channels with equal options share a connection."""
 
 
 class Call(Protocol):
-    """A call of GetBatch under way: an iterator of encoded frames."""
+    """An open GetBatch call: an iterator of encoded frames."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Return the frames as they arrive.  Raises: grpc.RpcError while iterating."""
 
     def cancel(self) -> bool:
-        """End the call, from any thread."""
+        """Cancel the call, from any thread."""
 
 
 def drain_events(call: Call) -> None:
-    """Take what a cancelled call of GetBatch still has to say, in the thread that iterated it.
+    """Consume the remaining events of a cancelled GetBatch call, in the thread that iterated it.
 
-    grpcio counts such a call as under way until then, and its connection stays open even once the
-    channel is closed (grpc/grpc#42125). There is no public way; without this one a connection stays
+    Until then grpcio counts the call as open, and its connection stays open even after the channel
+    is closed (grpc/grpc#42125). There is no public API for this. Without it, the connection stays
     until the server ends it, five minutes later.
     """
     take_event = getattr(call, "_consume_next_event", None)
@@ -76,12 +76,12 @@ def drain_events(call: Call) -> None:
 
 
 class DescribeCall:
-    """A call of Describe under way."""
+    """An open Describe call."""
 
     def __init__(
         self, call: grpc.Future[bytes], target: str, require_no_tls_problem: Callable[[], None]
     ) -> None:
-        """Follow a call to target."""
+        """Wrap a call to target."""
         self._call = call
         self._target = target
         self._require_no_tls_problem = require_no_tls_problem
@@ -89,33 +89,33 @@ class DescribeCall:
     def result(self, *, is_first_contact: bool = False) -> pb.DescribeResponse:
         """Wait for the answer.
 
-        is_first_contact: nobody has answered yet, so that credentials may be wrong.
-        Raises: TokenfeedError, as `error_from_rpc`; InvalidRequest where they are, which takes up
-        to TLS_CHECK_SECONDS longer.
+        is_first_contact: no server has answered yet, so the credentials may be wrong.
+        Raises: TokenfeedError, like `error_from_rpc`; InvalidRequest for wrong credentials, whose
+        check takes up to TLS_CHECK_SECONDS longer.
         """
         try:
             return pb.DescribeResponse.FromString(self._call.result())
         except grpc.RpcError as error:
             is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-            failure = error_from_rpc(without_frames(error), self._target)
+            failure = error_from_rpc(without_traceback(error), self._target)
         except grpc.FutureCancelledError:
-            raise Unreachable(self._target, "was not waited for any longer") from None
+            raise Unreachable(self._target, "the call was cancelled") from None
         except DecodeError:
-            raise Unreachable(self._target, "sent no valid DescribeResponse") from None
-        # Not while gRPC's own error is handled, which is the call itself: it must not travel to
-        # the consumer's thread, and be let go of there.
+            raise Unreachable(self._target, "sent an invalid DescribeResponse") from None
+        # Outside the except block: gRPC's error is the call itself, and as the context of this one
+        # it would be freed in the consumer's thread.
         if is_first_contact and is_away:
             self._require_no_tls_problem()
         raise failure
 
     def cancel(self) -> None:
-        """End the call, from any thread."""
+        """Cancel the call, from any thread."""
         self._call.cancel()
 
 
 class Channel:
-    """A connection to one server. Channels of one generation to the same server share one
-    connection of this process.
+    """A connection to one server. In one process, channels of the same generation to the same
+    server share one connection.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Channel:
         credentials: Credentials = PLAINTEXT,
         authority: str | None = None,
     ) -> None:
-        """Remember where to connect; does no network I/O.
+        """Prepare a connection; does no network I/O.
 
-        target: an address as gRPC takes it.  generation: another one is another connection.
-        authority: the name that the server's certificate has to have, where that is not the
-        target's.  Raises: InvalidRequest, where the credentials are of no use.
+        target: an address in gRPC's format.  generation: a new one makes a new connection.
+        authority: the name in the server's certificate, if it differs from the target's.  Raises:
+        InvalidRequest if the credentials cannot be used.
         """
         self.target = target
         self._credentials = credentials
@@ -155,7 +155,7 @@ class Channel:
         )
 
     def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> DescribeCall:
-        """Ask what is served, and return the call; it ends after so many seconds."""
+        """Ask what the server serves, and return the call; it ends after timeout_seconds."""
         call = self._describe.future(
             request.SerializeToString(),
             timeout=timeout_seconds,
@@ -164,20 +164,18 @@ class Channel:
         return DescribeCall(call, self.target, self._require_no_tls_problem)
 
     def close(self) -> None:
-        """Cancel all calls and let go of the connection."""
+        """Cancel all calls and close the connection."""
         self._channel.close()
 
     def _require_no_tls_problem(self) -> None:
-        """Raise InvalidRequest if it is TLS that keeps the two from talking to each other;
-        Unreachable if it may be.
-        """
+        """Raise InvalidRequest if TLS prevents the connection; Unreachable if it possibly does."""
         if self.target.startswith(UNIX):
             return
-        place = host_and_port(self.target)
-        name = self._authority or place[0]
+        address = host_and_port(self.target)
+        name = self._authority or address[0]
         found: Outcome[TokenfeedError | None] = Outcome()
-        check = partial(tls_problem, self.target, place, name, self._credentials)
-        # It asks the system's resolver, which may hang.
+        check = partial(tls_problem, self.target, address, name, self._credentials)
+        # It uses the system's resolver, which may hang.
         start_thread(partial(found.run, check), "tokenfeed-tls-check")
         if (problem := found.wait_for(TLS_CHECK_SECONDS)) is not None:
             raise problem
@@ -186,10 +184,10 @@ class Channel:
 def _open(
     target: str, credentials: Credentials, options: Sequence[tuple[str, Any]]
 ) -> grpc.Channel:
-    """Open a channel; a unix socket is no network, and has no TLS.  Raises: InvalidRequest, its
-    subject one of CREDENTIAL_FIELDS, if a file is missing, cannot be read, or is no PEM.
+    """Open a channel; a Unix socket never uses TLS.  Raises: InvalidRequest, its subject one of
+    CREDENTIAL_FIELDS, if a file is missing, cannot be read, or is not PEM.
     """
-    # A certificate without its key would abort the process: grpcio 1.85.
+    # A certificate without its key would abort the process (grpcio 1.85).
     credentials.require_whole()
     if credentials.tls_ca is None or target.startswith(UNIX):
         return grpc.insecure_channel(target, options)
@@ -198,29 +196,29 @@ def _open(
 
 
 def error_from_rpc(error: grpc.RpcError, target: str) -> TokenfeedError:
-    """Return the exception that a failed call stands for: a ServerUnavailable where asking again,
-    or another server, may help.
+    """Return the exception for a failed call: a ServerUnavailable if a retry, on this or another
+    server, may help.
     """
     status, details = error.code().name, error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if _TOO_LARGE in details:
             return LimitExceeded("request", f"{details} (gRPC's own limit at {target})")
         hint = _retry_hint(error)
-        # A proxy's says none.
+        # That of a proxy has no hint.
         return Busy("server", details) if hint is None else Busy("server", details, hint)
     return from_status(status, details) or Unreachable(target, f"{status}: {details}")
 
 
 _TOO_LARGE = "message larger than max"
-"""What gRPC itself says of a message above a limit, with the same status: it never gets smaller."""
+"""In gRPC's own error for a message above a limit, with the same status: a retry cannot help."""
 
 
 _HINT = re.compile("[0-9]{1,9}")
-"""Up to eleven days in milliseconds: neither Python nor a float takes any number of digits."""
+"""Up to eleven days in milliseconds. The digits are limited: int and float have limits too."""
 
 
 def _retry_hint(error: grpc.RpcError) -> float | None:
-    """Return after how many seconds a server wants to be asked again; None if it does not say."""
+    """Return after how many seconds the server asks to retry; None without such a hint."""
     for entry in error.trailing_metadata() or ():
         if entry.key == "grpc-retry-pushback-ms" and _HINT.fullmatch(str(entry.value)):
             return int(entry.value) / 1000
@@ -236,7 +234,7 @@ def describe(
 ) -> pb.DescribeResponse:
     """Return what the server at target serves, in one call.
 
-    context_length: T for which windows are counted.  Raises: RequestError, Unreachable.
+    context_length: T for the number of windows.  Raises: RequestError, Unreachable.
     """
     require_address(target)
     request = pb.DescribeRequest(context_length=context_length)
@@ -248,7 +246,7 @@ def describe(
         finally:
             channel.close()
 
-    # Not in the thread of the caller, where a Ctrl-C could leave a lock of gRPC's held for good.
+    # Not in the caller's thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
     answer: Outcome[pb.DescribeResponse] = Outcome()
     start_thread(partial(answer.run, ask), "tokenfeed-describe")
     return answer.wait()

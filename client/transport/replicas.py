@@ -1,6 +1,6 @@
-"""The servers that stand in for each other, and the connection to each.
+"""The replicas of a feed, and the connection to each.
 
-One gRPC channel could spread over all of them, but it could neither refuse one nor leave it.
+A single gRPC channel could balance over all servers, but could neither reject one nor leave it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .credentials import PLAINTEXT, Credentials
 from .resolver import TargetResolver
 
 _RESOLVE_SECONDS = 30.0
-"""So old may addresses be when a connection is made."""
+"""Maximum age of a resolved address when a connection is opened."""
 _STRAGGLER_SECONDS = 1.0
-"""For how long other names are waited for when one is resolved, the first time."""
-_LOOK_SECONDS = 0.1
-"""How often a wait looks whether it is over."""
+"""How long to wait for the other names after the first one was resolved, the first time."""
+_POLL_SECONDS = 0.1
+"""How often a wait checks whether it is over."""
 
 Targets = str | Sequence[str]
 
@@ -35,7 +35,7 @@ class Replica:
     def __init__(
         self, address: str, credentials: Credentials, authority: str | None = None
     ) -> None:
-        """Remember an address as gRPC takes it; does no I/O.  authority: as for Channel."""
+        """Remember an address in gRPC's format; does no I/O.  authority: as for Channel."""
         self.address = address
         self._credentials = credentials
         self._authority = authority
@@ -45,14 +45,14 @@ class Replica:
         self._users: dict[Channel, int] = {}
         self._closed = False
         self.has_served = False
-        """Whether rows ever came from it."""
+        """Whether it has ever sent rows."""
 
     @contextmanager
     def connected(self) -> Iterator[Channel]:
-        """Lend the connection, made when it is first needed.
+        """Lend the connection, which is opened on first use.
 
-        Whoever leaves by an exception is the last to get it: the next one is new, so that no fault
-        of this one outlives it.
+        After an exception the connection is not lent again: the next call opens a new one, so a
+        fault of the connection does not persist.
         """
         channel = self._take()
         try:
@@ -92,47 +92,48 @@ class Replica:
             last = not self._users[channel]
             if last:
                 del self._users[channel]
-            unwanted = last and (self._closed or self._channel is not channel)
-        if unwanted:
+            unauthorities = last and (self._closed or self._channel is not channel)
+        if unauthorities:
             channel.close()
 
 
 class ReplicaSet:
-    """All servers of a feed, in the order in which they were named; those of one name by
-    address.
-    """
+    """All servers of a feed, in the order of the targets; those of one name ordered by address."""
 
     def __init__(self, targets: Targets, credentials: Credentials = PLAINTEXT) -> None:
-        """Remember whom to ask; does no I/O.
+        """Remember the targets; does no I/O.
 
-        targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", each address
-        of which is a server of its own.  Raises: InvalidRequest if one is no address.
+        targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", where each
+        address is one server.  Raises: InvalidRequest if one is not an address.
         """
         try:
             targets = [targets] if isinstance(targets, str) else list(targets)
         except TypeError:
-            raise InvalidRequest("target", f"{targets!r} is no address; write HOST:PORT") from None
+            raise InvalidRequest(
+                "target", f"{targets!r} is not an address; write HOST:PORT"
+            ) from None
         if not targets:
             raise InvalidRequest("target", "names no server; write HOST:PORT")
         for target in targets:
             require_address(target)
         self._names = [TargetResolver(target) for target in targets]
         self._credentials = credentials
-        self._lock = threading.RLock()  # for moments only: no name is resolved under it
+        self._lock = threading.RLock()  # held briefly: no name is resolved under it
         self._known: dict[str, Replica] = {}
-        self._others_end = math.inf
+        self._stragglers_end = math.inf
 
     def __str__(self) -> str:
-        """Return them as they were given."""
+        """Return the targets as they were given."""
         return ", ".join(name.target for name in self._names)
 
     def all(self, timeout_seconds: float, is_over: Callable[[], bool]) -> list[Replica]:
-        """Return the servers, at least one. Has names looked up from time to time, and waits for
-        those that were never resolved.
+        """Return the servers, at least one. Resolves names again if they are old, and waits for
+        names that were never resolved.
 
-        is_over: nobody wants the servers any more.  Raises: Unreachable if no name is resolved.
+        is_over: whether the servers are not needed any more.  Raises: Unreachable if no name is
+        resolved.
         """
-        self._look_up(_RESOLVE_SECONDS)
+        self._resolve(_RESOLVE_SECONDS)
         self._await_names(timeout_seconds, is_over)
         if replicas := self.known():
             return replicas
@@ -141,15 +142,17 @@ class ReplicaSet:
     def known(self) -> list[Replica]:
         """Return the servers whose addresses are known so far."""
         with self._lock:
-            # Each name is looked at once: its addresses may change meanwhile.
-            wanted = {address: name.authority for name in self._names for address in name.addresses}
-            for address in wanted.keys() - self._known.keys():
-                self._known[address] = Replica(address, self._credentials, wanted[address])
-            return [self._known[address] for address in wanted]
+            # Each name is read once: its addresses may change meanwhile.
+            authorities = {
+                address: name.authority for name in self._names for address in name.addresses
+            }
+            for address in authorities.keys() - self._known.keys():
+                self._known[address] = Replica(address, self._credentials, authorities[address])
+            return [self._known[address] for address in authorities]
 
     def refresh(self) -> None:
-        """Have names looked up now, in the background."""
-        self._look_up(0.0)
+        """Start to resolve all names now, in the background."""
+        self._resolve(0.0)
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
@@ -158,20 +161,20 @@ class ReplicaSet:
         for replica in replicas:
             replica.close()
 
-    def _look_up(self, age_seconds: float) -> None:
+    def _resolve(self, age_seconds: float) -> None:
         with self._lock:
             for name in self._names:
                 name.resolve(age_seconds=age_seconds)
 
     def _await_names(self, timeout_seconds: float, is_over: Callable[[], bool]) -> None:
-        """Wait until some name is resolved, and the first time a moment longer for the others."""
+        """Wait until a name is resolved, and the first time a moment longer for the others."""
         end = time.monotonic() + timeout_seconds
-        self._others_end = min(self._others_end, time.monotonic() + _STRAGGLER_SECONDS)
+        self._stragglers_end = min(self._stragglers_end, time.monotonic() + _STRAGGLER_SECONDS)
         while not is_over():
             if any(name.addresses for name in self._names):
-                end = min(end, self._others_end)
+                end = min(end, self._stragglers_end)
             missing = [name for name in self._names if name.pending and not name.addresses]
             left_seconds = end - time.monotonic()
             if not missing or left_seconds <= 0:
                 return
-            missing[0].wait(min(left_seconds, _LOOK_SECONDS))
+            missing[0].wait(min(left_seconds, _POLL_SECONDS))

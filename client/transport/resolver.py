@@ -1,7 +1,7 @@
-"""Targets as users write them, and the addresses that they stand for.
+"""Resolves targets, as users write them, to addresses.
 
-A resolver may hang for half a minute, and nothing can make it stop: so a name is looked up by a
-thread of its own, and what it stood for last is kept for when it cannot be resolved.
+The system's resolver may hang for half a minute and cannot be cancelled. So each name is resolved
+in a separate thread, and its last known addresses are kept while it cannot be resolved.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from .addresses import DNS
 
 
 class TargetResolver:
-    """A target, and the addresses that it is known to stand for."""
+    """A target and its last known addresses."""
 
     def __init__(self, target: str) -> None:
         """Remember a target; does no I/O."""
         self.target = target
         host = target.removeprefix(DNS).rpartition(":")[0].strip("[]")
         self.authority = host if target.startswith(DNS) else None
-        """The name that each address has to prove by its certificate; None is that of its own."""
+        """The name in the certificate of each address; None is that of the target itself."""
         self.addresses: list[str] = [] if target.startswith(DNS) else [target]
-        """As gRPC takes them, in an order that is the same on every machine."""
+        """In gRPC's format, in an order that is the same on every machine."""
         self.problem = "is not resolved yet"
-        """Why there are none."""
-        self._looked_up = -math.inf
+        """Why there are no addresses."""
+        self._resolved_at = -math.inf
         self._thread: threading.Thread | None = None
 
     def resolve(self, *, age_seconds: float) -> None:
-        """Begin to look a name up, unless somebody does, or did so less than age_seconds ago."""
+        """Start to resolve the name, unless pending or done less than age_seconds ago."""
         now = time.monotonic()
-        if self.authority is None or self.pending or now - self._looked_up < age_seconds:
+        if self.authority is None or self.pending or now - self._resolved_at < age_seconds:
             return
-        self._looked_up = now
-        # A daemon: the process may end while the resolver hangs.
+        self._resolved_at = now
+        # A daemon thread: the process may end while the resolver hangs.
         self._thread = threading.Thread(
             target=self._resolve, name="tokenfeed-resolver", daemon=True
         )
@@ -44,11 +44,11 @@ class TargetResolver:
 
     @property
     def pending(self) -> bool:
-        """Whether it is being looked up."""
+        """Whether a lookup is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Wait until it was looked up, or for so long."""
+        """Wait for the end of the lookup, at most this long."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -56,11 +56,14 @@ class TargetResolver:
         host, _, port = self.target.removeprefix(DNS).rpartition(":")
         try:
             found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # the latter for a part above 63 letters
+        except (OSError, UnicodeError) as error:  # the latter for a label above 63 characters
             self.problem = f"cannot be resolved: {error}"
             return
         self.addresses = sorted(
-            {_numeric(family, str(place[0]), int(place[1])) for family, _, _, _, place in found}
+            {
+                _numeric(family, str(address[0]), int(address[1]))
+                for family, _, _, _, address in found
+            }
         )
 
 

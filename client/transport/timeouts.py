@@ -1,4 +1,4 @@
-"""How long a feed waits for its servers. Numbers only, checked when they are given."""
+"""The timeouts of a feed: numbers, checked when they are created."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..validation import seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long to wait: for one server, and until some server answers.
+    """Timeouts for one server, and for all servers together.
 
-    read_seconds: how long a server may send nothing of what was asked for before the next one is
-    asked; in (0, a year].
-    reconnect_seconds: how long to wait while no server answers, before Unreachable is raised; in
-    [0, a year], or None, which waits for ever. It runs only while somebody waits for a batch.
+    read_seconds: how long a server may send nothing of what was requested before the client fails
+    over to the next one; in (0, a year].
+    reconnect_seconds: how long no server may answer before Unreachable is raised; in [0, a year],
+    or None for no limit. It runs only while the trainer waits for a batch.
     Raises: InvalidRequest, naming the field.
     """
 
     read_seconds: float = 3.0
-    # Below the 600 s after which NCCL's watchdog ends the ranks that wait for this one: what is
-    # seen then has to be the error that says why.
+    # Below the 600 s after which NCCL's watchdog ends the ranks that wait for this one: the error
+    # with the reason has to come first.
     reconnect_seconds: float | None = 480.0
 
     def __post_init__(self) -> None:

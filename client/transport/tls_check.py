@@ -1,7 +1,7 @@
-"""Why a first connection was never made: what gRPC calls UNAVAILABLE may be a matter of TLS.
+"""Diagnoses a failed first connection: gRPC's UNAVAILABLE may be a TLS problem.
 
-Its words for that differ from version to version, and are those of a server that is away. So the
-handshake is made once more, by Python's own TLS, which says what was wrong.
+gRPC's message differs between versions, and is the same as for a server that is away. So Python's
+own TLS repeats the handshake and reports the problem.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable
 from .credentials import Credentials
 
 TLS_CHECK_SECONDS = 2.0
-"""For all of it; where it takes longer nobody knows more than gRPC has said."""
+"""Timeout of the whole check. If it is exceeded, the error is that of gRPC."""
 _ANSWER_SECONDS = 0.5
-"""How long a server has to say something once the handshake is done: gRPC does so at once."""
+"""Timeout for the first byte after the handshake: gRPC sends it at once."""
 
 
 def tls_problem(
-    target: str, place: tuple[str, int], name: str, credentials: Credentials
+    target: str, address: tuple[str, int], name: str, credentials: Credentials
 ) -> TokenfeedError | None:
-    """Connect to a server, and return what is wrong with TLS; None if nothing is, or nobody says.
+    """Connect to a server and return its TLS problem; None if there is none, or it is unknown.
 
-    target: its address, for the error.  place: its host and port.  name: that its certificate has
-    to have.
-    Returns: InvalidRequest for what waiting does not heal; Unreachable with a hint for what it may.
-    Waits without a limit of its own, as for the system's resolver.
+    target: its address, for the error.  address: its host and port.  name: expected in its
+    certificate.
+    Returns: InvalidRequest if a retry cannot help; Unreachable with a hint if it may.
+    The system's resolver may make it wait without a limit.
     """
     context = _context(credentials)
     if isinstance(context, InvalidRequest):
         return context
     try:
-        with socket.create_connection(place, timeout=TLS_CHECK_SECONDS) as connection:
+        with socket.create_connection(address, timeout=TLS_CHECK_SECONDS) as connection:
             if credentials.tls_ca is None:
                 return _of_plaintext(connection, target, context)
             return _of_tls(connection, target, name, context)
     except (OSError, ValueError):
-        # Nobody there, or nobody who says more (ssl.SSLError); or no name that can be asked for.
+        # No server, no usable alert (ssl.SSLError), or a name that cannot be used in a handshake.
         return None
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext | InvalidRequest:
-    """Return what a connection is protected by, or which file of one's own is of no use."""
+    """Return the TLS context of a connection, or an error for an unusable file of the client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     if credentials.tls_ca is None:
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether it answers counts
+        context.verify_mode = ssl.CERT_NONE  # nothing is sent: only the kind of answer counts
         return context
     try:
         context.load_verify_locations(credentials.tls_ca)
     except OSError as error:
-        return InvalidRequest("tls_ca", f"holds no certificate that can be read ({_reason(error)})")
+        return InvalidRequest("tls_ca", f"contains no readable certificate ({_reason(error)})")
     if credentials.tls_cert is not None:
         try:
-            # One that is encrypted would be asked for at the terminal.
+            # Without a callback, an encrypted key would prompt at the terminal.
             context.load_cert_chain(credentials.tls_cert, credentials.tls_key, password=lambda: "")
         except OSError as error:
             return InvalidRequest(
                 "tls_key",
-                f"is not the key of tls_cert, or cannot be read ({_reason(error)}); both have to "
-                "be PEM, and the key without a passphrase",
+                f"is not the key of tls_cert, or cannot be read ({_reason(error)}); pass two PEM "
+                "files, and a key without a passphrase",
             )
     return context
 
@@ -70,7 +70,7 @@ def _context(credentials: Credentials) -> ssl.SSLContext | InvalidRequest:
 def _of_plaintext(
     connection: socket.socket, server: str, context: ssl.SSLContext
 ) -> TokenfeedError | None:
-    """Return the problem of a server that speaks TLS with a client that does not."""
+    """Return the problem of a plaintext client with a server that speaks TLS."""
     try:
         context.wrap_socket(connection).close()
     except ssl.SSLError as error:
@@ -78,22 +78,22 @@ def _of_plaintext(
             raise
     return InvalidRequest(
         "tls_ca",
-        f"is missing, and {server} speaks TLS; pass the PEM file of the authority that has signed "
-        "its certificate, or set TOKENFEED_TLS_CA",
+        f"is missing, but {server} speaks TLS; pass the PEM file of the authority that signed its "
+        "certificate, or set TOKENFEED_TLS_CA",
     )
 
 
 def _of_tls(
     connection: socket.socket, server: str, name: str, context: ssl.SSLContext
 ) -> TokenfeedError | None:
-    """Return the problem of a server with a client that speaks TLS."""
+    """Return the problem of a TLS client with a server."""
     try:
         protected = context.wrap_socket(connection, server_hostname=name)
     except ssl.SSLCertVerificationError as error:
         return InvalidRequest(
             "tls_ca",
-            f"does not make {server} trusted: {error.verify_message}; "
-            + _CURES.get(error.verify_code, "pass the authority that has signed its certificate"),
+            f"does not verify the certificate of {server}: {error.verify_message}; "
+            + _CURES.get(error.verify_code, "pass the authority that signed its certificate"),
         )
     except ssl.SSLError as error:
         if _is_alert(error):
@@ -101,8 +101,8 @@ def _of_tls(
         if error.reason in _PLAINTEXT:
             return InvalidRequest(
                 "tls_ca",
-                f"is given, and {server} does not speak TLS; leave it out (TOKENFEED_TLS_CA too), "
-                "or start the server with --tls-cert and --tls-key",
+                f"is given, but {server} does not speak TLS; omit it (TOKENFEED_TLS_CA too), or "
+                "start the server with --tls-cert and --tls-key",
             )
         raise
     with protected:
@@ -115,17 +115,17 @@ def _of_tls(
         except OSError as error:
             if _is_alert(error):
                 return _refused(server, error)
-    # So gRPC refuses a certificate under TLS 1.3; and so does a proxy that has no server behind it.
+    # gRPC refuses a certificate like this under TLS 1.3; so does a proxy without a server.
     return Unreachable(
-        server, "hangs up after the TLS handshake; does it ask for a tls_cert, or for another one?"
+        server, "closes the connection after the TLS handshake; it may require another tls_cert"
     )
 
 
 def _refused(server: str, error: OSError) -> InvalidRequest:
     return InvalidRequest(
         "tls_cert",
-        f"is missing, or not one that {server} takes ({_reason(error)}); pass a tls_cert and its "
-        "tls_key that the authority of its --tls-client-ca has signed",
+        f"is missing, or {server} does not accept it ({_reason(error)}); pass a tls_cert with its "
+        "tls_key, signed by the authority of the server's --tls-client-ca",
     )
 
 
@@ -134,14 +134,14 @@ def _reason(error: OSError) -> str:
 
 
 _CURES = {
-    9: "it becomes valid later, by this machine's clock",
-    10: "its operator has to renew it",
-    62: "ask for a name that it was made out to",
-    64: "ask for an address that it was made out to",
+    9: "check this machine's clock",
+    10: "renew the server's certificate",
+    62: "use a target with a name from the certificate",
+    64: "use a target with an address from the certificate",
 }
-"""By OpenSSL's X509_V_ERR codes."""
+"""Cures by OpenSSL's X509_V_ERR codes."""
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL 1.1 to 3 say of an answer that is not TLS."""
+"""OpenSSL 1.1 to 3 report an answer that is not TLS by these reasons."""
 
 
 def _is_alert(error: OSError) -> bool:

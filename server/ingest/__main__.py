@@ -1,4 +1,4 @@
-"""python -m server.ingest: text -> token shards with a manifest, to be served by --data."""
+"""`tokenfeed ingest`: text -> token shards with a manifest, which --data of a server takes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenfeed.commands import program
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 
@@ -26,73 +28,68 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.ingest"),
-        description="Makes token shards of text: parquet, jsonl (plain, .gz, .zst), plain text. "
-        "Run again after a kill, it goes on.",
-        epilog="example: python -m server.ingest pages/*.parquet --out tokens --tokenizer "
+        description="Tokenizes text (parquet, jsonl, jsonl.gz, jsonl.zst, or plain text) into "
+        "token shards. After an interruption, the same command resumes.",
+        epilog="example: tokenfeed ingest pages/*.parquet --out tokens --tokenizer "
         "tokenizer.json --append-token '<|endoftext|>'",
     )
     add = parser.add_argument
-    add("sources", nargs="+", metavar="SOURCE", help="a file, a glob, or a folder")
-    add("--out", required=True, metavar="DIR", help="where the shards go; for --data of the server")
+    number = partial(add, type=int, metavar="N")
+    flag = partial(add, action="store_true")
+    add("sources", nargs="+", metavar="SOURCE", help="file, glob or folder of text")
+    add("--out", required=True, metavar="DIR", help="output folder, for --data of a server")
     add(
         "--tokenizer",
         required=True,
         metavar="PATH",
-        help='a tokenizer.json of Hugging Face, or the word "bytes"',
+        help='tokenizer.json of Hugging Face, or "bytes": each byte of UTF-8 is a token',
     )
-    add("--text-column", metavar="NAME", help="of parquet and jsonl (default: text)")
-    add(
-        "--prompt-column", metavar="NAME", help="with --response-column: only responses are learned"
-    )
-    add("--response-column", metavar="NAME")
-    add("--prepend-token", metavar="TEXT", help="before each document")
-    add("--append-token", metavar="TEXT", help="after each document, such as <|endoftext|>")
-    add(
-        "--parse-special-tokens",
-        action="store_true",
-        help="take special tokens that are written in text for what they stand for, not for text",
+    add("--text-column", metavar="NAME", help="column, or key, of the text (default: text)")
+    add("--prompt-column", metavar="NAME", help="column of prompts, which the loss mask excludes")
+    add("--response-column", metavar="NAME", help="column of the responses to these prompts")
+    add("--prepend-token", metavar="TEXT", help="token to add before each document (default: none)")
+    add("--append-token", metavar="TEXT", help="token to add after each document (default: none)")
+    flag(
+        "--parse-special-tokens", help="parse special tokens in text (default: leave them as text)"
     )
     add(
         "--val-fraction",
         type=float,
         default=0.0,
         metavar="F",
-        help="share of documents, by their hash, that becomes the validation split (default: 0)",
+        help="share of documents in [0, 1), chosen by hash, for the val split (default: 0)",
     )
-    add(
-        "--shuffle-buffer",
-        type=int,
-        default=1,
-        metavar="N",
-        help="permute each N documents before they are written (default: 1, as they come)",
-    )
-    add("--seed", type=int, default=0, help="of that (default: %(default)s)")
-    add(
+    number("--shuffle-buffer", default=1, help="shuffle documents in groups of N (default: 1, off)")
+    add("--seed", type=int, default=0, help="shuffle seed (default: %(default)s)")
+    number(
         "--shard-tokens",
-        type=int,
         default=100_000_000,
-        metavar="N",
-        help="in a shard at most (default: %(default)s)",
+        help="maximum tokens per shard (default: %(default)s)",
     )
-    add("--workers", type=int, metavar="N", help="processes (default: one a core)")
-    add("--executor", choices=("local", "ray"), default="local", help="(default: %(default)s)")
-    add("--strict", action="store_true", help="end at the first thing that cannot be ingested")
-    add("--wait", action="store_true", help="until another ingest into DIR has ended")
+    number("--workers", help="number of processes that encode (default: one per core)")
+    add(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="encode on this machine, or on its Ray cluster (default: %(default)s)",
+    )
+    flag("--strict", help="fail at the first input that cannot be ingested (default: leave it out)")
+    flag("--wait", help="wait while another ingest writes to DIR (default: fail)")
     add("--parent-pid", type=int, metavar="PID", help=argparse.SUPPRESS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ingest.  Returns: 0 when all is made, 1 after an error said in one line, 130 after Ctrl-C or
-    SIGTERM.
+    """Ingest.  Returns: 0 when done, 1 after an error, which is printed in one line, 130 after
+    Ctrl-C or SIGTERM.
     """
     arguments = build_parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
-        # A path need not be text.
+        # A path may have bytes that are not text.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("tokenfeed").setLevel("INFO")
-    # `docker stop` says it so, and the first process of a container is not ended by it.
+    # `docker stop` sends SIGTERM, which by default does not end the first process of a container.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun = time.monotonic()
     try:
@@ -100,10 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TokenfeedError as error:
         return print_error(error)
     except ImportError as error:
-        print(f"error: {error}: pip install pyarrow tokenizers", file=sys.stderr)
+        print(f"error: ingest: {missing(error, 'ingest')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: run the same command again to go on", file=sys.stderr)
+        print("interrupted: run the same command again to resume", file=sys.stderr)
         return 130
     try:
         report(made, arguments.out, tokens, time.monotonic() - begun)
@@ -114,10 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """Do what the command line says.  Returns: the manifest, and how many tokens this run made.
+    """Run the command line.  Returns: the manifest, and the number of tokens of this run.
     Raises: TokenfeedError.
     """
-    # Processes that encode import this module as well, and need nothing of these.
+    # Imported here, because workers import this module too and do not need these.
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
     from .tokenize.executors import end_with_parent, make_executor
 
@@ -128,7 +125,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << 40)
     if arguments.workers is not None:
         require_range("--workers", arguments.workers, 1, 1 << 12)
-    # Who encodes starts while this process learns what to do.
+    # Workers start while this process prepares the job.
     with make_executor(arguments.executor, arguments.workers) as executor:
         return _run(arguments, executor)
 
@@ -162,7 +159,7 @@ def _run(arguments: argparse.Namespace, executor: Executor) -> tuple[dict[str, A
 
 
 def recipe_of(arguments: argparse.Namespace, has_text: bool) -> Any:
-    """Return how documents become tokens.  Raises: InvalidRequest."""
+    """Return the recipe of the command line.  Raises: InvalidRequest."""
     from .tokenize.encoding import Recipe
     from .tokenize.tokenizer import TokenizerFile, load_tokenizer
 
@@ -176,7 +173,7 @@ def recipe_of(arguments: argparse.Namespace, has_text: bool) -> Any:
         text = getattr(arguments, option)
         ids[option] = None if text is None else load_tokenizer(tokenizer_file).token_id(text)
         if text is not None and ids[option] is None:
-            problem = f"{text!r} is no token of {tokenizer_file.name}"
+            problem = f"{text!r} is not a token of {tokenizer_file.name}"
             raise InvalidRequest(f"--{option.replace('_', '-')}", problem)
     columns = columns_of(arguments, has_text)
     return Recipe(
@@ -193,16 +190,22 @@ def columns_of(arguments: argparse.Namespace, has_text: bool) -> tuple[str, ...]
         missing = "--prompt-column" if prompt is None else "--response-column"
         raise InvalidRequest(missing, "is missing: pairs need both columns")
     if arguments.text_column is not None:
-        raise InvalidRequest("--text-column", "cannot stand beside --prompt-column")
+        raise InvalidRequest(
+            "--text-column", "cannot be combined with --prompt-column; omit one of them"
+        )
     if arguments.append_token is None:
-        raise InvalidRequest("--append-token", "is missing: a response has to end with a token")
+        raise InvalidRequest(
+            "--append-token", "is missing: --prompt-column needs a token that ends each response"
+        )
     if has_text:
-        raise InvalidRequest("--prompt-column", "plain text has no columns")
+        raise InvalidRequest(
+            "--prompt-column", "cannot be used with plain text, which has no columns"
+        )
     return prompt, response
 
 
 def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
-    """Print what was made, and what could not be ingested.  tokens: of this run."""
+    """Print what was written, and what could not be ingested.  tokens: of this run."""
     out = single_line(out)
     for name, split in made["splits"].items():
         folder = os.path.join(out, name)
@@ -229,13 +232,13 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
             )
     options = ""
     if len(made["job"]["columns"]) > 1:
-        print("loss masks are not served yet: a server has to ignore them, and prompts are learned")
+        print("loss masks are not served yet: with --ignore-loss-mask, prompts are targets too")
         options = " --ignore-loss-mask"
-    print(f"serve it: python -m server --data {out}{options}")
+    print(f"serve it: tokenfeed serve --data {out}{options}")
 
 
 def _missing_split(made: dict[str, Any]) -> str:
-    """Return a line about the split that was asked for and got no document; "" if there is none."""
+    """Return a line about a requested split that got no document; "" if there is none."""
     fraction = made["job"]["val_fraction"]
     if not fraction or len(made["splits"]) > 1:
         return ""

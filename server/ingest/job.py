@@ -1,4 +1,4 @@
-"""What an ingest is asked for, and how far it is: what has to be known to go on after a kill."""
+"""The job of an ingest and its checkpoint: what has to be known to resume after a kill."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .tokenize.encoding import Recipe
 from .units import Problem, Source, SourceOffset
 
 Tally = dict[str, tuple[int, str]]
-"""Kind of problem -> how often, and where first."""
+"""Kind of problem -> how often it occurred, and where first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be made of what: the same job gives the same bytes.
+    """Sources and options of an ingest: the same job gives the same bytes.
 
-    prepend_token, append_token: their texts.  shuffle_buffer: documents; 1 leaves them as they are.
-    shard_tokens: in a shard, at most.
+    prepend_token, append_token: their texts.  shuffle_buffer: documents per group; 1 does not
+    shuffle.  shard_tokens: maximum per shard.
     """
 
     sources: tuple[Source, ...]
@@ -32,7 +32,7 @@ class Job:
     shard_tokens: int = 100_000_000
 
     def facts(self) -> dict[str, Any]:
-        """Return what has to be the same for an ingest to go on."""
+        """Return what has to be the same for an ingest to resume."""
         recipe = self.recipe
         return {
             "tokenizer_sha256": recipe.tokenizer_file.sha256,
@@ -53,10 +53,10 @@ class Job:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """How far an ingest is: all that is to be known to go on.
+    """The state of an ingest: all that has to be known to resume.
 
-    place: where to go on.  splits: what is written.  problems: by number of the source, of all
-    before that place.  hashes: SHA-256 of sources in hexadecimal digits, by number.
+    place: where to resume.  splits: what was written.  problems: those before that place, by number
+    of the source.  hashes: SHA-256 of sources in hexadecimal digits, by number.
     """
 
     place: SourceOffset = field(default_factory=lambda: SourceOffset(0, 0))
@@ -66,7 +66,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: str) -> Checkpoint:
-        """Return the last one that was written.  Raises: OSError, ValueError."""
+        """Return the last checkpoint that was written.  Raises: OSError, ValueError."""
         with open(path, encoding="utf-8") as file:
             kept = json.load(file)
         splits = {
@@ -81,21 +81,21 @@ class Checkpoint:
         return cls(SourceOffset(*kept["place"]), splits, problems, hashes)
 
     def write(self, path: str) -> None:
-        """Keep it, whole or not at all.  Raises: WriteFailed."""
+        """Write it atomically.  Raises: WriteFailed."""
         write_whole(path, json.dumps(asdict(self)))
 
     @property
     def documents(self) -> int:
-        """Of all splits."""
+        """Number in all splits."""
         return sum(counts.documents for counts in self.splits.values())
 
     @property
     def tokens(self) -> int:
-        """Of all splits."""
+        """Number in all splits."""
         return sum(counts.all_tokens for counts in self.splits.values())
 
     def count(self, source: int, problems: Sequence[Problem]) -> None:
-        """Count what could not be ingested of a source."""
+        """Count problems of a source."""
         tally = self.problems.setdefault(source, {})
         for problem in problems:
             count, where = tally.get(problem.what, (0, problem.where))

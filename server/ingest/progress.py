@@ -1,4 +1,4 @@
-"""How far an ingest is: a live line on a terminal, plain lines in a log."""
+"""Progress of an ingest: a live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOG_SECONDS = 10.0
 
 
 class Progress:
-    """Says how much is done, how fast, and how long the rest will take.
+    """Shows how much is done, the speed, and the time left.
 
     total_bytes: of all sources.
     """
@@ -21,27 +21,27 @@ class Progress:
         self.total_bytes = total_bytes
         self._stream = stream
         self._is_terminal = stream.isatty()
-        self._begun = self._said = time.monotonic()
+        self._begun = self._shown_at = time.monotonic()
         self._first: tuple[int, int] | None = None
         self._last = (0, 0)
 
     def show(self, done_bytes: int, tokens: int) -> None:
-        """Say it, if it is time to.  done_bytes: of the sources.  tokens: of them."""
+        """Show progress, if a line is due.  done_bytes: of the sources.  tokens: of these bytes."""
         now = time.monotonic()
         self._last = done_bytes, tokens
         if self._first is None:
-            # What was done before a kill says nothing of this run's speed.
+            # Work before a kill does not count for the speed of this run.
             self._first = done_bytes, tokens
-        if now - self._said < (_TERMINAL_SECONDS if self._is_terminal else _LOG_SECONDS):
+        if now - self._shown_at < (_TERMINAL_SECONDS if self._is_terminal else _LOG_SECONDS):
             return
-        self._said = now
+        self._shown_at = now
         line = self._line(done_bytes, tokens, now - self._begun)
         self._stream.write(f"\r{line}\x1b[K" if self._is_terminal else f"{line}\n")
         self._stream.flush()
 
     @property
     def tokens(self) -> int:
-        """Made by this run."""
+        """Number of tokens of this run."""
         return self._last[1] - self._first[1] if self._first else 0
 
     def end(self) -> None:
@@ -62,7 +62,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Return it in hours, minutes and seconds: "1:02:03", "2:03"."""
+    """Return a duration in hours, minutes and seconds: "1:02:03", "2:03"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

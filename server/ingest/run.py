@@ -1,7 +1,7 @@
-"""The run: units -> parts -> shards, a checkpoint now and then, and at the end the manifest.
+"""The run of an ingest: units -> encoded units -> shards, with checkpoints, and then the manifest.
 
-Whatever is written lies in a hidden folder of the target until it is complete; then it is renamed.
-Each step may be the last before a kill, and the next run does it again or goes on behind it.
+All output is in a hidden folder of the target until it is complete; then it is renamed. A kill may
+follow any step, and the next run repeats that step or resumes after it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _HASHED_BYTES = 1 << 20
 def ingest(
     job: Job, out: str, executor: Executor, *, strict: bool, wait: bool, progress: Progress
 ) -> dict[str, Any]:
-    """Make shards of text, going on where a run before this one was stopped.
+    """Make shards of text; resumes an interrupted run.
 
-    out: folder, made if it is not there.  strict: the first problem is an error.  wait: for another
-    ingest into the same folder to end.
+    out: folder, created if it is missing.  strict: the first problem is an error.  wait: wait while
+    another ingest writes to the same folder.
     Returns: the manifest.  Raises: InvalidSource, InvalidCorpus, WriteFailed.
     """
     work = os.path.join(out, WORK_FOLDER)
@@ -74,7 +74,7 @@ def ingest(
             shutil.rmtree(work, ignore_errors=True)
     made = read_manifest(out)
     if made is None:
-        raise WriteFailed(out, "was removed while it was made")
+        raise WriteFailed(out, "was removed during the ingest; run the same command again")
     _require_same_job(out, made.get("job"), job)
     _require_whole(out, made)
     if strict:
@@ -84,7 +84,7 @@ def ingest(
 
 @contextmanager
 def _locked(work: str, out: str, *, wait: bool) -> Iterator[None]:
-    """Keep other ingests out of a folder, for as long as this process lives at most."""
+    """Keep other ingests out of a folder, at most until this process ends."""
     descriptor = None
     with write_errors(out):
         while descriptor is None:
@@ -99,8 +99,8 @@ def _locked(work: str, out: str, *, wait: bool) -> Iterator[None]:
 
 
 def _lock(path: str, out: str, *, wait: bool) -> int | None:
-    """Return a descriptor that has the lock; None if whoever had it finished meanwhile, and removed
-    the file with its folder.
+    """Return a descriptor that has the lock; None if another ingest finished meanwhile and removed
+    the lock file with its folder.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -112,7 +112,7 @@ def _lock(path: str, out: str, *, wait: bool) -> int | None:
             return descriptor
     except BlockingIOError as error:
         os.close(descriptor)
-        raise WriteFailed(out, "another ingest is writing to it") from error
+        raise WriteFailed(out, "another ingest is writing to it; pass --wait") from error
     except FileNotFoundError:
         pass
     os.close(descriptor)
@@ -120,19 +120,19 @@ def _lock(path: str, out: str, *, wait: bool) -> int | None:
 
 
 def _require_own(out: str, work: str) -> None:
-    """Raise InvalidCorpus if there is something in a folder that no ingest has made."""
+    """Raise InvalidCorpus if a folder contains output names that are not from an ingest."""
     for name in (*SPLITS, MANIFEST):
-        # In this order: another ingest into it may be giving its final names just now.
+        # In this order: another ingest may be renaming its output at this moment.
         if (
             os.path.lexists(os.path.join(out, name))
             and not os.path.exists(os.path.join(work, _JOB))
             and read_manifest(out) is None
         ):
-            raise InvalidCorpus(out, f"holds {name}, which no ingest has made; choose another")
+            raise InvalidCorpus(out, f"contains {name}, not made by ingest; pass another --out")
 
 
 def _begin(job: Job, out: str, work: str) -> None:
-    """Make the hidden folder, or find that of the same job."""
+    """Create the hidden folder, or check that it belongs to the same job."""
     path = os.path.join(work, _JOB)
     try:
         with open(path, encoding="utf-8") as file:
@@ -141,20 +141,18 @@ def _begin(job: Job, out: str, work: str) -> None:
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        raise InvalidCorpus(path, "is damaged; remove its folder to begin anew") from error
+        raise InvalidCorpus(path, "is damaged; remove its folder and start again") from error
     write_whole(path, json.dumps(job.facts(), indent=1))
 
 
 def _require_whole(out: str, made: dict[str, Any]) -> None:
-    """Raise InvalidCorpus unless all shards of a manifest are there with what belongs to them, as
-    long as they were.
-    """
-    cure = f"is damaged; remove {out} to make it anew"
+    """Raise InvalidCorpus unless all files of a manifest are there, with the right lengths."""
+    cure = f"is damaged; remove {out} and ingest again"
     try:
         shards = [shard for split in made["splits"].values() for shard in split["shards"]]
         is_pairs = len(made["job"]["columns"]) > 1
         if is_pairs and not any("loss_mask" in shard for shard in shards):
-            problem = "lists no loss masks, as an older version made it; ingest into another folder"
+            problem = "lists no loss masks: an older version wrote it; ingest into another folder"
             raise InvalidCorpus(os.path.join(out, MANIFEST), problem)
         width = int(made["dtype"].removeprefix("uint")) // 8
         sizes = {
@@ -177,13 +175,11 @@ def _require_whole(out: str, made: dict[str, Any]) -> None:
 def _require_same_job(out: str, begun: Any, job: Job) -> None:
     facts = job.facts()
     if not isinstance(begun, dict):
-        raise InvalidCorpus(out, "holds an ingest that cannot be read; remove it to make it anew")
+        raise InvalidCorpus(out, "contains a damaged ingest; remove it and ingest again")
     different = [name for name, value in facts.items() if begun.get(name) != value]
     if different:
-        raise InvalidCorpus(
-            out,
-            f"holds an ingest with other {', '.join(different)}; choose another, or remove it",
-        )
+        problem = f"contains an ingest with other {', '.join(different)}"
+        raise InvalidCorpus(out, f"{problem}; pass another --out, or remove it")
 
 
 def _encode_all(
@@ -196,7 +192,7 @@ def _encode_all(
     except (
         OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
     ) as error:  # fmt: skip
-        raise InvalidCorpus(path, "is damaged; remove its folder to begin anew") from error
+        raise InvalidCorpus(path, "is damaged; remove its folder and start again") from error
     if strict:
         _require_no_problems(_by_path(job, checkpoint))
     tokenizer = load_tokenizer(job.recipe.tokenizer_file)
@@ -217,13 +213,13 @@ def _encode_all(
         for number in range(checkpoint.place.source):
             hashes.begin(number)
         parts = executor(_units(job, checkpoint.place, hashes), job.recipe)
-        watched = _watched(job, parts, checkpoint, pending, strict=strict, progress=progress)
+        watched = _with_progress(job, parts, checkpoint, pending, strict=strict, progress=progress)
         kept = time.monotonic()
         try:
             for batch in _in_order_of_writing(job, watched, checkpoint):
                 for name, split in splits.items():
                     split.add(batch.part, batch.part.is_val == (name == "val"))
-                _move_on(checkpoint, batch.then, pending)
+                _advance(checkpoint, batch.then, pending)
                 if time.monotonic() - kept >= _CHECKPOINT_SECONDS:
                     for split in splits.values():
                         split.sync()
@@ -235,11 +231,11 @@ def _encode_all(
             progress.end()
         for split in splits.values():
             split.finish()
-        _move_on(checkpoint, SourceOffset(len(job.sources), 0), pending)
+        _advance(checkpoint, SourceOffset(len(job.sources), 0), pending)
         checkpoint.write(path)
         if not any(counts.shards for counts in checkpoint.splits.values()):
             _require_no_problems(_by_path(job, checkpoint))
-            raise InvalidSource(job.sources[0].path, "holds no document, nor does any other source")
+            raise InvalidSource(job.sources[0].path, "has no documents, like all other sources")
         hashes.finish(lambda: checkpoint.write(path))
     checkpoint.write(path)
     manifest = _manifest(job, checkpoint, work)
@@ -247,7 +243,7 @@ def _encode_all(
 
 
 def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
-    """Yield the units of all sources from a place on."""
+    """Yield the units of all sources from an offset on."""
     context = ReaderContext(
         job.recipe.columns,
         lambda blocks: splitting.split_text(
@@ -265,7 +261,7 @@ def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
         hashes.begin(index)
 
 
-def _watched(
+def _with_progress(
     job: Job,
     parts: Iterator[tuple[Unit, EncodedUnit]],
     checkpoint: Checkpoint,
@@ -274,9 +270,7 @@ def _watched(
     strict: bool,
     progress: Progress,
 ) -> Iterator[tuple[Unit, EncodedUnit]]:
-    """Pass parts on, keep their problems, and say how far it is.  Raises: InvalidSource if
-    strict.
-    """
+    """Pass units on, record problems, show progress.  Raises: InvalidSource if strict."""
     sizes = [0]
     for source in job.sources:
         sizes.append(sizes[-1] + source.size_bytes)
@@ -301,12 +295,12 @@ def _in_order_of_writing(
     return shuffled(left, job.shuffle_buffer, job.seed, checkpoint.documents)
 
 
-def _move_on(
+def _advance(
     checkpoint: Checkpoint,
     place: SourceOffset,
     pending: deque[tuple[SourceOffset, tuple[Problem, ...]]],
 ) -> None:
-    """Go on from a place, and count the problems of the units before it."""
+    """Move a checkpoint to a place, and count the problems of the units before it."""
     checkpoint.place = place
     while pending and pending[0][0][:2] < place[:2]:
         unit_place, problems = pending.popleft()
@@ -314,7 +308,7 @@ def _move_on(
 
 
 def _by_path(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what could not be ingested, by path and kind."""
+    """Return the problems by path and kind."""
     return {
         source.path: {
             what: {"count": count, "first": where}
@@ -325,14 +319,14 @@ def _by_path(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _require_no_problems(problems: dict[str, Any]) -> None:
-    """Raise InvalidSource if there are some, naming one of the first file that has any."""
+    """Raise InvalidSource for the first problem, if there is one."""
     for path, kinds in problems.items():
         for what, found in kinds.items():
             raise InvalidSource(path, f"{what}, {found['first']}")
 
 
 def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
-    """Return what is to be known of what was made: its shards are read once more."""
+    """Return the manifest of a finished run; reads its shards once more, for their digests."""
     tokenizer = load_tokenizer(job.recipe.tokenizer_file)
     problems = _by_path(job, checkpoint)
     return {
@@ -395,7 +389,7 @@ def _split_facts(
 
 
 def _mask_facts(shard_path: str) -> dict[str, str]:
-    """Return what a manifest says of the loss mask of a shard.  Raises: InvalidCorpus."""
+    """Return the manifest's entries of the loss mask of a shard.  Raises: InvalidCorpus."""
     digest = hashlib.sha256()
     with open_file(mask_path(shard_path)) as file:
         for first in range(0, file.size_bytes, _HASHED_BYTES):
@@ -404,14 +398,14 @@ def _mask_facts(shard_path: str) -> dict[str, str]:
 
 
 def _publish(out: str, work: str) -> None:
-    """Give what is complete its final names, the manifest last."""
+    """Rename complete output to its final names, the manifest last."""
     for name in (*SPLITS, MANIFEST):
         made = os.path.join(work, name)
         if not os.path.exists(made) or (os.path.isdir(made) and not os.listdir(made)):
             continue
         final = os.path.join(out, name)
         if os.path.lexists(final):
-            raise WriteFailed(final, "is not ours; move it away and run the same command again")
+            raise WriteFailed(final, "is not from this ingest; move it away and start again")
         with write_errors(final):
             os.rename(made, final)
         sync_folder(out)

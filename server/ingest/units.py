@@ -1,4 +1,4 @@
-"""What is passed on within ingest: sources, units of them, and what is wrong with them."""
+"""The values within an ingest: sources, their units, and their problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenfeed.errors import InvalidSource
 class Source:
     """A file of text.
 
-    kind: name of the reader.  written_ns: time of its last write, when it was first looked at.
+    kind: name of the reader.  written_ns: modification time when the ingest began.
     """
 
     path: str
@@ -22,8 +22,8 @@ class Source:
 
 
 class SourceOffset(NamedTuple):
-    """Where to go on: in which source, where in it as its reader counts, and how many documents of
-    the unit that begins there were written before.
+    """Where to resume: the source, the offset in it as its reader counts, and how many documents of
+    the unit that begins there were already written.
     """
 
     source: int
@@ -33,15 +33,15 @@ class SourceOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What could not be ingested.  what: the kind of it, to be counted.  where: in its source."""
+    """Input that could not be ingested.  what: its kind, for counting.  where: in its source."""
 
     what: str
     where: str
 
 
 def require_of_content(error: Exception, path: str) -> None:
-    """Raise InvalidSource unless an error is due to what is in a file: that a disk or a network
-    does not answer today is nothing to be counted and left out.
+    """Raise InvalidSource unless the cause of an error is the content of a file: input is not left
+    out because a disk or a network fails.
     """
     if isinstance(error, MemoryError) or getattr(error, "errno", None):
         raise InvalidSource(path, f"cannot be read: {error}; run the same command again") from error
@@ -49,9 +49,9 @@ def require_of_content(error: Exception, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a table: a tuple of UTF-8 for each, one value a column; None for null.
+    """Rows of a table: for each a tuple of UTF-8, one value per column, None for null.
 
-    first_row: number of the first one in its file.
+    first_row: number of the first row in its file.
     """
 
     values: list[tuple[bytes | None, ...]]
@@ -59,20 +59,20 @@ class Rows:
 
     @property
     def size_bytes(self) -> int:
-        """Of the text."""
+        """Size of the text."""
         return sum(len(value) for row in self.values for value in row if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Whole lines of JSON.  first_byte: where they begin in their file, unpacked."""
+    """Whole lines of JSON.  first_byte: where they begin in the uncompressed file."""
 
     content: bytes
     first_byte: int
 
     @property
     def size_bytes(self) -> int:
-        """Of the lines."""
+        """Size of the lines."""
         return len(self.content)
 
 
@@ -80,7 +80,7 @@ class Lines:
 class TextChunk:
     """A part of a document that is a whole file.
 
-    path: of the file.  is_val: what the hash of all of it says.
+    path: of the file.  is_val: whether it is for validation, by the hash of the whole file.
     """
 
     path: str
@@ -91,16 +91,16 @@ class TextChunk:
 
     @property
     def size_bytes(self) -> int:
-        """Of the text, at least."""
+        """Size of the text, at least."""
         return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is encoded at once: as much text as takes a fraction of a second.
+    """What is encoded at once: a fraction of a second of work.
 
-    place: where it begins.  end: where the next one does.  content: None where there is nothing but
-    a problem.  done_bytes: of the source, once it is encoded.
+    place: where it begins.  end: where the next one begins.  content: None if there is only a
+    problem.  done_bytes: bytes of the source that are done once it is encoded.
     """
 
     place: SourceOffset
@@ -111,6 +111,6 @@ class Unit:
 
     @classmethod
     def broken(cls, source: Source, index: int, offset: int, problem: Problem) -> Unit:
-        """Return what stands for all that is left of a source, none of which can be read."""
+        """Return a unit for the rest of a source, which cannot be read."""
         end = SourceOffset(index + 1, 0)
         return cls(SourceOffset(index, offset), end, None, source.size_bytes, (problem,))

@@ -1,7 +1,7 @@
-"""Which store a dataset has: as the command line says, or by the file system that its files lie on.
+"""Chooses the store of a dataset: by --read, or by the file system of its files.
 
-A map is right on local disks. On network file systems page tables, faults one at a time and errors
-differ, so files there are read by pread. Where the file system is not known here, it is a map.
+A map is right on local disks. On network file systems its page tables, single page faults and
+errors cost too much, so files there are read by pread. On an unknown file system they are mapped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STORES: dict[str, Callable[[str, Sequence[str], FormatOptions, PollRate], TokenS
     MapStore.kind: MapStore,
     PreadStore.kind: PreadStore,
 }
-"""By what --read calls them: WAYS."""
+"""By the values of --read, which are WAYS."""
 
 _READ_BY_PREAD = frozenset(
     (
@@ -31,14 +31,14 @@ _READ_BY_PREAD = frozenset(
         "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs",
     )
 )  # fmt: skip
-"""As /proc/self/mountinfo calls them; "fuse.NAME" is one too."""
+"""Types as in /proc/self/mountinfo; "fuse.NAME" belongs to them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """How a dataset is stored, as far as somebody said.
+    """How a dataset is to be read.
 
-    read: one of STORES; None: as its file system needs it.  looks: the turns to look at files.
+    read: one of STORES; None: by its file system.  poll_rate: the rate limit of stat calls.
     """
 
     read: str | None = None
@@ -48,9 +48,7 @@ class Storing:
 def open_store(
     name: str, paths: Sequence[str], options: FormatOptions, storing: Storing
 ) -> tuple[TokenStore, str]:
-    """Open a dataset's files; return their store, and why it is that one.  Raises:
-    InvalidCorpus.
-    """
+    """Open a dataset's files; return their store, and why it was chosen.  Raises: InvalidCorpus."""
     kind, why = choose(paths, storing.read)
     return STORES[kind](name, paths, options, storing.poll_rate), why
 
@@ -58,7 +56,7 @@ def open_store(
 def choose(paths: Sequence[str], read: str | None) -> tuple[str, str]:
     """Return the kind of store for some files, and why: "--read", or their file system.
 
-    One file of each folder is looked at.
+    One file of each folder is checked.
     """
     if read is not None:
         return read, "--read"
@@ -69,13 +67,13 @@ def choose(paths: Sequence[str], read: str | None) -> tuple[str, str]:
 
 
 def is_read_by_pread(system: str) -> bool:
-    """Say whether files on a file system are read by pread, by the name of its type."""
+    """Return whether files on a file system of this type are read by pread."""
     return system in _READ_BY_PREAD or system.startswith("fuse.")
 
 
 def file_systems(paths: Iterable[str], mountinfo: str = "/proc/self/mountinfo") -> list[str]:
-    """Return the types of the file systems that files lie on, at least one; "unknown" where nobody
-    tells.
+    """Return the types of the file systems of files, at least one; "unknown" if they cannot be
+    found out.
     """
     try:
         of_device = {os.stat(path).st_dev: path for path in paths}
@@ -87,7 +85,7 @@ def file_systems(paths: Iterable[str], mountinfo: str = "/proc/self/mountinfo") 
 
 
 class _Mount(NamedTuple):
-    """device: "MAJOR:MINOR".  folder: where it is mounted.  system: the type of it."""
+    """device: "MAJOR:MINOR".  folder: the mount point.  system: its type."""
 
     device: str
     folder: str
@@ -106,8 +104,8 @@ def _mounts(mountinfo: str) -> list[_Mount]:
 
 
 def _type(mounts: Sequence[_Mount], device: int, path: str) -> str:
-    """Return the type of the file system of a file: by its device, or by the mount that it lies in
-    where files have devices of their own, as those of btrfs and overlayfs.
+    """Return the type of a file's file system: by its device number, or by the enclosing mount if
+    files have device numbers of their own, as on btrfs and overlayfs.
     """
     number = f"{os.major(device)}:{os.minor(device)}"
     of_device = [mount.system for mount in mounts if mount.device == number]
@@ -117,5 +115,5 @@ def _type(mounts: Sequence[_Mount], device: int, path: str) -> str:
     around = [mount for mount in mounts if real.startswith(mount.folder.rstrip("/") + "/")]
     if not around:
         return "unknown"
-    # Of mounts on the same folder the last one is seen.
+    # Of several mounts on one folder, the last one is visible.
     return max(reversed(around), key=lambda mount: len(mount.folder)).system

@@ -1,4 +1,4 @@
-"""Opened files: read around any map, so that nothing they hold can end the process."""
+"""Opened files, read by pread and never through a map: no file can end the process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus
 
 HEAD_BYTES = 1024
-"""As many of a file's first bytes as most formats need in order to be recognised."""
+"""How many of a file's first bytes most formats need to be recognized."""
 
 _BLOCK_ITEMS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file that is open for reading until its with block ends.  head: its first HEAD_BYTES
-    bytes.
-    """
+    """A file that is open until its with block ends.  head: its first HEAD_BYTES bytes."""
 
     path: str
     descriptor: int
@@ -49,21 +47,21 @@ class OpenFile:
         return self.status.st_size
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
-        """Return so many bytes from first_byte on.  Raises: InvalidCorpus if they are not all
-        there.
-        """
+        """Return size_bytes bytes from first_byte on.  Raises: InvalidCorpus if any is missing."""
         try:
             content = os.pread(self.descriptor, size_bytes, first_byte)
         except OSError as error:
             raise _unreadable(self.path, error) from error
         if len(content) != size_bytes:
             raise InvalidCorpus(
-                self.path, f"ends within the {size_bytes} bytes from {first_byte} on; cut short?"
+                self.path,
+                f"has {len(content)} of {size_bytes} bytes from byte {first_byte} on; it may be "
+                "truncated",
             )
         return content
 
     def has_data(self, first_byte: int) -> bool:
-        """Say whether there may be something from first_byte on: a hole reads as zeros."""
+        """Return whether there may be data from first_byte on, rather than a hole of zeros."""
         try:
             os.lseek(self.descriptor, first_byte, os.SEEK_DATA)
         except OSError as error:
@@ -73,7 +71,7 @@ class OpenFile:
     def array(
         self, first_byte: int, count: int, dtype: npt.DTypeLike
     ) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield so many numbers, stored as dtype, a MiB at once.  Raises: InvalidCorpus."""
+        """Yield count numbers, stored as dtype, up to a MiB at once.  Raises: InvalidCorpus."""
         stored = np.dtype(dtype)
         for first in range(0, count, _BLOCK_ITEMS):
             size_bytes = min(_BLOCK_ITEMS, count - first) * stored.itemsize
@@ -84,7 +82,7 @@ class OpenFile:
 def open_file(path: str) -> OpenFile:
     """Open a file, for a with block.  Raises: InvalidCorpus, naming it, if it cannot be read."""
     try:
-        # O_NONBLOCK: opening a pipe would wait for somebody to write to it.
+        # O_NONBLOCK: opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
@@ -96,7 +94,7 @@ def open_file(path: str) -> OpenFile:
 
 
 def read_part(path: str, first_byte: int, size_bytes: int) -> bytes:
-    """Return bytes of a file, fewer where it ends before; makes no stat.  Raises: OSError."""
+    """Return bytes of a file, fewer if it is shorter; makes no stat call.  Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return os.pread(descriptor, size_bytes, first_byte)
@@ -127,7 +125,7 @@ def _opened(path: str, descriptor: int) -> OpenFile:
 
 def _require_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidCorpus(path, "is no regular file")
+        raise InvalidCorpus(path, "is not a regular file")
 
 
 def _unreadable(path: str, error: OSError | ValueError) -> InvalidCorpus:

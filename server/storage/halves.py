@@ -1,6 +1,6 @@
-"""Tokens that were taken for uint16 because nothing says otherwise, and are halves of wider ones.
+"""Detects tokens that were read as uint16 by default but are halves of wider tokens.
 
-Every other token would be 0 or 1, and a model would learn it.
+Otherwise every second token would be 0 or 1, and a model would learn that.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .store import TokenStore
 
 Tokens = npt.NDArray[np.integer]
 
-# Of uint32 tokens read as uint16, every second one is the high half: 0 up to 65,535, 1 up to
-# 131,071, and so on; the others, the low halves, are nearly all greater than that.
+# In uint32 tokens read as uint16, every second one is the high half: 0 up to token 65,535, 1 up to
+# 131,071, and so on. Nearly all of the others, the low halves, are larger than that.
 _HIGH_HALF_MAX = 3
 _LOW_HALVES_MIN = 64
-"""With less evidence than that there is no suspicion: a sparse corpus may look like anything."""
+"""Fewer large low halves are not enough evidence: a sparse corpus may look like anything."""
 _ODD_LARGE_SHARE_MAX = 0.01
 
 
 class Halves(NamedTuple):
-    """What tells uint16 tokens from the halves of uint32 ones.
+    """Counts that tell uint16 tokens from the halves of uint32 ones.
 
-    Numbers of those that are too great for the high half of a uint32 token, at odd and at even
-    places of the file, and of those at odd places that are the high half of a negative one.
+    odd_large, even_large: tokens at odd and at even positions in the file that are too large for a
+    high half.  negative: tokens at odd positions that are the high half of a negative number.
     """
 
     odd_large: int = 0
@@ -38,29 +38,29 @@ class Halves(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tokens, first_token: int) -> Halves:
-        """Return what some tokens tell.  first_token: place in the file of the first of them."""
+        """Count in a block of tokens.  first_token: position of its first token in the file."""
         evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
         even_large, odd_large = (
-            int(np.count_nonzero(some > _HIGH_HALF_MAX)) for some in (evens, odds)
+            int(np.count_nonzero(part > _HIGH_HALF_MAX)) for part in (evens, odds)
         )
         negative = int(np.count_nonzero(odds == 0xFFFF)) if odd_large else 0
         return cls(odd_large - negative, even_large, negative)
 
     def and_those(self, other: Halves) -> Halves:
-        """Return what both tell together."""
+        """Return the sums of both."""
         return Halves(*map(int.__add__, self, other))
 
     @property
     def look_alike(self) -> bool:
-        """Whether these are halves, as far as can be told."""
+        """Whether these look like halves of wider tokens."""
         enough = self.even_large >= _LOW_HALVES_MIN
         return enough and self.odd_large <= self.even_large * _ODD_LARGE_SHARE_MAX
 
 
 def require_no_halves(store: TokenStore, blocks: Iterable[Mapping[int, Halves]]) -> None:
-    """Raise InvalidCorpus if tokens that were taken for uint16 look like the halves of wider ones.
+    """Raise InvalidCorpus if tokens that were read as uint16 look like the halves of wider ones.
 
-    blocks: of each block that was read, what its tokens tell, by file.
+    blocks: for each block that was read, its counts by index of the file.
     """
     found: dict[int, Halves] = {}
     for block in blocks:
@@ -79,7 +79,7 @@ def require_no_halves(store: TokenStore, blocks: Iterable[Mapping[int, Halves]])
 
 
 def _has_empty_quarters(store: TokenStore, index: int) -> bool:
-    """Say whether the halves of wider tokens are themselves halves of those of 8 bytes."""
+    """Return whether the halves of wider tokens are themselves halves of 8-byte tokens."""
     layout = store.shards[index].layout
     content = store.read(index, 0, min(1 << 16, layout.content_bytes // 8 * 8))
     return int(np.frombuffer(content, layout.dtype)[2::4].max(initial=0)) == 0

@@ -1,6 +1,6 @@
-"""Stored tokens -> served ones: bytes, signed and 64-bit integers as uint16 or uint32.
+"""Stored tokens -> served tokens: bytes, signed and 64-bit integers as uint16 or uint32.
 
-Every number is looked at: one that is negative or too great is an error, never another token.
+Every number is checked: one that is negative or too large is an error, never another token.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ UINT16, UINT32 = TOKEN_DTYPES[2], TOKEN_DTYPES[4]
 
 
 class TokenScan(NamedTuple):
-    """What was found in numbers that should be tokens.
+    """What a scan of stored numbers has found.
 
-    greatest: of them; -1 where nobody had to look.  wrong_place: of the first that is no token,
-    None if all are.
+    greatest: the largest number; -1 if no scan was needed.  wrong_place: index of the first number
+    that is not a token, None if all are.
     """
 
     greatest: int = -1
@@ -29,19 +29,16 @@ class TokenScan(NamedTuple):
 
 
 class Narrowing:
-    """From the type in the files to the type on the wire.
+    """Converts from the type in the files to the type on the wire.
 
-    served: uint16 or uint32.  is_copy: whether bytes are served as they are stored.  looks: whether
-    there are numbers that are no tokens.
+    served: uint16 or uint32.  is_identity: whether bytes are served as they are stored.
+    needs_scan: whether the stored type has numbers that cannot be served.
     """
 
     def __init__(self, stored: Stored, token_max: int | None = None) -> None:
-        """Narrow as far as possible.
-
-        token_max: the greatest token there is; None: as great as the stored type allows.
-        """
+        """Choose the narrowest type.  token_max: largest token; None: that of the stored type."""
         bits = 8 * stored.itemsize
-        # A negative number, read as unsigned, is at or above this one.
+        # Negative numbers, read as unsigned, are at or above this one.
         stored_end = 1 << (bits - 1 if stored.kind == "i" else bits)
         self.is_identity = stored in (UINT16, UINT32)
         if token_max is None or self.is_identity:
@@ -52,9 +49,9 @@ class Narrowing:
         self.needs_scan = min(stored_end, 1 << 8 * self.served.itemsize) < 1 << bits
 
     def scan(self, tokens: npt.NDArray[np.integer], end: int | None = None) -> TokenScan:
-        """Look at stored numbers.
+        """Check stored numbers.
 
-        end: the first that is no token, where that is less than what can be served.
+        end: the first number that is not a token, if it is below the limit of the served type.
         """
         if not self.needs_scan and end is None:
             return TokenScan()
@@ -64,5 +61,5 @@ class Narrowing:
         return TokenScan(greatest, int(np.argmax(unsigned >= end)) if greatest >= end else None)
 
     def serve(self, tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
-        """Return stored numbers, all of which are tokens, as they are served."""
+        """Convert stored numbers, all of which are tokens, to the served type."""
         return tokens.astype(self.served)

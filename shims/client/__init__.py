@@ -1,5 +1,8 @@
 """What is installed as `client`: another name of tokenfeed.client."""
 
+import sys
+
+_package = sys.modules.pop(__name__)
 from tokenfeed._aliases import alias
 
-alias(__name__)
+alias(_package)

@@ -39,7 +39,7 @@ def test_a_batch_is_two_contiguous_int64_tensors_of_the_callers_shape(
     assert torch.equal(x[:, 1:], y[:, :-1])
 
 
-def test_a_second_loop_goes_on_after_the_last_batch_handed_out(scripted: ScriptedServer) -> None:
+def test_a_second_loop_continues_after_the_last_delivered_batch(scripted: ScriptedServer) -> None:
     """Breaking out of a loop loses nothing."""
     with RemoteBatches(scripted.address, 3, 5, num_batches=6) as feed:
         found = []
@@ -90,7 +90,7 @@ def test_the_constructor_does_no_io() -> None:
 
 
 def test_an_iterator_that_is_let_go_of_leaves_no_thread(scripted: ScriptedServer) -> None:
-    """Nobody calls close() after a break."""
+    """Users do not call close() after a break."""
     for x, _ in RemoteBatches(scripted.address, 3, 5):
         assert first_tokens(x) == [0, 1, 2]
         break
@@ -176,7 +176,7 @@ def test_an_unknown_order_is_refused_before_anything_is_sent() -> None:
 def test_a_start_whose_samples_reach_2_63_is_refused_by_the_name_that_was_given(
     start: dict[str, int], limit: int
 ) -> None:
-    """Samples have to fit an int64, and nobody has typed first_sample."""
+    """Samples have to fit an int64, and the user did not pass first_sample."""
     ((name, given),) = start.items()
 
     with pytest.raises(SamplesExhausted, match=rf"{given} is not in \[0, {limit}\]") as caught:
@@ -401,7 +401,7 @@ def test_a_client_is_named_by_its_machine_and_rank_unless_told_otherwise(
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_not_waited_for(target: str) -> None:
-    """gRPC takes all of these; port 99999 would be 34463, which may be somebody else's."""
+    """gRPC takes all of these; port 99999 would be 34463, which may be another server."""
     with pytest.raises(InvalidRequest, match="target"):
         RemoteBatches(target, 2, 8)
 

@@ -1,4 +1,4 @@
-"""python -m client: what a server serves, and one batch of it."""
+"""tokenfeed describe and show: what a server serves, and one batch of it."""
 
 from __future__ import annotations
 

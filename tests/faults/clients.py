@@ -1,4 +1,4 @@
-"""What happens to a server whose clients misbehave: they do not read, do not speak, come and go."""
+"""Clients that misbehave: they do not read, do not speak, or connect and leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROUNDS_MIN = 5
 
 
 def _unread(channel: grpc.Channel) -> grpc.Call:
-    """Ask for a stream without end, read its first frame, and no more."""
+    """Request an endless stream and read only its first frame."""
     call = channel.unary_stream(_METHOD)(_endless())
     next(call)
     return call
@@ -50,15 +50,15 @@ def _endless() -> bytes:
 
 
 def stalled_reader(folder: Path, seconds: float, seed: int) -> Report:
-    """A client that stops reading for up to two minutes, and a trainer that pauses beside it."""
-    report = Report(f"a stalled foreign reader beside a trainer that pauses {seconds:.0f} s", 1)
+    """A client that stops reading for up to two minutes, and a trainer that pauses meanwhile."""
+    report = Report(f"a stalled foreign reader, and a trainer that pauses {seconds:.0f} s", 1)
     sentinel = Sentinel(folder, 2000)
     send_timeout_seconds = min(30.0, seconds / 3)
     arguments = ("--data", sentinel.corpus, "--send-timeout-seconds", str(send_timeout_seconds))
     with replicas(folder, 1, *arguments) as (server,), ExitStack() as stack:
         with sentinel.feed(server.address) as feed:
             sentinel.watch(feed, report)
-        _rate(sentinel, server.address, 1.0)  # so that it has made large frames before
+        _rate(sentinel, server.address, 1.0)  # so that frames have grown before
         paused = stack.enter_context(sentinel.feed(server.address))
         next(paused)
         before = most = server.usage.memory_bytes()
@@ -84,10 +84,10 @@ def stalled_reader(folder: Path, seconds: float, seed: int) -> Report:
 
 
 def neighbours(folder: Path, rounds: int, seed: int) -> Report:
-    """What a stream at full speed loses beside clients that have stopped reading."""
+    """The rate of a stream at full speed while other clients have stopped reading."""
     report = Report("a healthy neighbour of stalled readers", rounds)
     sentinel = Sentinel(folder, 2000)
-    alone, beside = [], []
+    alone, contended = [], []
     with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
         for _ in range(rounds):
             alone.append(_rate(sentinel, server.address, 2.0))
@@ -96,35 +96,35 @@ def neighbours(folder: Path, rounds: int, seed: int) -> Report:
                     _unread(stack.enter_context(grpc.insecure_channel(server.address)))
                     for _ in range(4)
                 ]
-                beside.append(_rate(sentinel, server.address, 2.0))
+                contended.append(_rate(sentinel, server.address, 2.0))
                 report.hits += all(call.is_active() for call in calls)
         with sentinel.feed(server.address) as feed:
             sentinel.watch(feed, report)
-    kept = median(beside) / median(alone)
+    kept = median(contended) / median(alone)
     report.fault += f" (keeps {kept:.2f} of its rate)"
     report.require_exact()
-    # Noise alone is more than 5 % in a few rounds, and throughput is no test.
+    # Noise exceeds 5 % in a few rounds, so few rounds have a looser limit.
     limit = 0.95 if rounds >= _ROUNDS_MIN else 0.5
     report.require(kept > limit, f"a neighbour keeps {limit} of its rate")
     return report
 
 
 def greedy_client(folder: Path, rounds: int, seed: int) -> Report:
-    """What one stream at full speed gets beside a client that reads as many as it may."""
-    report = Report(f"a trainer beside a client that reads {_GREEDY_STREAMS} streams", rounds)
+    """The rate of one stream at full speed while another client reads many streams."""
+    report = Report(f"a trainer next to a client that reads {_GREEDY_STREAMS} streams", rounds)
     sentinel = Sentinel(folder, 2000)
     socket_path = folder / "feed.sock"
-    alone, beside = [], []
+    alone, contended = [], []
     with replicas(folder, 1, "--data", sentinel.corpus, "--unix", socket_path) as (server,):
         for _ in range(rounds):
             alone.append(_rate(sentinel, f"unix:{socket_path}", 2.0))
             with _reading(server.address, _GREEDY_STREAMS) as greedy:
-                beside.append(_rate(sentinel, f"unix:{socket_path}", 2.0))
+                contended.append(_rate(sentinel, f"unix:{socket_path}", 2.0))
                 report.hits += greedy.poll() is None
         with _reading(server.address, _GREEDY_STREAMS):
             with sentinel.feed(f"unix:{socket_path}") as feed:
                 sentinel.watch(feed, report)
-    kept = median(beside) / median(alone)
+    kept = median(contended) / median(alone)
     report.fault += f" (keeps {kept:.2f} of its rate)"
     report.require_exact()
     report.require(kept > 0.1, "it is not starved")
@@ -156,8 +156,8 @@ time.sleep(60)
 def _reading(
     address: str, streams: int, pause_seconds: float = 0.0
 ) -> Iterator[subprocess.Popen[str]]:
-    """Have another process read streams without end, each over its own connection; it is killed at
-    the end.
+    """Read endless streams in another process, each over its own connection. It is killed at the
+    end.
 
     pause_seconds: after the first frame of each.
     """
@@ -178,7 +178,7 @@ def _reading(
 
 
 def _rate(sentinel: Sentinel, address: str, seconds: float) -> float:
-    """Batches a second of a feed without end that is consumed at full speed."""
+    """Batches per second of an endless feed that is consumed at full speed."""
     with sentinel.feed(address, num_batches=None, prefetch_bytes=32 << 20) as feed:
         next(feed)
         began, count = time.monotonic(), 0
@@ -189,8 +189,8 @@ def _rate(sentinel: Sentinel, address: str, seconds: float) -> float:
 
 
 def slow_loris(folder: Path, connections: int, seed: int) -> Report:
-    """Connections that say nothing, half a preface, a preface and nothing else, or that shake hands
-    and then answer no ping any more.
+    """Connections that send nothing, half a preface, or only a preface, or that complete the
+    handshake and then do not answer pings.
     """
     report = Report("slow-loris connections", connections)
     chance = random.Random(seed)
@@ -205,7 +205,7 @@ def slow_loris(folder: Path, connections: int, seed: int) -> Report:
             ends.append(end)
         with sentinel.feed(server.address) as feed:
             sentinel.watch(feed, report)
-        # Each is let go by the server: its end is read, sooner or later.
+        # The server closes each one: its end is read, sooner or later.
         for end in ends:
             end.settimeout(max(0.1, 60 - (time.monotonic() - began)))
             report.hits += _ended(end)
@@ -226,7 +226,7 @@ def _ended(end: socket.socket) -> bool:
 
 
 def connects(folder: Path, times: int, seed: int) -> Report:
-    """Connections that come and go, a third of them aborted in the handshake."""
+    """Connections that open and close, a third of them aborted in the handshake."""
     report = Report("connects, a third aborted in the handshake", times)
     sentinel = Sentinel(folder, 200)
     with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
@@ -247,7 +247,7 @@ def connects(folder: Path, times: int, seed: int) -> Report:
 
 
 def _connect(port: int, index: int) -> bool:
-    """Connect and leave; say whether the server was there."""
+    """Connect and leave; return whether the server was there."""
     with socket.create_connection(("127.0.0.1", port), 10) as end:
         if index % 3 == 0:
             end.sendall(_PREFACE[: index % len(_PREFACE)])
@@ -262,7 +262,7 @@ def client_kills(folder: Path, times: int, seed: int) -> Report:
     report = Report("kill -9 of a client in the middle of its streams", times)
     sentinel = Sentinel(folder, 200)
     with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
-        # Memory that streams work with is kept: it grows for the first few hundred.
+        # The memory of streams is kept: it grows for the first few hundred.
         for _ in range(min(times // _STREAMS_KILLED, _ROUNDS_WARM)):
             with _reading(server.address, _STREAMS_KILLED):
                 pass
@@ -280,7 +280,7 @@ def client_kills(folder: Path, times: int, seed: int) -> Report:
 
 
 def _require_given_back(server: Replica, before: tuple[int, int, int], report: Report) -> None:
-    """Give a server a minute to close what its clients had open, and compare."""
+    """Wait up to a minute until the server has closed its clients' connections, and compare."""
     _, descriptors, threads = before
     deadline = time.monotonic() + 60
     while server.usage.descriptor_count() > descriptors + 5 and time.monotonic() < deadline:
@@ -333,15 +333,15 @@ def soak(folder: Path, seconds: float, seed: int) -> Report:
                     samples.append((*server.usage.all(), *client.all()))
                 if now - began > seconds:
                     break
-    # A fifth is warm-up; of the rest the last third is held against the first.
+    # The first fifth is warm-up; of the rest, the last third is compared with the first.
     flat = np.array(samples[len(samples) // 5 :])
     third = len(flat) // 3
     growth = np.median(flat[-third:], axis=0) - np.median(flat[:third], axis=0)
     for name, grown, limit in zip(
         [f"{who} {what}" for who in ("server", "client") for what in ("memory", "fds", "threads")],
         growth.tolist(),
-        # What is promised is the server's; a client's heap grows by a few MiB long after its start.
-        # A short run is all warm-up.
+        # Only the server's is guaranteed; a client's heap grows by a few MiB long after its start.
+        # A short run is only warm-up.
         (
             *((2 if seconds >= _SOAK_SECONDS_MIN else 16) * _MIB, 1, 1),
             *(16 * _MIB, 1, 1),

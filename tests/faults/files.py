@@ -179,5 +179,8 @@ def _refused(folder: Path, path: Path, report: Report) -> Iterator[str]:
             yield proxy.address
         finally:
             _LOG.removeHandler(messages)
-        named = any(f"refused {proxy.address}" in record.getMessage() for record in messages.buffer)
+        named = any(
+            f"rejected server reason={proxy.address}" in record.getMessage()
+            for record in messages.buffer
+        )
         report.hits += named and 0 < proxy.down_bytes < DESCRIPTION_BYTES

@@ -52,12 +52,15 @@ def test_only_the_right_credentials_are_served(secured: Stack, tmp_path: Path) -
         ({"TOKENFEED_TOKEN_FILE": ""}, "error: authorization: "),
         ({"TOKENFEED_TOKEN": "wrong"}, "error: authorization: "),
         ({"TOKENFEED_TOKEN_FILE": "/nowhere"}, "error: token: cannot be read"),
-        ({"TOKENFEED_TLS_CA": ""}, "error: token: would travel to server-b:50051 in plaintext"),
+        ({"TOKENFEED_TLS_CA": ""}, "error: token: would be sent to server-b:50051 in plaintext"),
         (
             {"TOKENFEED_TLS_CA": "", "TOKENFEED_TOKEN_FILE": ""},
-            "error: tls_ca: is missing, and server-b:50051 speaks TLS",
+            "error: tls_ca: is missing, but server-b:50051 speaks TLS",
         ),
-        ({"TOKENFEED_TLS_CA": "/other.crt"}, "error: tls_ca: does not make server-b:50051 trusted"),
+        (
+            {"TOKENFEED_TLS_CA": "/other.crt"},
+            "error: tls_ca: does not verify the certificate of server-b:50051",
+        ),
     ]:
         answer = secured.run(*DESCRIBE, environment=wrong, options=mounted)
         assert (answer.returncode, answer.stdout) == (1, "")

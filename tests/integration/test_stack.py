@@ -53,7 +53,7 @@ def test_the_stack_makes_a_corpus_and_its_trainer_gets_batches(images: None, not
         before = made.read_data("/data/train.bin")
         made.up("corpus")
         wait_until(lambda: corpus.state()["Status"] == "exited", "the end of the one-shot service")
-        assert "/data/train.bin is there" in corpus.log()
+        assert "/data/train.bin exists" in corpus.log()
         assert made.read_data("/data/train.bin") == before
     finally:
         made.down()

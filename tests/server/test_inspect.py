@@ -27,7 +27,7 @@ def test_it_says_what_a_file_is_taken_for_and_why(
 ) -> None:
     text = said(capsys, write_tokens(range(100, 2100)), "--tokens", "3")
 
-    assert "dataset train\n  format: raw (no header is known that begins like it)" in text
+    assert "dataset train\n  format: raw (no known header)" in text
     assert "dtype: uint16 is assumed for 1 file(s); --dtype overrides it" in text
     assert "served as: uint16, as stored" in text
     assert "tokens: 2,000 in 1 file(s)" in text

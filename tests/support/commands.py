@@ -1,4 +1,4 @@
-"""Commands run as a user would run them: bounded in time, and nothing outlives them."""
+"""Runs commands like a user, with a time limit; none of their processes outlives them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-# torchrun gives its ranks 30 seconds to end before it kills them; each leads a group of its own,
-# so that nobody else would.
+# torchrun gives its ranks 30 seconds to end before it kills them. Each rank leads its own process
+# group, so a kill of torchrun's group would not reach it.
 END_SECONDS = 35
 
 
 def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 60) -> str:
     """Run a Python command, and return what it prints.
 
-    command: what follows the interpreter.  seconds: its limit.
+    command: the arguments of the interpreter.  seconds: the time limit.
     """
     process = subprocess.Popen(
         [sys.executable, *map(str, command)],
@@ -34,8 +34,8 @@ def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 60) -> str:
         try:
             stdout, stderr = process.communicate(timeout=seconds)
         except BaseException:
-            # First what lets it end its own, then the whole group: an example's server must not
-            # outlive a test that ran out of time.
+            # First SIGTERM, so that it can end its children, then SIGKILL for the group: an
+            # example's server must not outlive a test that timed out.
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=END_SECONDS)
@@ -47,6 +47,6 @@ def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 60) -> str:
 
 
 def torchrun(ranks: int, *command: str | Path, cwd: Path = ROOT, seconds: float = 100) -> str:
-    """Run a script on some ranks of this machine, and return what they print."""
+    """Run a script on several ranks of this machine, and return what they print."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nnodes", "1"]
     return run(*launcher, "--nproc-per-node", str(ranks), *command, cwd=cwd, seconds=seconds)

@@ -1,5 +1,5 @@
-"""A file system that fails or is slow on demand, for a real server process: failing_disk.c, which
-is compiled by the first test that needs it.
+"""A file system that fails or is slow on request, for a real server process: failing_disk.c, which
+the first test that needs it compiles.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FIRST_STAT = 16
 
 
 class FailingDisk:
-    """What a server's file system does with the files whose paths have some words in them.
+    """Controls a server's file system, for files whose paths contain some words.
 
-    wrapper: what the server's command line begins with.
+    wrapper: the beginning of the server's command line.
     """
 
     def __init__(self, library: Path, control: Path, words: str) -> None:
-        """Begin with a file system that is well."""
+        """Begin with a healthy file system."""
         np.zeros(WORDS, dtype=np.uint64).tofile(control)
         self._words = np.memmap(control, dtype=np.uint64, mode="r+")
         self.wrapper = (
@@ -43,23 +43,23 @@ class FailingDisk:
         )
 
     def fail_reads(self, code: int) -> None:
-        """Have each read of the files fail from now on, and each page of their maps."""
+        """Make all reads of the files fail from now on, and all pages of their maps."""
         self._words[_READ_ERRNO] = code
 
     def slow_reads(self, seconds: float) -> None:
-        """Have each read of the files take so long, at least."""
+        """Make each read of the files take at least this long."""
         self._words[_READ_MICROSECONDS] = int(seconds * 1e6)
 
     def fail_stats(self, code: int) -> None:
-        """Have each stat of the files fail from now on."""
+        """Make all stat calls of the files fail from now on."""
         self._words[_STAT_ERRNO] = code
 
     def slow_stats(self, seconds: float) -> None:
-        """Have each stat of the files take so long, at least."""
+        """Make each stat call of the files take at least this long."""
         self._words[_STAT_MICROSECONDS] = int(seconds * 1e6)
 
     def heal(self) -> None:
-        """Have it be well again."""
+        """End all failures and delays."""
         self._words[_STAT_MICROSECONDS : _READ_ERRNO + 1] = 0
         self._words[_READ_MICROSECONDS] = 0
 
@@ -70,21 +70,21 @@ class FailingDisk:
 
     @property
     def stat_count(self) -> int:
-        """How many stats of the files the process has made so far."""
+        """How many stat calls of the files the process has made so far."""
         return int(self._words[_OUR_STATS])
 
     def stat_seconds(self) -> npt.NDArray[np.float64]:
-        """When each stat of the process was made, of any file, in order, in seconds of the clock of
+        """Times of all stat calls of the process, of any file, in order, in seconds of
         time.monotonic().
         """
         count = int(self._words[_STATS])
-        assert count <= WORDS - _FIRST_STAT, "too many to be noted"
+        assert count <= WORDS - _FIRST_STAT, "too many to be recorded"
         found = self._words[_FIRST_STAT : _FIRST_STAT + count]
         return np.sort(np.array(found)) / 1e9
 
 
 def compiled(folder: Path) -> Path:
-    """Return the library; the test is skipped where there is no compiler."""
+    """Return the library; skips the test if there is no compiler."""
     library = folder / "failing_disk.so"
     command = ["gcc", "-shared", "-fPIC", "-O1", "-Wno-builtin-declaration-mismatch"]
     try:

@@ -1,6 +1,6 @@
-"""What imports what, read from the source: python -m tests.support.import_graph FOLDER draws it.
+"""Which module imports which: python -m tests.support.import_graph FOLDER draws it.
 
-Reads the source and runs none of it. A box is a module or a package directly in a folder.
+Reads the source and executes none of it. A box is a module or a package directly in a folder.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ PACKAGES = ("tokenfeed", "server", "client")
 
 @dataclass(frozen=True)
 class Import:
-    """name: a module of ours, or what stands in the statement.  line: of the statement.  is_eager:
-    it runs when the importing module is imported.
+    """name: a module of ours, or the name in the statement.  line: of the statement.  is_eager:
+    whether it runs when the importing module is imported.
     """
 
     name: str
@@ -35,7 +35,7 @@ def module_name(path: Path) -> str:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of ours by name, but for generated code; links are not followed."""
+    """Every module of ours by name, without generated code; links are not followed."""
     return {
         module_name(path): path
         for package in PACKAGES
@@ -46,7 +46,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(name: str) -> list[Import]:
-    """What a module imports, wherever in its text."""
+    """All imports of a module, anywhere in its source."""
     path = modules()[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = []
@@ -86,7 +86,7 @@ def _ours(name: str) -> str:
 
 @cache
 def reached(name: str) -> frozenset[str]:
-    """All that is imported when a module is: modules of ours, and names of other packages."""
+    """Everything that importing a module imports: modules of ours, and names of other packages."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -96,13 +96,13 @@ def reached(name: str) -> frozenset[str]:
         found.add(module)
         if module in modules():
             waiting += [one.name for one in imports(module) if one.is_eager]
-            # Whoever imports a module imports the packages that it lies in.
+            # Importing a module imports the packages around it.
             waiting += [module.rpartition(".")[0]] if "." in module else []
     return frozenset(found - {name})
 
 
 def box_of(name: str, folder: str) -> str | None:
-    """The box of a folder ("server", "server.storage") that a module lies in; None: in none."""
+    """The box of a folder ("server", "server.storage") that contains a module, or None."""
     if name == folder:
         return "__init__"
     if not name.startswith(f"{folder}."):
@@ -111,7 +111,7 @@ def box_of(name: str, folder: str) -> str | None:
 
 
 def arrows(folder: str) -> dict[str, set[str]]:
-    """Box of a folder -> the others of its boxes that it imports, lazily too."""
+    """Box of a folder -> the other boxes that it imports, including lazy imports."""
     found: dict[str, set[str]] = {}
     for module in modules():
         box = box_of(module, folder)

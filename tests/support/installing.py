@@ -1,4 +1,4 @@
-"""Installed packages, and what is run with nothing of the checkout beside them."""
+"""Installs packages, and runs commands without the checkout."""
 
 from __future__ import annotations
 
@@ -12,42 +12,58 @@ from pathlib import Path
 
 
 def build(source: Path, folder: Path) -> Path:
-    """The wheel of a source folder, which is built into another one."""
+    """Build the wheel of a source folder into another folder."""
     from hatchling.builders.wheel import WheelBuilder
 
     return Path(next(iter(WheelBuilder(str(source)).build(directory=str(folder)))))
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """The folder, with a wheel installed in it and nothing of what that needs."""
+    """Install a wheel, without its dependencies, into a folder; return the folder."""
     command = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder]
     subprocess.run([sys.executable, *command, wheel], check=True, timeout=60)
     return folder
 
 
 def run(packages: Path | None, folder: Path, *command: str | Path, seconds: float = 60) -> str:
-    """Run a command in a folder; what it prints.  packages: what is installed beside the others."""
-    found = subprocess.run(
-        [*map(str, command)],
-        cwd=folder,
-        env=environment(packages),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    """Run a command with `finished`, require exit code 0, and return its stdout."""
+    found = finished(packages, folder, *command, seconds=seconds)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
 
+def finished(
+    packages: Path | None,
+    folder: Path,
+    *command: str | Path,
+    missing: str = "",
+    seconds: float = 60,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, until it exits.
+
+    packages: additional installed packages.  missing: a package that cannot be imported.
+    """
+    env = environment(packages)
+    if missing:
+        # Python imports this module when it starts.
+        (folder / "missing").mkdir(exist_ok=True)
+        code = f"import sys; sys.modules[{missing!r}] = None\n"
+        (folder / "missing" / "sitecustomize.py").write_text(code)
+        env["PYTHONPATH"] = f"{folder / 'missing'}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    return subprocess.run(
+        [*map(str, command)], cwd=folder, env=env, capture_output=True, text=True, timeout=seconds
+    )
+
+
 def environment(packages: Path | None) -> dict[str, str]:
-    """Of a user's shell.  Modules that lie in the checkout are not found by it."""
+    """The environment of a user's shell, in which modules of the checkout are not found."""
     found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return found | ({} if packages is None else {"PYTHONPATH": str(packages)})
 
 
 @contextmanager
 def serving(packages: Path | None, folder: Path, *command: str | Path) -> Iterator[str]:
-    """Run a server in a folder, and lend its address; SIGTERM ends it."""
+    """Run a server in a folder, and yield its address; SIGTERM ends it."""
     process = subprocess.Popen(
         [*map(str, command), "--host", "127.0.0.1", "--port", "0"],
         cwd=folder,

@@ -1,6 +1,4 @@
-"""A store of tokens in arrays, for tests alone: what they need no file for, and planes, which no
-file has yet.
-"""
+"""A store of tokens in arrays, for tests that need no file, and for planes."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from tokenfeed.wire.row_block import Plane, RowBlock
 
 @dataclass(frozen=True, slots=True)
 class MemoryShard:
-    """An array, as if it were a file."""
+    """An array in place of a file."""
 
     path: str
     layout: Layout
 
 
 class MemoryStore:
-    """A TokenStore of arrays. Slow and plain: a second implementation of what is promised."""
+    """A TokenStore of arrays. Slow and simple: a second implementation of the interface."""
 
     kind = "memory"
     cold = False
@@ -44,10 +42,10 @@ class MemoryStore:
         shards: Sequence[npt.NDArray[np.integer]],
         planes: Mapping[int, Sequence[npt.NDArray[np.uint8]]] | None = None,
     ) -> None:
-        """Hold tokens, an array a shard, all of one type.
+        """Hold tokens: one array per shard, all of one type.
 
-        planes: by kind, for each shard a byte for each of its tokens. A row's plane is the bytes of
-        its tokens, and none for its padding.
+        planes: by kind, for each shard one byte per token. A row's plane is the bytes of its
+        tokens; its padding has none.
         """
         self.name = name
         self.stored = shards[0].dtype
@@ -100,7 +98,7 @@ class MemoryStore:
             raise CorpusChanged("dataset", f"{self.name!r} changed while it was served")
 
     def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
-        """Nobody changes it."""
+        """Arrays do not change."""
 
     def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
         return not self.failed
@@ -120,7 +118,7 @@ class MemoryStore:
     def _rows(
         self, spans: Spans, content: Sequence[npt.NDArray[np.generic]]
     ) -> list[npt.NDArray[np.generic]]:
-        """Return what there is for each row, its spans end to end."""
+        """Return the content of each row, its spans end to end."""
         return [
             np.concatenate(
                 [content[0][:0]]

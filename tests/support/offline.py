@@ -1,4 +1,4 @@
-"""What a server has to serve, computed from the files by tests/support/reference.py."""
+"""The rows that a server has to serve, computed from the files by tests/support/reference.py."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def offline_rows(
 
 
 def received_rows(batches: Batches) -> np.ndarray:
-    """The rows of some batches, int64[n, T + 1], put together again from x and y."""
+    """The rows of some batches, int64[n, T + 1], rebuilt from x and y."""
     rows = [torch.cat([x, y[:, -1:]], dim=1) for x, y in batches]
     return torch.cat(rows).numpy()

@@ -1,4 +1,4 @@
-"""Ports where nobody listens."""
+"""Free ports."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """A TCP port that is free at every address of this machine, and stays so until it is used: the
-    kernel gives none below its own range to a connection, or to a server that asks for any. Nor is
-    it one of those that Ray gives to its workers, up to 19999.
+    """A TCP port that is free at every address of this machine and stays free until it is used: it
+    is below the range from which the kernel assigns ports to connections and to servers that ask
+    for any port, and above those that Ray gives to its workers, up to 19999.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:

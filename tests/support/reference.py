@@ -1,10 +1,10 @@
 """A second implementation of the tokenfeed protocol, written from docs/protocol.md alone.
 
-It exists so that the tests hold the product against something that shares no code, no library and
-no author's misreading with it: plain Python integers and loops, made to be compared with the
-document line by line, not to be fast. Its results are kept in tests/golden.json; `python -m
-tests.support.reference` prints them anew. It must never import the product, and it changes only
-where it departs from the document.
+It exists so that the tests compare the product with something that shares no code, no library and
+no misreading with it: plain Python integers and loops, written to be compared with the document
+line by line, not to be fast. Its results are stored in tests/golden.json; `python -m
+tests.support.reference` prints them again. It must never import the product, and it changes only
+where it differs from the document.
 """
 
 import hashlib
@@ -205,7 +205,7 @@ def stage_identity(
 ) -> bytes:
     """H(i + 1) of a mixture, 32 bytes: version 2, of the rows of stage i, after previous, H(i).
 
-    first_sample is e_i; sources of weight 0 are left out, and any order of them is the same stage.
+    first_sample is e_i; sources of weight 0 are left out, and their order does not matter.
     """
     present = sorted(source for source in sources if source.weight > 0)
     lines = [
@@ -295,7 +295,7 @@ class Plane(NamedTuple):
 
 
 def mask_entries(learned: list[bool]) -> bytes:
-    """Entries of plane 51 of a file: whether each of its tokens is to be learned."""
+    """Entries of plane 51 of a file: whether each of its tokens is a training target."""
     return bytes(learned)
 
 
@@ -575,7 +575,7 @@ def _golden_mixtures() -> Iterator[dict[str, Any]]:
     ]
     large = [
         (0, [_idle(0, 7), Source(1, _EXAMPLE, "shuffled-1", 2**64 - 1, 0, 3)]),
-        # By number, not as text, where "10" would come before "2"; one of weight 0 is no source.
+        # By number, not as text, where "10" would come before "2"; weight 0 is left out.
         (2**62, [_idle(2, 1), _idle(10, 2**20 - 1), Source(0, _EXAMPLE, "random-1", 5, 2**62, 0)]),
         (2**63 - 1, [Source(3, _EXAMPLE, "random-1", 2**63, 2**63 - 1, 2**20, pieces)]),
     ]

@@ -1,4 +1,4 @@
-"""Waiting for a state: until it is there, for a bounded time, however fast or slow a machine is."""
+"""Waits for a condition, with a timeout, on fast and slow machines."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """Wait until a condition holds, for at most so long; say whether it does."""
+    """Wait until a condition holds, or until the timeout; return whether it holds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             return condition()
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return True
 
 
 def let_time_pass(path: Path) -> None:
-    """Wait until whatever is done to a file now gives it another time than it has.
+    """Wait until a change of a file would give it another time than it has.
 
-    The clock of many file systems stands still for some milliseconds: of two changes within them,
-    a fast machine's, only the first one shows.
+    The clock of many file systems advances only every few milliseconds: two changes within one
+    such step have the same time.
     """
     changed_ns = path.stat().st_ctime_ns
     probe = path.with_name(f".{path.name}.now")

@@ -36,7 +36,7 @@ def named(case: dict[str, Any]) -> str:
 
 
 def test_the_golden_vectors_are_what_the_second_implementation_computes() -> None:
-    """A vector that nobody can recompute proves nothing."""
+    """A vector that cannot be recomputed proves nothing."""
     assert json.loads(json.dumps(reference.golden())) == GOLDEN
 
 
@@ -70,7 +70,7 @@ def test_every_sample_has_its_published_window(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", GOLDEN["fingerprints"])
 def test_a_corpus_has_its_published_fingerprint(case: dict[str, Any]) -> None:
-    """Replicas compare each other by it, whoever wrote them."""
+    """Replicas compare each other by it, also those of other implementations."""
     contents = [bytes.fromhex(content) for content in case["contents"]]
     joined = b"".join(contents)
     blocks = identity.content_blocks(len(joined))
@@ -136,7 +136,7 @@ def test_a_stage_of_a_mixture_has_its_published_identity(case: dict[str, Any]) -
 
 
 def test_the_chain_of_a_mixture_begins_and_goes_on_as_published() -> None:
-    """Whoever knows one hash and what follows it can check all that follows."""
+    """With one hash and what follows it, all later hashes can be checked."""
     before = b""
     for case in GOLDEN["mixtures"]:
         if case["stage"] == 0:

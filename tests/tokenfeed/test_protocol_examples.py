@@ -1,6 +1,6 @@
 """Every example of docs/protocol.md is what the second implementation computes.
 
-Whoever writes a client from the page tries the examples first: one wrong digit costs a day.
+Authors of a client try the examples of the page first: one wrong digit costs a day.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def in_golden_vectors(value: object) -> set[str]:
 
 
 def test_the_example_of_each_formula_is_among_the_golden_vectors() -> None:
-    """Whoever reads the vectors finds the examples of the page there."""
+    """The vectors contain the examples of the page."""
     vectors = in_golden_vectors(reference.golden())
     numbers = {case["checksum"] for case in reference.golden()["plane_checksums"]}
 
@@ -186,6 +186,6 @@ def test_the_page_names_every_topic_of_the_golden_vectors_and_every_key() -> Non
     """And no other."""
     rows = re.findall(r"^\| `(\w+)` \| \d \| (.*) \|$", PAGE, flags=re.MULTILINE)
 
-    named = {topic: set(re.findall(r"`(\w+)`", said)) for topic, said in rows}
+    named = {topic: set(re.findall(r"`(\w+)`", text)) for topic, text in rows}
 
     assert named == {topic: keys(records) for topic, records in reference.golden().items()}

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import NamedTuple
 
+from .. import __version__
+
 
 class Command(NamedTuple):
-    """module: runs as `python -m`.  needs: the extra that it is installed with.  arguments: what it
-    is told before what is typed.
+    """module: of tokenfeed; it has `build_parser`, and is run as `__main__`.  arguments: what it is
+    given before what was typed.
     """
 
     module: str
     purpose: str
-    needs: str = ""
     arguments: tuple[str, ...] = ()
 
 
 COMMANDS = {
-    "serve": Command("server", "serve token files, or text, over gRPC", "server"),
-    "ingest": Command("server.ingest", "turn text into shards of tokens", "ingest"),
+    "serve": Command("server.__main__", "serve token files, or text, over gRPC"),
+    "ingest": Command("server.ingest.__main__", "turn text into shards of tokens"),
     "inspect": Command("server.inspect", "say what token files are"),
     "verify": Command("server.verify", "read all of a dataset and print its digest"),
-    "probe": Command("server.probe", "say by the exit code whether a server is well", "server"),
-    "describe": Command("client", "say what a server serves", arguments=("describe",)),
-    "show": Command("client", "show one batch of a server", arguments=("show",)),
-    "bench": Command("client", "measure how fast batches arrive here", "torch", ("bench",)),
-    "completion": Command("commands.completion", "print what a shell completes", "completion"),
+    "probe": Command("server.probe", "say by the exit code whether a server is well"),
+    "describe": Command("client.__main__", "say what a server serves", ("describe",)),
+    "show": Command("client.__main__", "show one batch of a server", ("show",)),
+    "bench": Command("client.__main__", "measure how fast batches arrive here", ("bench",)),
+    "completion": Command("commands.completion", "print what a shell completes"),
 }
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the name of a command."""
+    parser = argparse.ArgumentParser(
+        prog="tokenfeed",
+        description="Serves tokens to those who train language models.",
+        epilog="tokenfeed COMMAND --help says more of each",
+    )
+    parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.purpose, add_help=False)
+    return parser
 
 
 def program(module: str) -> str:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from importlib import import_module, util
+from importlib import import_module
 
-import shtab
-
-from ..__main__ import build_parser
 from . import COMMANDS, Command
+from . import build_parser as build_command_parser
+from .extras import require_installed
 
 
-def main() -> int:
-    """Print the completion script of a shell.  Returns: 0."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    import shtab
+
     parser = argparse.ArgumentParser(
         prog="tokenfeed completion",
         description="Prints what a shell completes after `tokenfeed`.",
         epilog='example: eval "$(tokenfeed completion bash)", in ~/.bashrc',
     )
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
-    shell = parser.parse_args().shell
+    return parser
+
+
+def main() -> int:
+    """Print the completion script of a shell.  Returns: 0."""
+    require_installed("completion", "completion", "shtab")
+    import shtab
+
+    # Whoever reads the script may stop after its first line.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    shell = build_parser().parse_args().shell
     # Each is the parser of that command, when it is asked what it is called.
     sys.argv = ["tokenfeed"]
     print(shtab.complete(complete_parser(), shell))
@@ -31,7 +43,7 @@ def complete_parser() -> argparse.ArgumentParser:
     """Return the parser of `tokenfeed` with those of its commands, as far as the packages that they
     need are installed.
     """
-    parser = build_parser()
+    parser = build_command_parser()
     of_commands = _commands_of(parser)
     for name, command in COMMANDS.items():
         found = _parser_of(command)
@@ -42,13 +54,8 @@ def complete_parser() -> argparse.ArgumentParser:
 
 
 def _parser_of(command: Command) -> argparse.ArgumentParser | None:
-    module = f"tokenfeed.{command.module}"
-    if module == __name__:
-        return None
     try:
-        spec = util.find_spec(module)
-        is_package = spec is not None and spec.submodule_search_locations is not None
-        parser = import_module(f"{module}.__main__" if is_package else module).build_parser()
+        parser = import_module(f"tokenfeed.{command.module}").build_parser()
     except ModuleNotFoundError:
         return None
     return _commands_of(parser)[command.arguments[0]] if command.arguments else parser

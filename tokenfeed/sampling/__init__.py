@@ -1,1 +1,1 @@
-"""Which tokens each sample has: orders, the plan, and the spans that it returns."""
+"""The tokens of each sample: orders, the plan, and the spans that it returns."""

@@ -1,8 +1,8 @@
 """Turns samples into spans of tokens, and does nothing else.
 
-Pure on purpose: the same call answers "what will sample 288,000 be?" in the server, in a test and
-in a notebook. Knows no file, only how many tokens each has, so it can be proved with a corpus of
-ten imaginary tokens.
+Pure: the same call returns the tokens of sample 288,000 in the server, in a test and in a notebook.
+It knows only the token count of each file, so it can be tested with an imaginary corpus of ten
+tokens.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..stream.spec import StreamSpec
 from .spans import Spans
 
 PLAN_ROWS = 4096
-"""Rows worth planning at once: array arithmetic costs 42 (random) to 177 microseconds (shuffled)
-for 32 samples and 82 to 412 for 4,096. 2 shared cores, 2026-11; `python -m benchmarks.plan_rows`
-finds it again.
+"""Rows to plan at once: array arithmetic takes 42 (random) to 177 microseconds (shuffled) for 32
+samples and 82 to 412 for 4,096. 2 shared cores, 2026-11; measured by `python -m
+benchmarks.plan_rows`.
 """
 _PLACES_KEPT = 8
-"""Those used last. Of 60,000 files, each is a megabyte."""
+"""Size of an LRU cache. With 60,000 files, each entry is a megabyte."""
 
 
 class Places(NamedTuple):
-    """Where windows may lie in a corpus: places 0 to place_count - 1, file by file.
+    """The possible places of windows in a corpus: 0 to place_count - 1, file by file.
 
-    place_count: of all files together.  ends, firsts: int64[files], where the places of each file
-    end and begin.  stride: tokens from one place of a file to the next.
+    place_count: of all files together.  ends, firsts: int64[files], end and first of the places
+    of each file.  stride: tokens from one place of a file to the next.
     """
 
     place_count: int
@@ -42,7 +42,7 @@ class Places(NamedTuple):
 
 
 class Shape:
-    """What a plan has to know of a corpus: how many tokens each of its files has.
+    """The input of a plan: the number of tokens of each file of a corpus.
 
     A window never crosses from one file into the next. File i of n_i tokens has n_i - T places
     where a window of an order without epochs may start, and floor((n_i - 1) / T) non-overlapping
@@ -57,7 +57,7 @@ class Shape:
         self._kept_places = lru_cache(_PLACES_KEPT)(partial(_places, token_counts))
 
     def require_window(self, context_length: int) -> None:
-        """Raise InvalidRequest unless some file holds a window of T + 1 tokens."""
+        """Raise InvalidRequest unless a file has at least T + 1 tokens."""
         longest = self.longest_file_tokens
         if not 1 <= context_length < longest:
             raise InvalidRequest(
@@ -66,19 +66,19 @@ class Shape:
             )
 
     def places(self, context_length: int, *, has_epochs: bool) -> Places:
-        """Return where windows of T + 1 tokens may lie, possibly nowhere.
+        """Return the possible places of windows of T + 1 tokens; there may be none.
 
-        context_length: T, at least 1.  has_epochs: they do not overlap; else they may begin at any
-        token.
+        context_length: T, at least 1.  has_epochs: windows do not overlap; else they may begin at
+        any token.
         """
         if context_length >= self.longest_file_tokens:
-            # There are none, which nobody asks for twice.
+            # There are none, so caching is pointless.
             return _places(self.token_counts, context_length, has_epochs)
         return self._kept_places(context_length, has_epochs)
 
 
 def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: npt.NDArray[np.int64]) -> Spans:
-    """Return where the tokens of each sample lie: the only way from a sample to tokens.
+    """Return the spans of the tokens of each sample. Nothing else maps samples to tokens.
 
     shapes: of the corpus of each source of the stream.  samples: int64[n], each in [0, 2^63).  One
     pass of array arithmetic, no loop over n.
@@ -97,7 +97,7 @@ def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: npt.NDArray[np.int6
 
 
 def row_count(order: Order, shape: Shape, context_length: int) -> int:
-    """Return the rows of an epoch; of an order without epochs the windows that it draws from."""
+    """Return the rows per epoch; for an order without epochs, the windows that it draws from."""
     return shape.places(context_length, has_epochs=order.HAS_EPOCHS).place_count
 
 

@@ -1,7 +1,7 @@
-"""Where the tokens of rows come from: the answer of a plan, and the question to a store.
+"""The source of the tokens of rows: the output of a plan, and the input of a store.
 
-Pure arrays. A row of plain windows is one span; a row of an order over documents is several, end
-to end, and then padding.
+Pure arrays. A row of plain windows is one span. A row of an order over documents is several
+consecutive spans, followed by padding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """How spans make up rows that are no plain windows.
+    """How spans form rows that are not plain windows.
 
     first_span: int64[rows + 1]; row r has the spans [first_span[r], first_span[r + 1]).
     token_count: int64[spans], how many tokens each has, at least 1.
@@ -29,12 +29,12 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Runs of consecutive tokens, in the order of the rows that they make up.
+    """Runs of consecutive tokens, in the order of the rows that they form.
 
-    row_tokens: tokens of a row, T + 1; what its spans leave of them is padding at its end.
-    source, shard: int64[spans], which source of the stream, and which file of that one.
-    token_offset: int64[spans], where in that file.
-    pieces: None where each row is a window: one span of row_tokens tokens.
+    row_tokens: tokens of a row, T + 1; if its spans have fewer, the end of the row is padding.
+    source, shard: int64[spans], index of the source in the stream, and of the file in it.
+    token_offset: int64[spans], first token in that file.
+    pieces: None if each row is a window: one span of row_tokens tokens.
     """
 
     row_tokens: int
@@ -69,7 +69,7 @@ class Spans:
 
     @property
     def size_tokens(self) -> int:
-        """Of all spans together, padding not counted."""
+        """Tokens of all spans together, without padding."""
         if self.pieces is None:
             return self.shard.size * self.row_tokens
         return int(self.pieces.token_count.sum())
@@ -79,7 +79,7 @@ class Spans:
         return self.shard.size if self.pieces is None else self.pieces.first_span.size - 1
 
     def __getitem__(self, rows: slice) -> Spans:
-        """Return the spans of consecutive rows, without copying those."""
+        """Return the spans of consecutive rows, without a copy."""
         first, end, _ = rows.indices(len(self))
         end = max(first, end)
         pieces = self.pieces
@@ -97,7 +97,7 @@ class Spans:
 
     @classmethod
     def joined(cls, parts: Sequence[Spans]) -> Spans:
-        """Return the rows of several, at least one, all of the same row_tokens."""
+        """Return the rows of several Spans, at least one, with the same row_tokens."""
         return cls(
             parts[0].row_tokens,
             np.concatenate([part.source for part in parts]),

@@ -1,1 +1,1 @@
-"""What a stream is: its specification, identity and positions."""
+"""Specification, identity and positions of a stream."""

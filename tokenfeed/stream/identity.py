@@ -1,11 +1,11 @@
-"""What makes two streams the same stream, and its hash.
+"""The identity of a stream: a hash of everything that makes two streams the same stream.
 
-Pure: says which bytes to read and what to do with their hashes; reading them is the corpus' work.
+Pure: it defines which bytes to hash and how to combine their hashes; the server reads them.
 Every canonical form is lines of ASCII, so that any language can write it: docs/protocol.md,
 Identity, Redactions, Planes.
 
-The fingerprint guards a stream, it does not steer it: which tokens a sample has depends on order,
-seed, context length and the files' token counts alone.
+The fingerprint protects a stream, but does not affect it: the tokens of a sample depend only on
+order, seed, context length and the files' token counts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .order import Order
 
 VERSIONS_SERVED = (1,)
 """Versions of the identity that a server can compare: streams of one dataset, without redactions.
-Those of mixtures (2) and of redactions (3) are published, and not served yet.
+Those of mixtures (2) and of redactions (3) are published, but not served yet.
 """
 COMPLETE_BYTES_MAX = 1 << 30
-"""A corpus up to exactly this size is hashed in full: one token changed anywhere changes the
+"""A corpus of up to exactly this size is hashed in full: a change of any token changes the
 fingerprint.
 """
 BLOCK_BYTES = 1 << 20
@@ -30,11 +30,11 @@ SPREAD_BLOCK_BYTES = 4096
 
 
 def content_blocks(content_bytes: int, *, complete: bool = False) -> Iterator[tuple[int, int]]:
-    """Yield which blocks of a corpus are hashed, as (first_byte, end_byte) of the files' tokens
-    laid end to end.
+    """Yield the blocks of a corpus that are hashed, as (first_byte, end_byte) of the concatenated
+    tokens of the files.
 
-    All of it in blocks of 2^20 bytes up to exactly 2^30 bytes (or where complete); above, 4,096
-    blocks of 4,096 bytes spread evenly from the first byte to the last.
+    Up to exactly 2^30 bytes, or if complete: the whole corpus in blocks of 2^20 bytes. Above: 4,096
+    blocks of 4,096 bytes, spread evenly from the first byte to the last.
     """
     if complete or content_bytes <= COMPLETE_BYTES_MAX:
         for first in range(0, content_bytes, BLOCK_BYTES):
@@ -49,14 +49,14 @@ def content_blocks(content_bytes: int, *, complete: bool = False) -> Iterator[tu
 def fingerprint(dtype: str, token_counts: Iterable[int], block_digests: Iterable[bytes]) -> bytes:
     """Return the quick fingerprint of a corpus, 32 bytes.
 
-    dtype: of the stored tokens, "uint16".  token_counts: of each file, in order.
+    dtype: of the stored tokens, such as "uint16".  token_counts: of each file, in order.
     block_digests: SHA-256 of each of `content_blocks`, in order.
     """
     return _corpus_hash("fingerprint", dtype, token_counts, block_digests)
 
 
 def digest(dtype: str, token_counts: Iterable[int], block_digests: Iterable[bytes]) -> bytes:
-    """Return the full digest of a corpus, 32 bytes: as `fingerprint`, but over all of
+    """Return the full digest of a corpus, 32 bytes: like `fingerprint`, but over
     `content_blocks(complete=True)`.
     """
     return _corpus_hash("digest", dtype, token_counts, block_digests)
@@ -67,7 +67,7 @@ def stream_identity(
 ) -> bytes:
     """Return the identity of a stream of one dataset, 32 bytes: version 1.
 
-    seed: in [0, 2^64); an order that ignores it has it as 0.  corpus_fingerprint: 32 bytes.
+    seed: in [0, 2^64); hashed as 0 if the order ignores it.  corpus_fingerprint: 32 bytes.
     pieces: `pieces_hash` for an order over documents, else b"".
     """
     return _hash(
@@ -82,10 +82,10 @@ def stream_identity(
 
 @dataclass(frozen=True, slots=True)
 class SourceParts:
-    """What the identity of a stage says of one source of it.
+    """One source in the identity of a stage.
 
-    number: which it keeps in all stages.  base: samples that it gave before the stage.  weight: of
-    its samples in a block, at least 1.  The rest as for `stream_identity`.
+    number: of the source, the same in all stages.  base: its samples before the stage.  weight:
+    number of its samples in a block, at least 1.  The rest as for `stream_identity`.
     """
 
     number: int
@@ -98,7 +98,7 @@ class SourceParts:
 
 
 def mixture_identity(order: str, seed: int, context_length: int) -> bytes:
-    """Return H(0) of the chain of identities of a mixture, 32 bytes: nothing is mixed yet."""
+    """Return H(0) of the identity chain of a mixture, 32 bytes: before the first stage."""
     return _hash(
         "tokenfeed-identity-2",
         f"order={order}",
@@ -112,8 +112,8 @@ def stage_identity(
 ) -> bytes:
     """Return H(index + 1), the identity of the rows of a stage, 32 bytes: version 2.
 
-    previous: H(index).  first_sample: with which the stage begins, at a block border.  sources:
-    those with a weight above 0, by ascending number.
+    previous: H(index).  first_sample: of the stage, at a block border.  sources: those with a
+    weight above 0, by ascending number.
     """
     lines = [
         "tokenfeed-stage-1",
@@ -136,10 +136,10 @@ def stage_identity(
 
 
 def redacted_identity(identity: bytes, redactions: Sequence[tuple[int, int, bytes]]) -> bytes:
-    """Return the identity of rows from which something was taken out, 32 bytes: version 3.
+    """Return the identity of redacted rows, 32 bytes: version 3.
 
-    identity: of the same rows without that.  redactions: (first sample, number of the source, hash
-    of the list) of each that is in force, ascending, at least one.
+    identity: of the same rows without redactions.  redactions: (first sample, number of the source,
+    hash of the list) of each redaction in force, ascending, at least one.
     """
     lines = ["tokenfeed-identity-3", f"identity={identity.hex()}", f"redactions={len(redactions)}"]
     for first_sample, source, list_hash in redactions:
@@ -148,9 +148,9 @@ def redacted_identity(identity: bytes, redactions: Sequence[tuple[int, int, byte
 
 
 def redaction_list_hash(fill: int, ranges: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return the hash of a list of what is taken out, 32 bytes.
+    """Return the hash of a list of redactions, 32 bytes.
 
-    fill: the token that stands there instead.  ranges: (file, first token, end token), ascending;
+    fill: the token that replaces redacted ones.  ranges: (file, first token, end token), ascending;
     they neither overlap nor touch.
     """
     lines = ["tokenfeed-redactions-1", f"fill={fill}", f"ranges={len(ranges)}"]
@@ -166,7 +166,7 @@ def pieces_hash(
     """Return the hash of how documents are cut into pieces, 32 bytes.
 
     long_documents: "cut", "drop" or "truncate".  delimiter: the token that ends a document; None
-    where the format says it.  lengths: of each file, tokens of its pieces, in order.
+    if the format defines it.  lengths: of each file, tokens of its pieces, in order.
     """
     content = b"".join(length.to_bytes(4, "little") for file in lengths for length in file)
     return _hash(
@@ -186,7 +186,7 @@ def plane_fingerprint(
     """Return the fingerprint of a plane of a dataset, 32 bytes.
 
     kind: its field number in a frame.  entry_counts: of each file, in order.  block_digests:
-    SHA-256 of each of `content_blocks` of its entries laid end to end.
+    SHA-256 of each of `content_blocks` of its concatenated entries.
     """
     counts = list(entry_counts)
     return _hash(
@@ -201,8 +201,8 @@ def plane_fingerprint(
 def stage_plane_fingerprint(kind: int, fingerprints: Sequence[tuple[int, bytes]]) -> bytes:
     """Return the fingerprint of a plane of a stage of a mixture, 32 bytes.
 
-    fingerprints: (number of the source, its plane's fingerprint) of each source that has it,
-    ascending.
+    fingerprints: (number of the source, fingerprint of its plane) of each source that has the
+    plane, ascending.
     """
     lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(fingerprints)}"]
     for number, fingerprint in fingerprints:

@@ -1,4 +1,4 @@
-"""What an order of samples is, whichever algorithm makes it."""
+"""The interface of an order of samples."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 
 class Order(Protocol):
-    """What a module of orders/ offers.
+    """The interface of a module of orders/.
 
-    NAME: as on the wire.  USES_SEED: whether the seed is part of the identity.
+    NAME: on the wire.  USES_SEED: whether the seed is part of the identity.
     HAS_EPOCHS: the places are the non-overlapping windows, each visited once per epoch; else every
     token offset.
     """

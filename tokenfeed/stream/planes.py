@@ -1,6 +1,6 @@
-"""What may come beside the tokens of rows: each kind is a field of the Frame message, 50 to 99.
+"""Planes: data that accompanies the tokens of rows. Each kind is a field of Frame, 50 to 99.
 
-The contract is the only list: a kind that tokenfeed.proto has is known here.
+The contract is the only list: every kind in tokenfeed.proto is known here.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ..v1 import tokenfeed_pb2 as pb
 KINDS: dict[int, str] = {
     field.number: field.name for field in pb.Frame.DESCRIPTOR.fields if 50 <= field.number < 100
 }
-"""Number of each kind -> its name."""
+"""Number of a kind -> its name."""
 DOCUMENT_STARTS = pb.Frame.DOCUMENT_STARTS_FIELD_NUMBER
 LOSS_MASK = pb.Frame.LOSS_MASK_FIELD_NUMBER
 TOKEN_COUNTS = pb.Frame.TOKEN_COUNTS_FIELD_NUMBER
 
 
 def require_known(kinds: Iterable[int]) -> None:
-    """Raise InvalidRequest unless these are kinds of planes, ascending, each once."""
+    """Raise InvalidRequest unless these are kinds of planes, in ascending order and unique."""
     kinds = list(kinds)
     for kind in kinds:
         if kind not in KINDS:
             known = ", ".join(f"{number} ({name})" for number, name in KINDS.items())
-            raise InvalidRequest("planes", f"{kind} is no kind of plane; there are {known}")
+            raise InvalidRequest("planes", f"{kind} is not a kind of plane; there are {known}")
     if kinds != sorted(set(kinds)):
-        raise InvalidRequest("planes", f"{kinds} has a kind twice, or is not in ascending order")
+        raise InvalidRequest("planes", f"{kinds} has duplicates, or is not in ascending order")

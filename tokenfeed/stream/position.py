@@ -1,11 +1,11 @@
-"""Where a stream stands: first sample, rank, world size and batch size <-> sample index.
+"""The position in a stream: first sample, rank, world size and batch size <-> sample index.
 
-Pure arithmetic. The wire carries samples, never steps, so that a position means the same at any
-batch size and world size:
+Pure arithmetic. Messages contain samples, never steps, so a position means the same at any batch
+size and world size:
 
     sample = first_sample + k * world_size * batch_size + rank * batch_size + row    (k = 0, 1, ...)
 
-The rows of a stream are numbered through: row r of batch k is stream row k * batch_size + r.
+The rows of a stream are numbered: row r of batch k is stream row k * batch_size + r.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..errors import InvalidRequest, SamplesExhausted
 BATCH_SIZE_MAX = 1 << 20
 WORLD_SIZE_MAX = 1 << 32
 SAMPLE_END = 1 << 63
-"""Samples are below this, so that they fit an int64."""
+"""Samples are below this, so that they fit int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One rank's place in the order of samples. What exists is valid.
+    """One rank's position in the order of samples. Always valid once constructed.
 
-    first_sample: sample of row 0 of rank 0 in the batch that the stream begins with, in [0, 2^63).
+    first_sample: sample of row 0 of rank 0 in the first batch of the stream, in [0, 2^63).
     batch_size: rows per rank and batch, in [1, 2^20].  rank: in [0, world_size).  world_size: in
     [1, 2^32].
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
@@ -54,40 +54,38 @@ class Position:
 
     @property
     def stride(self) -> int:
-        """Samples from one batch to the next: those of all ranks."""
+        """Samples from one batch to the next, of all ranks together."""
         return self.world_size * self.batch_size
 
     @property
     def batches_left(self) -> int:
-        """Batches from here on whose samples all stay below 2^63."""
+        """Number of batches from here on with all samples below 2^63."""
         past_own_rows = (self.rank + 1) * self.batch_size
         return max(0, (SAMPLE_END - self.first_sample - past_own_rows) // self.stride + 1)
 
     def rows_before(self, end_sample: int) -> int:
-        """Return how many rows of this stream have samples below this one."""
+        """Return the number of rows of this stream with samples below end_sample."""
         samples = max(0, end_sample - self.first_sample - self.rank * self.batch_size)
         batches, rest = divmod(samples, self.stride)
         return batches * self.batch_size + min(rest, self.batch_size)
 
     def batch_first_sample(self, batch: int) -> int:
-        """Return the sample of row 0 of rank 0 in batch k of this stream: what a request for it
-        says.
-        """
+        """Return the sample of row 0 of rank 0 in a batch: first_sample of a request for it."""
         return self.first_sample + batch * self.stride
 
     def samples(self, first_row: int, row_count: int) -> npt.NDArray[np.int64]:
         """Return the sample indices of stream rows [first_row, first_row + row_count).
 
-        Returns: int64[row_count], each in [0, 2^63); rows must lie below `rows_before(2^63)`.
+        Returns: int64[row_count], each in [0, 2^63); rows have to be below `rows_before(2^63)`.
         """
         if row_count == 0:
-            # Where nothing is left the first sample may be 2^63, which is no int64.
+            # At the end the first sample may be 2^63, which does not fit int64.
             return np.empty(0, dtype=np.int64)
         first_batch, row = divmod(first_row, self.batch_size)
         base = self.batch_first_sample(first_batch) + self.rank * self.batch_size
         rows = np.arange(row, row + row_count, dtype=np.int64)
         if self.world_size > 1:
-            # The other ranks' samples lie between two batches; alone, the samples are consecutive.
+            # The samples of the other ranks lie between two batches of this one.
             rows += rows // self.batch_size * (self.stride - self.batch_size)
         return rows + base
 

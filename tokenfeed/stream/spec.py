@@ -1,8 +1,8 @@
-"""What a stream is, as a value: everything that decides which tokens a sample has.
+"""The specification of a stream: everything that determines the tokens of a sample.
 
-Order, seed, context length, sources, stages and planes are said here once; the request, the saved
-state, the plan and the identity are made from it. Position, batch size and ranks are no part of it:
-they say which samples are wanted.
+The only definition of order, seed, context length, sources, stages and planes; the request, the
+saved state, the plan and the identity are made from it. Position, batch size and ranks are not part
+of it: they select samples.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ _CONTEXT_LENGTH_END = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One dataset of a stream, and in which order its windows come. What exists is valid.
+    """One dataset of a stream, and the order of its windows. Always valid once constructed.
 
-    dataset: its name, for looking it up only; "" is the only one that a server has.  seed: in [0,
-    2^64).
+    dataset: its name, only for the lookup; "" is the only dataset of a server.  seed: in [0, 2^64).
     Raises: InvalidRequest, naming the field and its limit.
     """
 
@@ -40,13 +39,13 @@ class Source:
 
     @property
     def seed_used(self) -> int:
-        """The seed as the identity has it: 0 where the order ignores it."""
+        """The seed in the identity: 0 if the order ignores it."""
         return self.seed if self.order.USES_SEED else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """From which sample on the sources are mixed in which proportion.
+    """The proportions of the sources from a sample on.
 
     first_sample: in [0, 2^63).  weights: samples of each source in a block, in the order of the
     sources.
@@ -58,10 +57,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StreamParts:
-    """What makes a stream over a corpus the same stream, as plain values that a saved state holds;
-    they may come from a release that knows other orders.
+    """The parts of the identity of a stream as plain values of a saved state. They may come from a
+    release with other orders.
 
-    order: with its version.  seed: 0 where the order ignores it.  context_length: T.  fingerprint:
+    order: with its version.  seed: 0 if the order ignores it.  context_length: T.  fingerprint:
     of the corpus, 64 hexadecimal digits.
     """
 
@@ -76,11 +75,10 @@ _ALONE = (Stage(0, (1,)),)
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """What is asked for. What exists is valid.
+    """The specification of a stream. Always valid once constructed.
 
-    context_length: T, at least 1; a row has T + 1 tokens.  sources: one; a mixture of several is
-    not served yet.  stages: in order.  planes: kinds of what comes beside the tokens (planes.py),
-    ascending.
+    context_length: T, at least 1; a row has T + 1 tokens.  sources: one; mixtures of several are
+    not served yet.  stages: in order.  planes: kinds (planes.py), ascending.
     Raises: InvalidRequest, naming the field and its limit.
     """
 
@@ -91,14 +89,14 @@ class StreamSpec:
 
     def __post_init__(self) -> None:
         """Check every range."""
-        # How long it may be is for the corpus to say.
+        # The upper limit depends on the corpus.
         if not 1 <= self.context_length < _CONTEXT_LENGTH_END:
             raise InvalidRequest(
                 "context_length",
                 f"{self.context_length} is not in [1, tokens of the longest file)",
             )
         if len(self.sources) != 1 or self.stages != _ALONE:
-            raise InvalidRequest("stage", "a stream is of one dataset; mixtures are not served yet")
+            raise InvalidRequest("stage", "has to have one dataset; mixtures are not served yet")
         require_known(self.planes)
 
     @classmethod
@@ -114,18 +112,18 @@ class StreamSpec:
         return cls(context_length, (Source(dataset, order, seed),), planes=tuple(sorted(planes)))
 
     def parts(self, fingerprint: bytes) -> StreamParts:
-        """Return what `identity` is made of, as plain values.  fingerprint: of the corpus."""
+        """Return the parts of `identity` as plain values.  fingerprint: of the corpus."""
         return StreamParts(
             self.order.NAME, self.source.seed_used, self.context_length, fingerprint.hex()
         )
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain values, the same in every process: what tells streams apart that were
-        asked for, before anybody knows their corpora.
+        """Return plain values, the same in every process, that distinguish specifications while
+        their corpora are unknown.
         """
         return {
             "context_length": self.context_length,
-            "sources": [(one.dataset, one.order.NAME, one.seed) for one in self.sources],
+            "sources": [(each.dataset, each.order.NAME, each.seed) for each in self.sources],
             "stages": [(stage.first_sample, stage.weights) for stage in self.stages],
             "planes": self.planes,
         }
@@ -137,21 +135,21 @@ class StreamSpec:
 
     @property
     def order(self) -> Order:
-        """Of the samples of the stream."""
+        """The order of the samples."""
         return self.source.order
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a row: inputs and targets overlap in all but one."""
+        """Tokens of a row: T inputs and T targets share all but one token."""
         return self.context_length + 1
 
     @property
     def identity_version(self) -> int:
-        """Of the canonical form that `identity` hashes."""
+        """Version of the canonical form that `identity` hashes."""
         return 1
 
     def identity(self, fingerprints: Sequence[bytes]) -> bytes:
-        """Return what makes this stream the same stream everywhere, 32 bytes (identity.py).
+        """Return the identity of this stream, the same everywhere, 32 bytes (identity.py).
 
         fingerprints: of the corpus of each source, 32 bytes each.
         """

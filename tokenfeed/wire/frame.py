@@ -1,9 +1,9 @@
 """Rows and their planes <-> bytes on the wire, and the checksum over both.
 
-A frame is an ordinary protobuf message, so any language's generated stub reads it. The hot path
-skips the protobuf runtime all the same: the tokens are the last field, so a frame is written as
-header, planes, tag, length and tokens in one join, and read as a slice. Any other valid encoding is
-parsed by protobuf; a property test holds both together.
+A frame is an ordinary protobuf message, which the generated stub of any language can read. The hot
+path nevertheless bypasses the protobuf runtime: the tokens are the last field, so a frame is
+written as header, planes, tag, length and tokens in one join, and read as a slice. Other valid
+encodings are parsed by protobuf; a property test compares both ways.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from ..stream.spec import StreamSpec
 from ..v1 import tokenfeed_pb2 as pb
 from .row_block import Plane, RowBlock
 
-# The target is a question of speed (docs/decisions/0002-frames.md), the maximum one of
-# compatibility: gRPC clients refuse messages above 4 MiB unless told otherwise. Only a single row
-# longer than the target goes beyond it.
+# The target was chosen for speed (docs/decisions/0002-frames.md), the maximum for compatibility: by
+# default gRPC clients refuse messages above 4 MiB. Only a single row that is longer than the target
+# exceeds it.
 FRAME_BYTES_TARGET = 1 << 20
 FRAME_BYTES_FIRST = 1 << 17
 MESSAGE_BYTES_MAX = (1 << 22) - 1
-"""Planes are counted too: what would be longer goes as two frames, unless it is a single row."""
+"""Includes planes: a longer frame is split in two, unless it is a single row."""
 ROW_BYTES_MAX = 1 << 30
-"""A row is never cut, and a protobuf message stays below 2^31 bytes."""
+"""A row is never split, and a protobuf message stays below 2^31 bytes."""
 BYTES_PER_SECOND_MIN = 1 << 20
-"""A frame longer than this may take a second more on its way for each such part of it, as both
-sides see it: before that nobody calls the other one silent.
-"""
+"""The timeouts of both sides allow one more second per this many bytes of a longer frame."""
 
 TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
@@ -51,10 +49,9 @@ _BYTE_COUNT = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What every frame of a stream has in common, for the one who writes it and the one who reads
-    it: each takes it from what he knows himself.
+    """Common properties of all frames of a stream. Writer and reader each use their own values.
 
-    identity: 32 bytes.  plane_fingerprints: of each plane that is wanted, by kind, 32 bytes each.
+    identity: 32 bytes.  plane_fingerprints: of each requested plane, by kind, 32 bytes each.
     """
 
     spec: StreamSpec
@@ -63,16 +60,16 @@ class Stream:
     plane_fingerprints: Mapping[int, bytes]
 
     def place(self, stream_row: int) -> tuple[int, int]:
-        """Return first_sample and first_row of a frame that begins with this row of the stream."""
+        """Return first_sample and first_row of a frame that begins at this row of the stream."""
         batch, row = divmod(stream_row, self.position.batch_size)
         return self.position.batch_first_sample(batch), row
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame as it arrived, not yet trusted.
+    """A received frame, not yet checked.
 
-    tokens: uint8[n], a view of the message, which it keeps alive.  The other fields are as in
+    tokens: uint8[n], a view of the message, which it keeps alive.  The other fields are those of
     tokenfeed.proto.
     """
 
@@ -86,20 +83,18 @@ class Frame:
     tokens: npt.NDArray[np.uint8]
 
     def rows(self, stream: Stream, stream_row: int) -> RowBlock:
-        """Check that this is what was asked for, and return its rows, read-only.
+        """Check that this is the requested frame, and return its rows, read-only.
 
-        stream: the caller's own, never the frame's, so that a bit flipped on the way to the server
-        is found as well.  stream_row: row of the stream that the frame has to begin with.
+        stream: the caller's own values, never the frame's, so that a bit flipped on the way to the
+        server is found too.  stream_row: row of the stream that the frame has to begin at.
         Raises: BadFrame.
         """
         row_tokens, expected = stream.spec.row_tokens, stream.place(stream_row)
         if (self.first_sample, self.first_row) != expected:
-            raise BadFrame(
-                "frame",
-                f"begins at (sample, row) {(self.first_sample, self.first_row)}, not {expected}",
-            )
+            found = (self.first_sample, self.first_row)
+            raise BadFrame("frame", f"begins at (sample, row) {found}, expected {expected}")
         if self.identity != stream.identity:
-            raise BadFrame("frame", "is of another stream identity")
+            raise BadFrame("frame", "has another stream identity")
         dtype = TOKEN_DTYPES.get(self.token_bytes)
         if (
             dtype is None
@@ -113,7 +108,7 @@ class Frame:
             )
         kinds = tuple(plane.kind for plane in self.planes)
         if kinds != stream.spec.planes:
-            raise BadFrame("frame", f"has the planes {kinds}, not {stream.spec.planes}")
+            raise BadFrame("frame", f"has the planes {kinds}, expected {stream.spec.planes}")
         for plane in self.planes:
             if (
                 plane.row_lengths.size != self.row_count
@@ -121,7 +116,7 @@ class Frame:
             ):
                 raise BadFrame(
                     "frame",
-                    f"{plane.content.size} bytes of plane {plane.kind} are not those of "
+                    f"{plane.content.size} bytes of plane {plane.kind} do not match "
                     f"{self.row_count} rows",
                 )
         block = RowBlock(self.tokens.view(dtype).reshape(self.row_count, row_tokens), self.planes)
@@ -131,10 +126,10 @@ class Frame:
 
 
 def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
-    """Return the CRC-32C of where rows stand in the stream, of their tokens, and of their planes
-    where there are any, in [0, 2^32).
+    """Return the CRC-32C of the rows' place in the stream, their tokens, and their planes if there
+    are any, in [0, 2^32).
 
-    stream_row: row of the stream that the block begins with.
+    stream_row: row of the stream that the block begins at.
     """
     position = stream.position
     place = _PLACE.pack(
@@ -145,7 +140,7 @@ def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
         position.rank,
         position.world_size,
     )
-    # The C extension takes any contiguous buffer; its stub knows only bytes.
+    # The C extension accepts any contiguous buffer; its type stub allows only bytes.
     crc: int = google_crc32c.extend(google_crc32c.value(place), block.tokens)
     if block.planes:
         crc = google_crc32c.extend(crc, _PLANE_COUNT.pack(len(block.planes)))
@@ -161,11 +156,10 @@ def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
 
 
 def encode(stream: Stream, stream_row: int, block: RowBlock) -> list[bytes]:
-    """Return rows as frames, ready for the wire: one, or several where that would be longer than a
-    message may be.
+    """Return rows as encoded frames: one, or several if one would exceed MESSAGE_BYTES_MAX.
 
-    stream_row: row of the stream that the block begins with.  The block is copied, so its memory
-    may be used again at once.
+    stream_row: row of the stream that the block begins at.  The block is copied, so its memory may
+    be reused at once.
     """
     size_bytes = block.tokens.nbytes
     for plane in block.planes:
@@ -200,42 +194,42 @@ def _encoded(stream: Stream, stream_row: int, block: RowBlock) -> bytes:
 
 
 def decode(message: bytes) -> Frame:
-    """Return the frame in a message, any valid encoding of it.  Raises: BadFrame if it is none."""
-    tag, first = _tokens_soon(message)
+    """Return the frame in a message, in any valid encoding.  Raises: BadFrame if it is not one."""
+    tag, first = _find_tokens_fast(message)
     if tag < 0:
-        tag, first = _tokens_last(message)
+        tag, first = _find_tokens(message)
     if tag >= 0:
-        # Exact, not a guess: what precedes the tag has to be a complete message by itself.
+        # Exact: the bytes before the tag have to be a complete message.
         header = _parse(message[:tag])
         if header is not None:
             return _frame(header, np.frombuffer(message, dtype=np.uint8, offset=first))
     header = _parse(message)
     if header is None:
-        raise BadFrame("frame", "is no valid protobuf message")
+        raise BadFrame("frame", "is not a valid protobuf message")
     return _frame(header, np.frombuffer(header.tokens, dtype=np.uint8))
 
 
 def require_fast_checksum() -> None:
-    """Raise TokenfeedError if the checksum library fell back to pure Python, which is a hundred
-    times slower than the wire.
+    """Raise TokenfeedError if the checksum library uses pure Python, which is a hundred times
+    slower than the network.
     """
     if google_crc32c.implementation != "c":
         raise TokenfeedError(
-            "google-crc32c", "its C extension does not load here; reinstall it from a wheel"
+            "google-crc32c", "its C extension does not load; reinstall it from a wheel"
         )
 
 
 def rows_per_frame(frame_bytes: int, row_bytes: int) -> int:
-    """Return how many whole rows make a frame of about frame_bytes: at least one."""
+    """Return the number of whole rows of a frame of about frame_bytes: at least one."""
     return max(1, frame_bytes // row_bytes)
 
 
 def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
-    """Return how large the next frame should be, from how long the client took to take this one.
+    """Return the size of the next frame, from the time that the client took to read this one.
 
-    A stream begins with small frames, so that its first batch is not late, and doubles them as long
-    as they are taken quickly; a slow consumer gets small ones, which keeps what a slow stream holds
-    in memory small.
+    A stream starts with small frames, so that its first batch arrives early, and doubles them while
+    they are read quickly. A slow consumer gets small frames, so that a slow stream uses little
+    memory.
     """
     if taken_seconds < 0.02:
         return min(2 * frame_bytes, FRAME_BYTES_TARGET)
@@ -244,10 +238,10 @@ def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
     return frame_bytes
 
 
-def _tokens_soon(message: bytes) -> tuple[int, int]:
-    """As `_tokens_last`, and faster, for a frame without planes: its headers are short.
+def _find_tokens_fast(message: bytes) -> tuple[int, int]:
+    """Like `_find_tokens`, but faster; only for a frame without planes, whose header is short.
 
-    Where it is wrong, since a hash may look like a tag, what precedes is no complete message.
+    May be wrong, since a hash may contain the tag. The bytes before it are then not a message.
     """
     tag = message.find(_TOKENS_TAG, 0, _PLAIN_HEADER_BYTES_MAX)
     if tag >= 0:
@@ -257,11 +251,11 @@ def _tokens_soon(message: bytes) -> tuple[int, int]:
     return -1, -1
 
 
-def _tokens_last(message: bytes) -> tuple[int, int]:
-    """Return where the tag of the tokens is, and where they begin, if they are the last field and
+def _find_tokens(message: bytes) -> tuple[int, int]:
+    """Return the byte offsets of the tokens' tag and of the tokens, if they are the last field and
     not empty; else (-1, -1).
 
-    Walks from field to field as any parser does, without looking into them.
+    Iterates over the fields like any parser, without decoding them.
     """
     place, end = 0, len(message)
     while place < end:
@@ -281,7 +275,7 @@ def _tokens_last(message: bytes) -> tuple[int, int]:
             case 5:
                 place = after + 4
             case _:
-                return -1, -1  # a group, or no valid message
+                return -1, -1  # a group, or an invalid message
     return -1, -1
 
 
@@ -323,8 +317,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: bytes, first: int) -> tuple[int, int]:
-    """Return the varint that begins at byte `first`, and where it ends; (-1, end) if it has no end
-    within ten bytes.
+    """Return the varint that begins at byte `first`, and its end; (-1, end of the message) if it is
+    longer than ten bytes.
     """
     value = 0
     for index, byte in enumerate(message[first : first + 10]):

@@ -1,6 +1,4 @@
-"""What one rank wants of a stream, as a value and as a message of the contract: both directions in
-one place.
-"""
+"""A request of one rank, as a value and as a message of the contract: both conversions."""
 
 from __future__ import annotations
 
@@ -17,21 +15,21 @@ from ..stream.spec import StreamSpec
 from ..v1 import tokenfeed_pb2 as pb
 
 CONTRACT_REVISION = 2
-"""Of the contract that this code speaks. Revision 1 was never released, and did not say so."""
+"""Revision of the contract in this code. Revision 1 was not released and had no such number."""
 CLIENT_NAME_MAX = 128
 _HASH_BYTES = 32
 _HINTS_BEGIN = 100
 _NUMBERS_BYTES = 30
-"""By how much the numbers that move on may make a later request longer."""
+"""Maximum growth of a later request, since its numbers have more digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """One rank's rows of a stream. What exists is valid.
+    """One rank's rows of a stream. Always valid once constructed.
 
-    num_batches: at least 0; None is without end.  first_row: rows of the first batch that are left
-    out, in [0, B).  end_sample: rows from this sample on are left out, in [0, 2^63]; None leaves
-    out none.  declined_planes: kinds that say what is to be learned, and are not wanted on purpose.
+    num_batches: at least 0; None is endless.  first_row: rows of the first batch to leave out, in
+    [0, B).  end_sample: rows from this sample on are left out, in [0, 2^63]; None leaves out none.
+    declined_planes: kinds of planes that affect learning and are deliberately not requested.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
@@ -60,12 +58,12 @@ class StreamRequest:
 
     @property
     def end_batch(self) -> int:
-        """Batches of the stream: those asked for, or all that there are below sample 2^63."""
+        """Number of batches: the requested ones, or all below sample 2^63."""
         return self.position.batches_left if self.num_batches is None else self.num_batches
 
     @property
     def end_row(self) -> int:
-        """The row of the stream behind the last one wanted: row r of batch k is k * B + r."""
+        """The stream row after the last requested one: row r of batch k is k * B + r."""
         batch_size = self.position.batch_size
         if self.end_sample is None:
             rows = self.end_batch * batch_size
@@ -77,13 +75,13 @@ class StreamRequest:
 
     @property
     def is_endless(self) -> bool:
-        """Whether nothing but 2^63 ends it."""
+        """Whether only 2^63 ends it."""
         return self.num_batches is None and self.end_sample is None
 
     def require_within(self, limits: pb.Limits, token_bytes: int) -> None:
-        """Raise LimitExceeded if a server does not take this.
+        """Raise LimitExceeded if this request exceeds the limits of a server.
 
-        limits: of that server; 0 is not known.  token_bytes: that it serves a token in.
+        limits: of that server; 0 is unknown.  token_bytes: width of its served tokens.
         """
         batch_size = self.position.batch_size
         row_bytes = self.spec.row_tokens * token_bytes
@@ -101,7 +99,7 @@ class StreamRequest:
     def part(self, first_row: int, end_batch: int) -> StreamRequest:
         """Return the request for rows of this stream from first_row on, up to batch end_batch.
 
-        first_row: of this request's rows, as end_row counts them.
+        first_row: a stream row, counted like end_row.
         """
         batch, row = divmod(first_row, self.position.batch_size)
         position = replace(self.position, first_sample=self.position.batch_first_sample(batch))
@@ -110,10 +108,10 @@ class StreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the server has to have; b"" is not compared.
+    """What the server compares with its own values; b"" is not compared.
 
-    identity: of the stream, and identity_version, of the form that it is the hash of.  digest: of
-    the corpus.  planes: fingerprint of each plane that is wanted, by its kind.
+    identity: of the stream.  identity_version: of its canonical form.  digest: of the corpus.
+    planes: fingerprint of each requested plane, by its kind.
     """
 
     identity: bytes = b""
@@ -131,12 +129,13 @@ class Expected:
         if self.identity and not self.identity_version:
             raise InvalidRequest(
                 "identity_version",
-                f"is missing beside expected_identity; there are {known}. A client from before "
-                f"revision {CONTRACT_REVISION} of the contract has to be upgraded",
+                f"is missing, but expected_identity is given; there are {known}. Upgrade a client "
+                f"older than revision {CONTRACT_REVISION} of the contract",
             )
         if self.identity_version and self.identity_version not in VERSIONS_SERVED:
             raise InvalidRequest(
-                "identity_version", f"{self.identity_version} is not served here, only {known}"
+                "identity_version",
+                f"{self.identity_version} is not supported by this server, only {known}",
             )
 
 
@@ -171,10 +170,10 @@ def to_message(
 
 
 def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) -> None:
-    """Raise LimitExceeded if requests of a stream may be longer than a server reads: gRPC itself
-    would refuse them with the status that else means "come again".
+    """Raise LimitExceeded if requests of a stream may be larger than a server accepts: gRPC itself
+    would refuse them with the status that otherwise means "retry later".
 
-    limits: of that server; 0 is not known.
+    limits: of that server; 0 is unknown.
     """
     hashes = Expected(bytes(_HASH_BYTES), VERSIONS_SERVED[-1], bytes(_HASH_BYTES))
     size_bytes = to_message(request, hashes, client_name).ByteSize()
@@ -182,28 +181,30 @@ def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) ->
     if 0 < limits.request_bytes_max < size_bytes:
         raise LimitExceeded(
             "request",
-            f"has up to {size_bytes} bytes, and this server reads {limits.request_bytes_max}; is "
-            "the name of the dataset right?",
+            f"has up to {size_bytes} bytes, but this server accepts {limits.request_bytes_max}; "
+            "check the dataset name",
         )
 
 
 def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
-    """Return what a message of the contract asks for.
+    """Return the request in a message of the contract.
 
-    Raises: RequestError, naming the field and its limit: for all that is out of range, not
+    Raises: RequestError, naming the field and its limit, if something is out of range, not
     understood, or not served yet.
     """
     require_understood(message)
     order = orders.find(message.order)
     if message.HasField("stage"):
-        raise InvalidRequest("stage", f"is set, and {order.NAME} is no mixture")
+        raise InvalidRequest("stage", f"is set, but {order.NAME} is not a mixture; omit it")
     if message.long_documents:
-        raise InvalidRequest("long_documents", f"is set, and {order.NAME} is not over documents")
+        raise InvalidRequest(
+            "long_documents", f"is set, but {order.NAME} does not read documents; omit it"
+        )
     for redaction in message.redactions:
         if not redaction.list_hash:
-            raise InvalidRequest("list_hash", f"is missing; it has {_HASH_BYTES} bytes")
+            raise InvalidRequest("list_hash", f"is missing; it has to have {_HASH_BYTES} bytes")
         _require_hash("list_hash", redaction.list_hash)
-        raise StreamMismatch("redactions", "this server has none to take anything out by")
+        raise StreamMismatch("redactions", "this server has no lists of redactions")
     kinds = [plane.kind for plane in message.planes]
     spec = StreamSpec.of_dataset(
         message.dataset, order, message.seed, message.context_length, kinds
@@ -231,14 +232,14 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
 
 
 def require_understood(message: Message) -> None:
-    """Raise InvalidRequest if a message, or one within it, has a field below 100 that is not known
-    here, or of another type than here.
+    """Raise InvalidRequest if a message, or one within it, has an unknown field below 100, or a
+    field of another type.
     """
     unknown = UnknownFieldSet(message)
     for number in (unknown[index].field_number for index in range(len(unknown))):
         if number < _HINTS_BEGIN:
             known = message.DESCRIPTOR.fields_by_number.get(number)
-            problem = f"({known.name}) has another wire type" if known else "is not known here"
+            problem = f"({known.name}) has another wire type" if known else "is unknown"
             raise InvalidRequest(
                 "request",
                 f"field {number} of {message.DESCRIPTOR.name} {problem}; "
@@ -253,4 +254,6 @@ def require_understood(message: Message) -> None:
 def _require_hash(name: str, value: bytes, what_for: str = "") -> None:
     """Raise InvalidRequest unless a hash is unset or has 32 bytes."""
     if value and len(value) != _HASH_BYTES:
-        raise InvalidRequest(name, f"has {len(value)} bytes{what_for}, not {_HASH_BYTES}")
+        raise InvalidRequest(
+            name, f"has {len(value)} bytes{what_for}; it has to have {_HASH_BYTES}"
+        )

@@ -1,6 +1,4 @@
-"""Rows with what belongs to them: tokens, and planes beside the tokens. One value travels from the
-gather to the device, never a bare array.
-"""
+"""Rows with their tokens and planes. This value goes from the gather to the device."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """What comes beside the tokens of rows, ragged: a row has as many bytes of it as it needs.
+    """Data that accompanies the tokens of rows. Ragged: each row has its own number of bytes.
 
     kind: its field number in a frame (planes.py).  row_lengths: uint32[rows], bytes of each row.
     content: uint8[n], row after row, as on the wire.
@@ -23,7 +21,7 @@ class Plane:
     content: npt.NDArray[np.uint8]
 
     def __getitem__(self, rows: slice) -> Plane:
-        """Return the plane of consecutive rows, without copying its content."""
+        """Return the plane of consecutive rows, without a copy of its content."""
         first, end, _ = rows.indices(self.row_lengths.size)
         lengths = self.row_lengths[first : max(first, end)]
         first_byte = int(self.row_lengths[:first].sum())
@@ -35,7 +33,7 @@ class RowBlock:
     """Consecutive rows of a stream.
 
     tokens: uint16 or uint32 [rows, T + 1], little-endian.  planes: in ascending order of their
-    kinds, each of as many rows.
+    kinds, each with the same number of rows.
     """
 
     tokens: npt.NDArray[np.unsignedinteger]
@@ -46,7 +44,7 @@ class RowBlock:
         return len(self.tokens)
 
     def __getitem__(self, rows: slice) -> RowBlock:
-        """Return some of the rows, without copying tokens or planes."""
+        """Return consecutive rows, without a copy of tokens or planes."""
         planes = self.planes
         return RowBlock(
             self.tokens[rows], tuple([plane[rows] for plane in planes]) if planes else planes

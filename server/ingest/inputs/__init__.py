@@ -1,7 +1,7 @@
 """Files of text -> units to encode: one module per kind of file.
 
-A reader is a module with `KIND` and `units`, and a line in READERS. It cuts by what is in the file
-alone, so the same units come out whoever asks and wherever reading begins again.
+A reader is a module with `KIND` and `units`, and a line in READERS. Its units depend only on the
+content of the file, so a resumed run gets the same units.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ READERS: dict[str, Reader] = {module.KIND: module for module in (parquet, jsonl,
 
 
 def kind_of(path: str, head: bytes) -> str:
-    """Return the name of the reader of a file: by its first bytes, and by its name where they do
-    not say.  Raises: InvalidSource.
+    """Return the kind of a file: by its first bytes, or by its name if they do not tell.
+
+    Raises: InvalidSource.
     """
     name = path.lower()
     if head.startswith(b"PAR1") or name.endswith(".parquet"):

@@ -1,4 +1,4 @@
-"""What a reader is, and what it is told."""
+"""The interface of readers, and what they are given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..units import Source, Unit
 
 
 class Reader(Protocol):
-    """What the module of a kind of file offers."""
+    """What the module of a kind of file provides."""
 
     KIND: str
 
@@ -19,22 +19,22 @@ class Reader(Protocol):
     ) -> Iterator[Unit]:
         """Yield the units of a source.
 
-        index: of the source.  offset: where to begin, 0 or where a unit ended.
-        What cannot be read comes as a unit with a problem.
+        index: of the source.  offset: where to begin: 0, or the end of a unit.
+        Input that cannot be read is a unit with a problem.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderContext:
-    """What readers are told.
+    """What readers are given.
 
-    columns: names of the one or two that are text.  pieces: cuts text where its tokens do not
-    change.  is_val: by the SHA-256 of a document.  hashed: is told the SHA-256 of a source, by its
-    number, by whoever needs it anyway.
+    columns: names of the one or two columns of text.  split_text: splits text where its tokens do
+    not change.  is_val: whether a document is for validation, by its SHA-256.  on_source_hash:
+    called with the number and the SHA-256 of a source by readers that compute it anyway.
     """
 
     columns: tuple[str, ...]
-    pieces: Callable[[Iterator[str]], Iterator[str]]
+    split_text: Callable[[Iterator[str]], Iterator[str]]
     is_val: Callable[[bytes], bool]
     on_source_hash: Callable[[int, bytes], None]

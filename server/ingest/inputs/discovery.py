@@ -1,4 +1,4 @@
-"""From the words of the command line to the files of text that they stand for, in order."""
+"""Finds the files of text that the command line names, in order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _HEAD_BYTES = 512
 
 
 def find_sources(words: Sequence[str]) -> list[Source]:
-    """Return the files that words stand for: each a file, a glob, or a folder of text.
+    """Return the files of words: each is a file, a glob, or a folder of text.
 
     In the order given; those of a glob or a folder in byte order of their names.
-    Raises: InvalidCorpus if a word stands for nothing, InvalidSource if a file cannot be read.
+    Raises: InvalidCorpus if a word matches nothing, InvalidSource if a file cannot be read.
     """
     paths = [path for word in words for path in expand(word, TEXT_SUFFIXES)]
     seen = set()
     for path in paths:
         if os.path.realpath(path) in seen:
-            raise InvalidSource(path, "is given twice")
+            raise InvalidSource(path, "is given twice; name it once")
         seen.add(os.path.realpath(path))
     return [_source(os.path.abspath(path)) for path in paths]
 
@@ -38,7 +38,7 @@ def _source(path: str) -> Source:
     except OSError as error:
         raise InvalidSource(path, f"cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidSource(path, "is no regular file")
+        raise InvalidSource(path, "is not a regular file")
     return Source(path, inputs.kind_of(path, head), status.st_size, status.st_mtime_ns)
 
 
@@ -47,10 +47,12 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def require_same(source: Source) -> None:
-    """Raise InvalidSource if a file is not as it was when it was first looked at."""
+    """Raise InvalidSource if a file has changed since the ingest began."""
     try:
         status = os.stat(source.path)
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read any more: {error.strerror}") from error
     if (status.st_size, status.st_mtime_ns) != (source.size_bytes, source.written_ns):
-        raise InvalidSource(source.path, "was written to while it was ingested; start anew")
+        raise InvalidSource(
+            source.path, "changed while it was ingested; ingest it again, into another folder"
+        )

@@ -1,5 +1,5 @@
-"""The SHA-256 of every source, taken beside the run once all of a source is read: where there are
-many, most of one is in memory then, and the end has only the last ones left to do.
+"""The SHA-256 of every source, computed in a thread once the run has read the source: most of it is
+still in memory then, and only the last sources are left at the end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PROGRESS_SECONDS = 5.0
 class Hashes:
     """The hashes of sources, by number.
 
-    known: those that are taken, in hexadecimal digits.
+    known: those that were computed, in hexadecimal digits.
     """
 
     def __init__(self, sources: Sequence[Source], known: dict[int, str]) -> None:
-        """known: what runs before this one have taken; filled by all methods but `begin`."""
+        """known: hashes of earlier runs; `add`, `collect` and `finish` extend it."""
         self.known = known
         self._sources = sources
         self._begun: dict[int, Future[str]] = {}
@@ -37,38 +37,39 @@ class Hashes:
         self._begun_bytes = self._read_bytes = 0
 
     def add(self, number: int, sha256: bytes) -> None:
-        """Take over what somebody else has found."""
+        """Add the hash of a source that a reader has computed."""
         self.known[number] = sha256.hex()
 
     def begin(self, number: int) -> None:
-        """Have a source read, once; does not wait."""
+        """Start to hash a source, unless that was done; does not wait."""
         if number not in self.known and number not in self._begun:
             self._begun[number] = self._reader.submit(self._sha256, self._sources[number])
             self._begun_bytes += self._sources[number].size_bytes
 
     def collect(self) -> None:
-        """Take over what is done.  Raises: InvalidSource if a source cannot be read, or changed."""
+        """Add finished hashes.  Raises: InvalidSource if a source is unreadable or has changed."""
         for number, future in list(self._begun.items()):
             if future.done():
                 self.known[number] = self._begun.pop(number).result()
 
     def finish(self, keep: Callable[[], None]) -> None:
-        """Wait for the hashes of all sources; now and then keep those that are known, and say how
-        far they are.  Raises: InvalidSource.
+        """Hash all sources, and wait; calls keep and logs progress every few seconds.
+
+        keep: saves the known hashes.  Raises: InvalidSource.
         """
         before = self._read_bytes
         for number in range(len(self._sources)):
             self.begin(number)
         left_bytes = self._begun_bytes - before
-        said = time.monotonic()
+        logged_at = time.monotonic()
         while self._begun:
             wait([next(iter(self._begun.values()))], _PROGRESS_SECONDS)
             self.collect()
-            if time.monotonic() - said >= _PROGRESS_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
+                logged_at = time.monotonic()
                 keep()
                 share = (self._read_bytes - before) / max(1, left_bytes)
-                _LOG.info("reading sources once more, for their hashes: %.1f%%", 100 * share)
+                _LOG.info("hashing sources done=%.1f%%", 100 * share)
 
     def close(self) -> None:
         """Stop reading."""

@@ -1,4 +1,4 @@
-"""Lines of JSON, plain or compressed by gzip or zstd: a document a line."""
+"""Lines of JSON, plain or compressed by gzip or zstd: one document per line."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ KIND = "jsonl"
 _UNIT_BYTES = 1 << 20
 """Half a second of work for one core. A quarter of it made no difference (docs/decisions/0012)."""
 _BLOCK_BYTES = 1 << 16
-"""Read at once: so much may be lost before a place that is damaged."""
+"""Read at once: this much may be lost before a damaged part."""
 _LINE_BYTES_MAX = 64 << 20
 
 
 def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
-    """Yield whole lines, so many that they have a unit's size.  offset: in bytes, unpacked."""
+    """Yield whole lines in units of about _UNIT_BYTES.  offset: in uncompressed bytes."""
     if not source.size_bytes:
         yield Unit.broken(source, index, offset, Problem("empty file", "0 bytes"))
         return
     waiting, end, dropped_bytes = bytearray(), 0, 0  # end: of the last whole line in waiting
     begun = offset
     try:
-        # A file of Python's: its name need not be UTF-8.
+        # Opened by Python, since its name may not be UTF-8.
         with open(source.path, "rb") as file:
             for block in _blocks(file, offset):
                 if found := block.rfind(b"\n") + 1:
@@ -66,26 +66,26 @@ def units(source: Source, index: int, offset: int, context: ReaderContext) -> It
 
 
 def codec_of(head: bytes) -> str | None:
-    """Return how a file is compressed, by its first bytes; None if it is not."""
+    """Return how a file is compressed, by its first bytes; None if it is not compressed."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
-    # A frame of zstd's, or one that its readers skip.
+    # A frame of zstd, or a skippable frame.
     return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18" else None
 
 
 def _blocks(file: BinaryIO, offset: int) -> Iterator[bytes]:
-    """Yield a file from an offset on, unpacked: in the same blocks wherever it begins, so that what
-    can be read of a damaged one does not depend on that.
+    """Yield a file, uncompressed, from an offset on. The blocks do not depend on the offset, so a
+    resumed run reads exactly as much of a damaged file.
     """
     codec = codec_of(file.read(4))
     first = 0 if codec else offset // _BLOCK_BYTES * _BLOCK_BYTES
     file.seek(first)
     read: Callable[[int], bytes] = file.read
     if codec == "gzip":
-        # Takes zeros behind it for padding, as gunzip does.
+        # Ignores zeros behind the content, as gunzip does.
         read = partial(_gunzip, gzip.GzipFile(fileobj=file))
     elif codec == "zstd":
-        # Says so when a file is cut short, which not every reader of zstd does.
+        # Reports truncated files, which not every zstd reader does.
         read = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), codec).read
     while block := read(_BLOCK_BYTES):
         if first + len(block) > offset:
@@ -94,7 +94,7 @@ def _blocks(file: BinaryIO, offset: int) -> Iterator[bytes]:
 
 
 def _gunzip(file: gzip.GzipFile, size_bytes: int) -> bytes:
-    """Return what comes next, of which nothing is lost if what comes then is damaged.  Raises:
+    """Return the next block; if the data after it is damaged, nothing before that is lost.  Raises:
     OSError.
     """
     try:

@@ -1,4 +1,4 @@
-"""Parquet: a document a row, read row group by row group, and of a large one in batches."""
+"""Parquet: one document per row, read row group by row group, each in batches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _UNIT_BYTES = 1 << 20
 """Half a second of work for one core. A quarter of it made no difference (docs/decisions/0012)."""
 _UNIT_ROWS_MAX = 1 << 16
 _BATCH_ROWS = 256
-"""Decoded at once."""
+"""Rows that are decoded at once."""
 Row = tuple[bytes | None, ...]
 
 _ROWS_BITS = 32
-"""An offset is a row group, shifted so far, and a row in it."""
+"""An offset is (row group << _ROWS_BITS) + row in the group."""
 
 
 def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield rows.  offset: (row group << 32) + row."""
     try:
-        # A file of Python's: its name need not be UTF-8.
+        # Opened by Python, since its name may not be UTF-8.
         with open(source.path, "rb") as opened:
             yield from _opened_units(source, index, offset, context.columns, opened)
     except OSError as error:
@@ -42,13 +42,13 @@ def _opened_units(
 ) -> Iterator[Unit]:
     first_group, first_row = offset >> _ROWS_BITS, offset & ((1 << _ROWS_BITS) - 1)
     try:
-        # Pages as they are needed: a row group may be larger than memory.
+        # Reads pages when they are needed: a row group may be larger than memory.
         file = pyarrow.parquet.ParquetFile(
             opened, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
         )
     except (OSError, pyarrow.ArrowException) as error:
         require_of_content(error, source.path)
-        yield Unit.broken(source, index, offset, Problem(_said(error), "its footer"))
+        yield Unit.broken(source, index, offset, Problem(_unreadable(error), "its footer"))
         return
     with file:
         problem = _column_problem(file, columns)
@@ -92,7 +92,7 @@ def _group_units(
     except (OSError, pyarrow.ArrowException) as error:
         require_of_content(error, source.path)
         lost = f"row group {group}: {row_count - row:,} rows from row {rows_before + row:,} on"
-        problem = Problem(_said(error), lost)
+        problem = Problem(_unreadable(error), lost)
         yield Unit(place(row), place(row_count), None, done_bytes(row_count), (problem,))
 
 
@@ -102,8 +102,8 @@ def _rows(file: pyarrow.parquet.ParquetFile, columns: tuple[str, ...], group: in
 
 
 def _runs(rows: Iterator[Row], first_row: int) -> Iterator[list[Row]]:
-    """Yield rows from one on, by so many that they have a unit's size. Their bytes are counted as
-    they are: a dictionary makes much text of few bytes.
+    """Yield rows from first_row on, in runs of a unit's size. The size is that of the decoded text:
+    a dictionary expands few bytes into much text.
     """
     run: list[Row] = []
     run_bytes = 0
@@ -118,7 +118,7 @@ def _runs(rows: Iterator[Row], first_row: int) -> Iterator[list[Row]]:
 
 
 def _values(column: pyarrow.Array) -> list[bytes | None]:
-    """Return text as it is stored: what is no UTF-8 is for whoever decodes it to find."""
+    """Return text as it is stored; it is decoded, and its UTF-8 checked, later."""
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     values: list[bytes | None] = column.cast(pyarrow.large_binary()).to_pylist()
@@ -152,5 +152,5 @@ def _is_text(kind: pyarrow.DataType) -> bool:
     )
 
 
-def _said(error: Exception) -> str:
+def _unreadable(error: Exception) -> str:
     return "unreadable: " + " ".join(str(error).split())[:120]

@@ -1,4 +1,4 @@
-"""Plain text: a file is one document, cut for the tokenizer only where its tokens do not change."""
+"""Plain text: a file is one document, split for the tokenizer where its tokens do not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
-    """Yield the file, cut into passages.  offset: in bytes."""
+    """Yield the file, split into chunks.  offset: in bytes."""
     if offset == source.size_bytes and offset:
         return
     try:
@@ -33,26 +33,28 @@ def units(source: Source, index: int, offset: int, context: ReaderContext) -> It
         return
     is_val = context.is_val(digest)
     context.on_source_hash(index, digest)
-    for passage in _passages(source, offset, context):
-        end = offset + len(passage.encode())
+    for chunk in _chunks(source, offset, context):
+        end = offset + len(chunk.encode())
         is_last = end >= source.size_bytes
-        content = TextChunk(source.path, passage, offset == 0, is_last, is_val)
+        content = TextChunk(source.path, chunk, offset == 0, is_last, is_val)
         yield Unit(SourceOffset(index, offset), SourceOffset(index, end), content, end)
         offset = end
 
 
-def _passages(source: Source, offset: int, context: ReaderContext) -> Iterator[str]:
+def _chunks(source: Source, offset: int, context: ReaderContext) -> Iterator[str]:
     try:
-        yield from context.pieces(_blocks(source.path, offset))
+        yield from context.split_text(_blocks(source.path, offset))
     except CannotSplit as error:
-        cure = "give it as documents of its own: jsonl or parquet"
+        cure = "split it into documents, as jsonl or parquet"
         raise InvalidSource(source.path, f"{error} from byte {offset:,} on; {cure}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSource(source.path, "changed while it was ingested; start anew") from error
+        raise InvalidSource(
+            source.path, "changed while it was ingested; ingest it again, into another folder"
+        ) from error
 
 
 def _digest(path: str) -> bytes:
-    """Return the SHA-256 of a file, all of which is UTF-8.  Raises: UnicodeDecodeError."""
+    """Return the SHA-256 of a file.  Raises: UnicodeDecodeError if it is not UTF-8."""
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0

@@ -1,1 +1,1 @@
-"""Token ids -> shards, in shuffled order if wanted."""
+"""Token ids -> shards, shuffled on request."""

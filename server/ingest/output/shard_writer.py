@@ -1,8 +1,8 @@
-"""Shards as they are written, and where to go on after a kill.
+"""Writes shards, and resumes them after a kill.
 
-Everything lies in a hidden folder until all of it is there. Shards are datatrove's: X.ds holds the
-tokens, X.ds.index where documents end, X.ds.loss which tokens are to be learned. A checkpoint says
-how long each file was when it was last synced; whatever is behind that is cut off again.
+All files are in a hidden folder until they are complete. Shards have datatrove's format: X.ds has
+the tokens, X.ds.index the ends of documents, X.ds.loss the loss mask. A checkpoint records how long
+each file was at its last sync; a resumed run truncates the file to that length.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FLUSH_BYTES = 4 << 20
 
 
 class _AppendFile:
-    """A file that is only added to."""
+    """A file that is only appended to."""
 
     def __init__(self, path: str, size_bytes: int) -> None:
-        """Open it, and cut it off there.  Raises: WriteFailed."""
+        """Open a file, and truncate it to size_bytes.  Raises: WriteFailed."""
         self._path = path
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -36,26 +36,26 @@ class _AppendFile:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o644)
             if os.fstat(self._descriptor).st_size < size_bytes:
-                cure = f"remove its folder {WORK_FOLDER} to begin anew"
-                raise WriteFailed(path, f"is shorter than its checkpoint says; {cure}")
+                cure = f"remove its folder {WORK_FOLDER} and start again"
+                raise WriteFailed(path, f"is shorter than its checkpoint records; {cure}")
             os.ftruncate(self._descriptor, size_bytes)
             os.lseek(self._descriptor, size_bytes, os.SEEK_SET)
 
     def add(self, content: npt.NDArray[np.generic]) -> None:
-        """Add numbers as they lie in memory."""
+        """Append numbers in their byte order in memory."""
         self._waiting.append(content.tobytes())
         self._waiting_bytes += content.nbytes
         if self._waiting_bytes >= _FLUSH_BYTES:
             self._flush()
 
     def sync(self) -> None:
-        """Return once all of it is on the disk.  Raises: WriteFailed."""
+        """Wait until all of it is on the disk.  Raises: WriteFailed."""
         self._flush()
         with write_errors(self._path):
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close it; what was not synced may be lost."""
+        """Close the file; data that was not synced may be lost."""
         os.close(self._descriptor)
 
     def _flush(self) -> None:
@@ -66,10 +66,10 @@ class _AppendFile:
 
 @dataclass(slots=True)
 class SplitProgress:
-    """How far a split is.
+    """What is written of a split.
 
-    shards: tokens and entries of the index of each that is complete.  tokens, ends, last_end: of
-    the open one: tokens, entries of the index, and the last of them.  documents: of the split.
+    shards: tokens and index entries of each complete shard.  tokens, ends, last_end: tokens, index
+    entries and the last index entry of the open shard.  documents: number in the split.
     """
 
     shards: list[tuple[int, int]] = field(default_factory=list)
@@ -80,12 +80,12 @@ class SplitProgress:
 
     @property
     def all_tokens(self) -> int:
-        """Of the split."""
+        """Tokens in the split."""
         return self.tokens + sum(tokens for tokens, _ in self.shards)
 
 
 class SplitWriter:
-    """The shards of one split, of which the last is open."""
+    """Writes the shards of one split; the last one is open."""
 
     def __init__(
         self,
@@ -97,9 +97,10 @@ class SplitWriter:
         has_mask: bool,
         counts: SplitProgress,
     ) -> None:
-        """Go on where a checkpoint says.
+        """Resume at a checkpoint.
 
-        tokenizer: its name, for readers of the metadata.  shard_tokens: in a shard, at most.
+        tokenizer: its name, for the metadata.  shard_tokens: maximum per shard.  counts: progress
+        of the checkpoint, which is updated.
         Raises: WriteFailed.
         """
         self.counts = counts
@@ -118,7 +119,7 @@ class SplitWriter:
             self._open()
 
     def add(self, part: EncodedUnit, which: npt.NDArray[np.bool_]) -> None:
-        """Write the documents of a part that belong to this split.  Raises: WriteFailed."""
+        """Write the documents of a part that `which` selects.  Raises: WriteFailed."""
         ends = np.cumsum(part.lengths)
         for number in np.flatnonzero(which).tolist():
             end = int(ends[number])
@@ -139,8 +140,8 @@ class SplitWriter:
         begins: bool,
         ends: bool,
     ) -> None:
-        """Write a document, or a piece of one. It is cut only if it is longer than a shard, or if
-        nobody knows yet how long it is.
+        """Write a document, or a piece of one. A shard boundary splits it only if it is longer than
+        a shard, or if its length is not known yet.
         """
         counts = self.counts
         fits = counts.tokens + tokens.size <= self._shard_tokens
@@ -163,7 +164,7 @@ class SplitWriter:
             self._end_here()
 
     def _end_here(self) -> None:
-        if not self._files:  # It ended with the shard before, and has nothing in this one.
+        if not self._files:  # It ended with the previous shard.
             return
         self.counts.ends += 1
         self.counts.last_end = self.counts.tokens
@@ -186,7 +187,7 @@ class SplitWriter:
         counts = self.counts
         if not counts.tokens:
             return
-        if counts.last_end != counts.tokens:  # A document is cut here.
+        if counts.last_end != counts.tokens:  # A document is split here.
             self._end_here()
         self.sync()
         self.close()
@@ -197,13 +198,13 @@ class SplitWriter:
         counts.tokens = counts.ends = counts.last_end = 0
 
     def sync(self) -> None:
-        """Return once all that was added is on the disk.  Raises: WriteFailed."""
+        """Wait until everything that was added is on the disk.  Raises: WriteFailed."""
         for file in self._files.values():
             file.sync()
         sync_folder(self._folder)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the open shard, if there is one."""
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -221,7 +222,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def write_whole(path: str, text: str) -> None:
-    """Write a small file so that it is there as a whole or not at all.  Raises: WriteFailed."""
+    """Write a small file atomically.  Raises: WriteFailed."""
     partial = f"{path}.partial"
     with write_errors(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -236,7 +237,7 @@ def write_whole(path: str, text: str) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Return once the names in a folder are on the disk.  Raises: WriteFailed."""
+    """Wait until the names in a folder are on the disk.  Raises: WriteFailed."""
     with write_errors(folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -247,11 +248,11 @@ def sync_folder(folder: str) -> None:
 
 @contextmanager
 def write_errors(path: str) -> Iterator[None]:
-    """Turn an error of the system into one that says what to do."""
+    """Turn an OSError into a WriteFailed that says what to do."""
     try:
         yield
     except OSError as error:
-        cure = "what is done is kept: run the same command again"
+        cure = "finished work is kept; run the same command again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            cure = "what is done is kept: make room and run the same command again"
+            cure = "finished work is kept; free some space and run the same command again"
         raise WriteFailed(path, f"{error.strerror}; {cure}") from error

@@ -1,7 +1,7 @@
-"""In which order documents are written: as they come, or permuted within a buffer of so many.
+"""The order in which documents are written: as they come, or shuffled within groups.
 
-Each bufferful is permuted by itself, by the seed and by how many documents came before it: nothing
-has to be remembered to go on behind one.
+The permutation of a group depends only on the seed and on the number of documents before the group,
+so a run can resume after any group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..tokenize.encoding import EncodedUnit, concat
 from ..units import SourceOffset, Unit
 
 BUFFER_TOKENS_MAX = 1 << 24
-"""A buffer of long documents is full before it has its number of them."""
+"""A group also ends at this many tokens, because of long documents."""
 BUFFER_DOCUMENTS_MAX = 1 << 20
 _PERMUTED_TOKENS = 1 << 20
 
@@ -25,7 +25,7 @@ _PERMUTED_TOKENS = 1 << 20
 class DocumentBatch:
     """Documents in the order in which they are written.
 
-    part: they.  then: where to go on once they are written.
+    part: the documents.  then: where to resume once they are written.
     """
 
     part: EncodedUnit
@@ -40,9 +40,9 @@ def in_order(parts: Iterable[tuple[Unit, EncodedUnit]]) -> Iterator[DocumentBatc
 def skip_documents(
     parts: Iterable[tuple[Unit, EncodedUnit]], count: int
 ) -> Iterator[tuple[Unit, EncodedUnit, int]]:
-    """Yield parts without the first documents of all.
+    """Yield parts without the first `count` documents.
 
-    Yields: unit, what is left of its part, and how many documents it has less.
+    Yields: unit, the rest of its part, and how many documents were dropped from it.
     """
     for unit, part in parts:
         dropped = min(count, part.lengths.size)
@@ -53,10 +53,10 @@ def skip_documents(
 def shuffled(
     parts: Iterable[tuple[Unit, EncodedUnit, int]], buffer_documents: int, seed: int, documents: int
 ) -> Iterator[DocumentBatch]:
-    """Yield bufferfuls of documents, each permuted.
+    """Yield groups of documents, each shuffled.
 
     parts: as `skip_documents` yields them.  documents: how many were written before.
-    A document that comes in several parts is a file of its own, and stays where it is.
+    A document in several parts is a text file. It is not shuffled.
     """
     waiting: list[EncodedUnit] = []
     count = tokens = 0
@@ -109,11 +109,11 @@ def piece(part: EncodedUnit, first: int, end: int) -> EncodedUnit:
 
 
 def _permuted(part: EncodedUnit, order: npt.NDArray[np.int64]) -> EncodedUnit:
-    """Return the documents of a part in the order of their numbers, a million tokens at once."""
+    """Return the documents of a part in the given order; copies a million tokens at once."""
     lengths = part.lengths[order]
     ends = np.cumsum(lengths)
-    # From a token's new place to its old one.
-    moves = (np.cumsum(part.lengths) - part.lengths)[order] - (ends - lengths)
+    # Old position of a token minus its new one.
+    shifts = (np.cumsum(part.lengths) - part.lengths)[order] - (ends - lengths)
     tokens = np.empty_like(part.tokens)
     mask = None if part.mask is None else np.empty_like(part.mask)
     first = 0
@@ -122,7 +122,7 @@ def _permuted(part: EncodedUnit, order: npt.NDArray[np.int64]) -> EncodedUnit:
         last = int(np.searchsorted(ends, begin + _PERMUTED_TOKENS, side="right"))
         end = max(first + 1, last)
         here = slice(begin, int(ends[end - 1]))
-        old = np.arange(here.start, here.stop) + np.repeat(moves[first:end], lengths[first:end])
+        old = np.arange(here.start, here.stop) + np.repeat(shifts[first:end], lengths[first:end])
         tokens[here] = part.tokens[old]
         if mask is not None and part.mask is not None:
             mask[here] = part.mask[old]
@@ -131,9 +131,9 @@ def _permuted(part: EncodedUnit, order: npt.NDArray[np.int64]) -> EncodedUnit:
 
 
 def _keys(seed: int, documents: int, count: int) -> npt.NDArray[np.uint64]:
-    """Return a random number for each of so many documents.
+    """Return a random number for each of count documents.
 
-    Raw output only: what numpy makes of it may change from one version to the next.
+    Raw output only: the methods of numpy that process it may change between versions.
     """
     bits = np.random.Philox(key=np.array([seed, documents], dtype=np.uint64))
     return np.atleast_1d(bits.random_raw(count))

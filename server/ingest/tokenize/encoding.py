@@ -1,4 +1,4 @@
-"""A unit of text -> its tokens. Pure: whoever computes it, and how often, it is the same."""
+"""A unit of text -> its tokens. Pure: the result is the same in every process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from . import splitting
 from .tokenizer import Tokenizer, TokenizerFile, load_tokenizer, token_dtype
 
 _BATCH_CHARS = 1 << 20
-"""Encoded at once: what the tokenizer remembers of each token takes a hundred times its size."""
+"""Encoded at once: the tokenizer needs about a hundred times the size of each token."""
 
 Document = tuple[str, ...]
 """One text, or prompt and response."""
 Located = tuple[Document, str]
-"""And where it is in its source."""
+"""A document, and where it is in its source."""
 Tokens = npt.NDArray[np.unsignedinteger]
 Item = TypeVar("Item")
 
@@ -33,8 +33,8 @@ Item = TypeVar("Item")
 class Recipe:
     """How documents become tokens.
 
-    columns: of their text: one, or prompt and response.  prepend_id, append_id: tokens before and
-    after each document.  val_fraction: of documents, in [0, 1).
+    columns: of the text: one, or prompt and response.  prepend_id, append_id: tokens before and
+    after each document.  val_fraction: share of documents for validation, in [0, 1).
     """
 
     tokenizer_file: TokenizerFile
@@ -45,22 +45,22 @@ class Recipe:
 
     @property
     def has_mask(self) -> bool:
-        """Whether some tokens are to be learned and others are not."""
+        """Whether there is a loss mask."""
         return len(self.columns) == 2
 
     def is_val(self, sha256: bytes) -> bool:
-        """Say by the hash of a document whether it belongs to the validation split. So a document
-        stays where it is, whatever else is ingested.
+        """Return whether a document belongs to the validation split, by its hash: it stays in its
+        split whatever else is ingested.
         """
         return int.from_bytes(sha256[:8], "big") < int(self.val_fraction * 2.0**64)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedUnit:
-    """What a unit holds.
+    """The documents of a unit.
 
-    tokens: uint16[n] or uint32[n], document after document.  lengths: int64[d], of each of them, in
-    tokens.  is_val: bool[d].  mask: bool[n], which tokens are to be learned; None for all of them.
+    tokens: uint16[n] or uint32[n], document after document.  lengths: int64[d], tokens of each
+    document.  is_val: bool[d].  mask: bool[n], which tokens are training targets; None for all.
     begins, ends: whether the first document begins here, and the last one ends here.
     """
 
@@ -74,10 +74,10 @@ class EncodedUnit:
 
 
 def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
-    """Return the tokens of a unit.  Raises: InvalidSource if a passage cannot be encoded."""
+    """Return the tokens of a unit.  Raises: InvalidSource if a text chunk cannot be encoded."""
     tokenizer = load_tokenizer(recipe.tokenizer_file)
     if isinstance(unit.content, TextChunk):
-        return _passage(unit, unit.content, recipe, tokenizer)
+        return _encoded_chunk(unit, unit.content, recipe, tokenizer)
     problems = list(unit.problems)
     documents = _documents(unit.content, recipe.columns, problems)
     parts = [
@@ -97,7 +97,7 @@ def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
 
 
 def concat(parts: Sequence[EncodedUnit]) -> EncodedUnit:
-    """Return the documents of parts, all of them whole, as one, with the problems of the first."""
+    """Join parts of whole documents into one, with the problems of the first part."""
     masks = [part.mask for part in parts if part.mask is not None]
     return replace(
         parts[0],
@@ -108,33 +108,35 @@ def concat(parts: Sequence[EncodedUnit]) -> EncodedUnit:
     )
 
 
-def _passage(unit: Unit, passage: TextChunk, recipe: Recipe, tokenizer: Tokenizer) -> EncodedUnit:
+def _encoded_chunk(
+    unit: Unit, chunk: TextChunk, recipe: Recipe, tokenizer: Tokenizer
+) -> EncodedUnit:
     before, after = _around(recipe, tokenizer)
     try:
-        arrays = [*_encode([passage.text], tokenizer)]
+        arrays = [*_encode([chunk.text], tokenizer)]
     except ValueError as error:
-        raise InvalidSource(passage.path, str(error)) from error
-    if passage.is_first:
+        raise InvalidSource(chunk.path, str(error)) from error
+    if chunk.is_first:
         arrays.insert(0, before)
-    if passage.is_last:
+    if chunk.is_last:
         arrays.append(after)
     tokens = np.concatenate(arrays)
     return EncodedUnit(
         tokens,
         np.array([tokens.size]),
-        np.array([passage.is_val]),
+        np.array([chunk.is_val]),
         None,
         unit.problems,
-        begins=passage.is_first,
-        ends=passage.is_last,
+        begins=chunk.is_first,
+        ends=chunk.is_last,
     )
 
 
 def _encoded(
     documents: Sequence[Located], recipe: Recipe, tokenizer: Tokenizer, problems: list[Problem]
 ) -> Iterator[EncodedUnit]:
-    """Yield the tokens of documents. Where some cannot be encoded they are tried one by one, and
-    those are added to problems.
+    """Yield the tokens of documents. If some cannot be encoded, all are encoded one by one, and
+    those that fail are added to problems.
     """
     try:
         part, empty = _encoded_at_once([texts for texts, _ in documents], recipe, tokenizer)
@@ -152,7 +154,7 @@ def _encoded(
 def _encoded_at_once(
     documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer
 ) -> tuple[EncodedUnit, list[int]]:
-    """Return the tokens of documents that have some, and the numbers of those that have none.
+    """Return the tokens of documents, and the numbers of those without tokens, which are left out.
     Raises: ValueError.
     """
     pieces = [list(_cut(text, tokenizer)) for document in documents for text in document]
@@ -164,7 +166,7 @@ def _encoded_at_once(
     kept, empty = [], []
     for number, document in enumerate(documents):
         columns = [next(texts) for _ in document]
-        counts = [sum(one.size for one in column) for column in columns]
+        counts = [sum(ids.size for ids in column) for column in columns]
         if not any(counts):
             empty.append(number)
             continue
@@ -187,15 +189,15 @@ def _encoded_at_once(
 
 
 def _around(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-    """Return what stands before and after each document."""
+    """Return the tokens before and after each document."""
     ids = (recipe.prepend_id, recipe.append_id)
     dtype = token_dtype(tokenizer)
-    before, after = (np.array([] if one is None else [one], dtype) for one in ids)
+    before, after = (np.array([] if token is None else [token], dtype) for token in ids)
     return before, after
 
 
 def _encode(pieces: Sequence[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
-    """Yield the tokens of each piece, of which not too many are encoded at once."""
+    """Yield the tokens of each piece; encodes them in batches."""
     dtype = token_dtype(tokenizer)
     for batch in _batches(pieces, len):
         for ids in tokenizer.encode(batch):
@@ -209,7 +211,7 @@ def _cut(text: str, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _sha256(document: Document) -> bytes:
-    """Return the hash of a document: of its UTF-8, or of prompt and response, each behind its
+    """Return the hash of a document: of its UTF-8, or of prompt and response, each preceded by its
     length in bytes (uint64, big-endian).
     """
     if len(document) == 1:
@@ -219,7 +221,7 @@ def _sha256(document: Document) -> bytes:
 
 
 def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yield items by so many that a batch has _BATCH_CHARS, or a little more."""
+    """Yield batches of items with _BATCH_CHARS in total, or a little more."""
     batch: list[Item] = []
     chars = 0
     for item in items:
@@ -239,7 +241,7 @@ def _chars(document: Located) -> int:
 def _documents(
     content: Rows | Lines | None, columns: tuple[str, ...], problems: list[Problem]
 ) -> Iterator[Located]:
-    """Yield what can be read of a unit; what cannot is added to problems."""
+    """Yield the valid documents of a unit; the others are added to problems."""
     if content is None:
         return
     read = _of_rows(content, columns) if isinstance(content, Rows) else _of_lines(content, columns)
@@ -253,7 +255,7 @@ def _documents(
 
 
 def _of_rows(rows: Rows, columns: tuple[str, ...]) -> Iterator[tuple[Document | str, str]]:
-    """Yield documents, or what is wrong with one, and where they are."""
+    """Yield documents, or the problem of one, and where they are."""
     for number, values in enumerate(rows.values, rows.first_row):
         where = f"row {number:,}"
         try:

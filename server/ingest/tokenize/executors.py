@@ -1,9 +1,9 @@
-"""Who encodes: processes of this machine, or a Ray cluster. Results come in the order of the units.
+"""Encodes units in processes of this machine or on a Ray cluster. Results keep their order.
 
-Units are read by one and handed out, so no other machine needs the files; a few are on their way
-for each worker, so memory is bounded whatever the input. Each worker has a pipe of its own: all of
-a ProcessPoolExecutor share one, and whoever is killed in the middle of a result leaves the others
-waiting for the rest of it for ever.
+One process reads units and distributes them, so other machines do not need the files. A few units
+per worker are in flight, so memory is bounded. Each worker has its own pipe: all workers of a
+ProcessPoolExecutor share one, and if one of them is killed while it writes a result, the others
+wait for the rest of it for ever.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import tokenfeed
+from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 
 from ..units import Unit
 from .encoding import EncodedUnit, Recipe, encode_unit
 
 _UNITS_AHEAD = 2
-"""For each worker, beside the one that it works on."""
+"""Per worker, in addition to the one that it encodes."""
 _BYTES_AHEAD_MAX = 128 << 20
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
-"""One worker is one core."""
+"""One core per worker."""
 _PR_SET_PDEATHSIG = 1
 
 Executor = Callable[[Iterable[Unit], Recipe], Iterator[tuple[Unit, EncodedUnit]]]
@@ -42,7 +43,7 @@ Handle = TypeVar("Handle")
 
 @contextmanager
 def make_executor(name: str, workers: int | None) -> Iterator[Executor]:
-    """Lend who encodes.  workers: None for what there is."""
+    """Lend an executor.  workers: None for all cores, or all of the cluster."""
     if name == "ray":
         yield partial(ray, workers=workers)
         return
@@ -67,7 +68,7 @@ def local(
         try:
             return worker.encode(unit, recipe)
         finally:
-            # One that has died too: whoever asks it next must not wait for ever.
+            # Also a dead worker: the next thread must not wait for one for ever.
             idle.put(worker)
 
     threads = ThreadPoolExecutor(len(workers), "tokenfeed-encode")
@@ -75,15 +76,15 @@ def local(
         ahead = (1 + _UNITS_AHEAD) * len(workers)
         yield from _in_order(units, lambda unit: threads.submit(encode, unit), Future.result, ahead)
     finally:
-        # Or a thread would wait for one that is busy.
+        # Otherwise a thread would wait for a busy worker.
         for worker in workers:
             worker.kill()
         threads.shutdown(cancel_futures=True)
 
 
 def _start(count: int) -> list[_Worker]:
-    # They leave Ctrl-C to this process, from their first instruction on. What multiprocessing
-    # starts before the first of them would undo that.
+    # Workers block Ctrl-C from their first instruction on; this process handles it. The resource
+    # tracker, which multiprocessing starts before the first worker, would undo that.
     resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -93,45 +94,42 @@ def _start(count: int) -> list[_Worker]:
 
 
 class _Worker:
-    """A process that encodes, and the pipe to it: one unit goes in, its part comes out."""
+    """A process that encodes, and the pipe to it: one unit in, its tokens out."""
 
     def __init__(self) -> None:
-        """Start it. It is told later, by whoever asks it first, what to do: it needs a second until
-        it listens.
-        """
+        """Start it. `encode` sends the recipe, because a worker takes a second to start."""
         context = get_context("spawn")
-        self._told = False
+        self._has_recipe = False
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
         self._process.start()
-        # Else the pipe would stay open when it dies.
+        # Otherwise the pipe would stay open when it dies.
         theirs.close()
 
     def encode(self, unit: Unit, recipe: Recipe) -> EncodedUnit:
-        """Return what it makes of a unit, by the recipe of the first one.  Raises: InvalidSource if
-        it dies.
-        """
+        """Encode a unit by the recipe of the first call.  Raises: InvalidSource if it dies."""
         try:
-            if not self._told:
+            if not self._has_recipe:
                 self._connection.send(recipe)
-                self._told = True
+                self._has_recipe = True
             self._connection.send(unit)
             answer: EncodedUnit | TokenfeedError = self._connection.recv()
         except (EOFError, OSError) as error:
-            problem = "a process that encodes was killed; for want of memory? Try fewer --workers"
-            raise InvalidSource("--workers", f"{problem}, and the same command again") from error
+            problem = "a worker process was killed, maybe because memory ran out"
+            cure = "run the same command again, with fewer --workers"
+            raise InvalidSource("--workers", f"{problem}; {cure}") from error
         if isinstance(answer, TokenfeedError):
             raise answer
         return answer
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process, and wait until it has ended."""
         self._process.kill()
         self._process.join()
 
 
 def _work(connection: Connection, parent: int) -> None:
-    """Encode what comes, until nothing more does."""
+    """Encode units until the process is killed."""
     end_with_parent(parent)
     os.environ.update(_ONE_CORE)
     recipe = connection.recv()
@@ -146,19 +144,19 @@ def _work(connection: Connection, parent: int) -> None:
 def ray(
     units: Iterable[Unit], recipe: Recipe, *, workers: int | None
 ) -> Iterator[tuple[Unit, EncodedUnit]]:
-    """Encode units on the Ray cluster that this machine belongs to; a unit whose node dies is
-    encoded by another.
+    """Encode units on the Ray cluster that this machine belongs to; if a node dies, other nodes
+    encode its units.
 
-    workers: units at once; None for as many as the cluster has processors.
+    workers: concurrent units; None for as many as the cluster has processors.
     Raises: InvalidRequest if there is no cluster.
     """
     try:
         import ray as cluster
-    except ImportError:
-        raise InvalidRequest("--executor", "ray is not installed: pip install ray") from None
+    except ImportError as error:
+        raise InvalidRequest("--executor", missing(error, "ray")) from None
     package = os.path.dirname(os.path.abspath(tokenfeed.__file__))
     try:
-        # Other nodes need none of our code: it travels with the work.
+        # Our code is sent with the work, so other nodes need not have it.
         cluster.init(
             address="auto",
             runtime_env={"py_modules": [package], "env_vars": _ONE_CORE},
@@ -166,8 +164,8 @@ def ray(
             logging_level=logging.ERROR,
         )
     except ConnectionError as error:
-        cure = "begin one on each machine: ray start"
-        raise InvalidRequest("--executor", f"there is no Ray cluster here; {cure}") from error
+        cure = "run `ray start` on each machine"
+        raise InvalidRequest("--executor", f"found no Ray cluster; {cure}") from error
     try:
         encode = cluster.remote(max_retries=-1)(encode_unit)
         kept = cluster.put(recipe)
@@ -179,7 +177,8 @@ def ray(
 
         yield from _in_order(units, begin, cluster.get, ahead)
     except cluster.exceptions.RayError as error:
-        raise InvalidSource("--executor", f"{str(error).splitlines()[0]}; run it again") from error
+        cure = "run the same command again"
+        raise InvalidSource("--executor", f"{str(error).splitlines()[0]}; {cure}") from error
     finally:
         cluster.shutdown()
 
@@ -190,12 +189,14 @@ def _in_order(
     result: Callable[[Handle], EncodedUnit],
     ahead: int,
 ) -> Iterator[tuple[Unit, EncodedUnit]]:
-    """Begin units, at most so many ahead of the one that is waited for, and not too many bytes."""
+    """Yield results in order. At most `ahead` units are begun ahead of the awaited one, fewer if
+    their text exceeds _BYTES_AHEAD_MAX.
+    """
     begun: deque[tuple[Unit, int, Handle]] = deque()
     waiting_bytes = 0
     for unit in units:
         size_bytes = unit.content.size_bytes if unit.content is not None else 0
-        # The text is wherever it is encoded; here it is needed no more.
+        # The executor has the text; it is not needed here any more.
         begun.append((replace(unit, content=None), size_bytes, begin(unit)))
         waiting_bytes += size_bytes
         while begun and (len(begun) > ahead or waiting_bytes > _BYTES_AHEAD_MAX):
@@ -207,7 +208,7 @@ def _in_order(
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process as soon as its parent is gone."""
+    """Make the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

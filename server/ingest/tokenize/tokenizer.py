@@ -1,4 +1,4 @@
-"""The tokenizer: text -> token ids. A Hugging Face tokenizer.json, or bytes, to try things out."""
+"""Tokenizers, text -> token ids: a Hugging Face tokenizer.json, or bytes, for tests and trials."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import numpy as np
 from tokenfeed.errors import InvalidRequest
 
 BYTES = "bytes"
-"""Name of the tokenizer that takes each byte of UTF-8 for a token."""
+"""Name of the tokenizer for which each byte of UTF-8 is a token."""
 END_OF_BYTES = "<|endoftext|>"
-"""The one special token that it has: 256."""
+"""Its only special token: 256."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """Which tokenizer: small enough to be sent to whoever encodes.
+    """A tokenizer before it is loaded, to be sent to workers.
 
-    name: of its file, more or less.  content: its tokenizer.json; b"" for bytes.  parses_special:
-    whether special tokens written in text stand for themselves; else they are text like any other.
+    name: of its file, with unusual characters replaced.  content: the file; b"" for bytes.
+    parses_special: whether special tokens written in text become those tokens, not plain text.
     """
 
     name: str
@@ -34,35 +34,37 @@ class TokenizerFile:
 
     @classmethod
     def read(cls, path: str, *, parses_special: bool) -> TokenizerFile:
-        """Return what a path, or the word "bytes", stands for.  Raises: InvalidRequest."""
+        """Read a path, or take the word "bytes".  Raises: InvalidRequest."""
         if path == BYTES:
             if parses_special:
-                raise InvalidRequest("--parse-special-tokens", "bytes have none to parse")
+                raise InvalidRequest(
+                    "--parse-special-tokens", "cannot be used with --tokenizer bytes; omit it"
+                )
             return cls(BYTES, b"", parses_special)
         try:
             if not os.path.isfile(path):
-                raise InvalidRequest("--tokenizer", f"{path} is no file")
+                raise InvalidRequest("--tokenizer", f"{path} is not a file")
             with open(path, "rb") as file:
                 content = file.read()
         except OSError as error:
             raise InvalidRequest("--tokenizer", f"{path}: {error.strerror}") from error
-        # It stands in files of lines and of UTF-8.
+        # The name is written into files that consist of lines of UTF-8.
         name = re.sub(r"[^\w.+-]", "_", os.path.basename(path))
         return cls(name, content, parses_special)
 
     @property
     def sha256(self) -> str:
-        """Of its content, in hex."""
+        """Hash of its content, in hexadecimal digits."""
         return hashlib.sha256(self.content).hexdigest()
 
 
 class Tokenizer(Protocol):
-    """What both kinds offer.  vocab_size: its greatest id, and one."""
+    """The interface of both kinds.  vocab_size: its largest id plus one."""
 
     vocab_size: int
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the ids of each text, nothing added before or after.  Raises: ValueError."""
+        """Return the ids of each text, with nothing added.  Raises: ValueError."""
         ...
 
     def token_id(self, text: str) -> int | None:
@@ -72,7 +74,7 @@ class Tokenizer(Protocol):
 
 @functools.lru_cache(maxsize=2)
 def load_tokenizer(tokenizer_file: TokenizerFile) -> Tokenizer:
-    """Return the tokenizer, one for each process.  Raises: InvalidRequest."""
+    """Load a tokenizer; cached in each process.  Raises: InvalidRequest."""
     if tokenizer_file.name == BYTES and not tokenizer_file.content:
         return _Bytes()
     return _HuggingFace(tokenizer_file)
@@ -102,8 +104,8 @@ class _HuggingFace:
         except Exception as error:  # the library raises Exception itself
             problem = f"{tokenizer_file.name} cannot be read as a tokenizer.json: {error}"
             raise InvalidRequest("--tokenizer", problem) from error
-        # A tokenizer.json may say that texts are cut at 512 tokens, or filled up, or that merges
-        # are left out by chance, as for a training.
+        # A tokenizer.json may enable truncation, for example at 512 tokens, padding, or dropout,
+        # which leaves out random merges during training.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         if getattr(self._tokenizer.model, "dropout", None):

@@ -1,4 +1,4 @@
-"""What is in a token file: one module per format, each turning an opened file into a Layout.
+"""The formats of token files: one module per format, which turns an opened file into a Layout.
 
 A format is a module with `NAME`, `matches` and `layout`, and a line in FORMATS.
 """
@@ -28,37 +28,36 @@ __all__ = [
 
 
 class Format(Protocol):
-    """What a module of this folder offers."""
+    """What a format module provides."""
 
     NAME: str
 
     def matches(self, file: OpenFile, /) -> bool:
-        """Say whether a file is of this format."""
+        """Return whether a file has this format."""
         ...
 
     def layout(self, file: OpenFile, options: FormatOptions, /) -> Layout:
-        """Return where its tokens lie.  Raises: InvalidCorpus."""
+        """Return where its tokens are.  Raises: InvalidCorpus."""
         ...
 
 
 FORMATS: tuple[Format, ...] = (megatron, npy, safetensors, llmc, unsupported, datatrove, olmo, raw)
-"""In the order in which they are asked: first what lies beside a file, then what it begins with,
-then its name; raw, which matches anything, comes last."""
+"""In order of detection: by another file beside it, by its first bytes, by its name. raw, which
+matches anything, comes last."""
 
 
 FORMAT_NAMES = tuple(sorted(form.NAME for form in FORMATS if form is not unsupported))
-"""What --format may say."""
+"""The values of --format."""
 
 
 _CERTAIN = (raw, npy)
-"""Of what cannot be something else by accident, nobody needs to be told how to overrule it."""
+"""These formats cannot match by accident, so their errors do not suggest --format raw."""
 
 
 def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
-    """Return where the tokens of a file lie.
+    """Return where the tokens of a file are.
 
-    Raises: InvalidCorpus, naming the file and what is wrong with it, or what of asked is not to be
-    had of it.
+    Raises: InvalidCorpus, naming the file and the problem, or the option that does not fit it.
     """
     if options.format:
         found = next(form for form in FORMATS if form.NAME == options.format)
@@ -67,7 +66,7 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     try:
         layout = found.layout(file, options)
         if options.format:
-            layout = replace(layout, why="as --format says")
+            layout = replace(layout, why="set by --format")
     except InvalidCorpus as error:
         if options.format or found in _CERTAIN or isinstance(error.__cause__, OSError):
             raise
@@ -75,8 +74,10 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
         raise InvalidCorpus(error.subject, f"{error.problem} ({cure})") from error
     if options.dtype is not None and options.dtype != layout.dtype:
         raise InvalidCorpus(
-            file.path, f"has {layout.dtype.name} tokens, not --dtype {options.dtype.name}"
+            file.path,
+            f"has {layout.dtype.name} tokens, not --dtype {options.dtype.name}; omit --dtype",
         )
     if options.tensor is not None and layout.format != safetensors.NAME:
-        raise InvalidCorpus(file.path, f"has no tensors to name, such as {options.tensor!r}")
+        problem = f"is not safetensors, so it has no tensor {options.tensor!r}"
+        raise InvalidCorpus(file.path, f"{problem}; omit #{options.tensor}")
     return layout

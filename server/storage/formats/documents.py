@@ -1,4 +1,4 @@
-"""Where the documents of a file end: what indices beside token files say, checked and kept."""
+"""Where the documents of a token file end: reads and checks the index beside it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Ends = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """What a file is known to hold by whole documents.
+    """The documents of a file.
 
-    count: of them.  path: of the file that says so.  ends: reads it once more and yields where they
-    end, exclusive, in tokens, ascending, in blocks.
+    count: how many.  path: of their index.  ends: rereads the index and yields, in blocks, where
+    documents end: in tokens, exclusive, ascending.
     """
 
     count: int
@@ -34,25 +34,26 @@ class Documents:
 def require_ascending(
     path: str, blocks: Iterable[Ends], last: int, *, first: int | None = None, all_of_it: bool
 ) -> int:
-    """Return how many ends there are; says in the log how far it is.
+    """Return how many ends there are; logs progress.
 
-    last: none may lie beyond it.  first: where the first one has to lie, None for anywhere.
-    all_of_it: the last one has to lie at last.
-    Raises: InvalidCorpus, naming path, if each is not at or after the one before, and within last.
+    last: the maximum of all ends.  first: what the first end has to be, None for anything.
+    all_of_it: whether the last end has to be `last`.
+    Raises: InvalidCorpus, naming path, if an end is below the one before it or above `last`.
     """
     count = end = 0
-    said = time.monotonic()
+    logged_at = time.monotonic()
     for ends in blocks:
         if first not in (None, int(ends[0])) and not count:
-            raise InvalidCorpus(path, f"documents begin at {ends[0]}, not at {first}")
+            raise InvalidCorpus(path, f"the first document begins at {ends[0]}, not at {first}")
         if ends[0] < end or (ends[1:] < ends[:-1]).any() or ends[-1] > last:
-            raise InvalidCorpus(path, f"documents do not end one after the other within {last}")
-        if count > last:  # Of empty ones there could be any number.
-            raise InvalidCorpus(path, f"has more than {count} documents, and there are {last}")
+            raise InvalidCorpus(path, f"document ends have to ascend and be at most {last}")
+        if count > last:  # Empty documents alone would make this unlimited.
+            raise InvalidCorpus(path, f"has more than {count} documents; the limit is {last}")
         count, end = count + ends.size, int(ends[-1])
-        if time.monotonic() - said >= _PROGRESS_SECONDS:
-            said = time.monotonic()
-            _LOG.info("reading documents of file=%s done=%.1f%%", path, 100 * end / max(last, 1))
+        if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
+            logged_at = time.monotonic()
+            _LOG.info("reading documents file=%s done=%.1f%%", path, 100 * end / max(last, 1))
     if all_of_it and end != last:
-        raise InvalidCorpus(path, f"the last document ends at {end}, and there are {last}")
+        problem = f"the last document ends at {end}, not at {last}"
+        raise InvalidCorpus(path, f"{problem}; the index or the tokens may be truncated")
     return count

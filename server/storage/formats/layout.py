@@ -1,4 +1,4 @@
-"""Where the tokens of a file lie: what every format comes down to."""
+"""Where the tokens of a file are: the result of every format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORED: dict[str, Stored] = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 }
-"""What tokens may be stored as, by the name that is part of a fingerprint."""
+"""The types of stored tokens, by the name that is part of a fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Layout:
     """One run of tokens in a file.
 
     format: its name.  dtype: as stored, one of STORED.  first_byte: where the first token begins.
-    token_count: at least 1.  why: what it was recognised by.  dtype_assumed: whether nothing said
-    it.  documents: None where nothing is known of them.
+    token_count: at least 1.  why: how the format was recognized.  dtype_assumed: whether the type
+    was recorded nowhere.  documents: None if they are unknown.
     """
 
     format: str
@@ -45,9 +45,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class FormatOptions:
-    """What the user says of a dataset's files; where that is nothing, the files decide.
+    """The user's options for the files of a dataset; None where the files decide.
 
-    format: one of the names in FORMATS.  dtype: of the tokens.  tensor: in a file that has several.
+    format: one of the names in FORMATS.  dtype: of the tokens.  tensor: name of one of several.
     """
 
     format: str | None = None
@@ -56,14 +56,14 @@ class FormatOptions:
 
     @classmethod
     def parse(cls, format: str | None, dtype: str | None, tensor: str | None) -> FormatOptions:
-        """Return what was said in words.  dtype: a key of STORED."""
+        """Parse options.  dtype: a key of STORED."""
         return cls(format, STORED[dtype] if dtype else None, tensor)
 
 
 def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> Layout:
     """Return the layout of a file without header.
 
-    name: of the format.  why: it is taken for one.
+    name: of the format.  why: how it was recognized.
     Raises: InvalidCorpus if it is empty or ends within a token.
     """
     dtype = options.dtype or STORED["uint16"]
@@ -72,8 +72,8 @@ def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> L
     if file.size_bytes % dtype.itemsize:
         raise InvalidCorpus(
             file.path,
-            f"{file.size_bytes} bytes are no whole number of {dtype.name} tokens; "
-            "is it of another --dtype, or cut short?",
+            f"has {file.size_bytes} bytes, not a multiple of {dtype.itemsize} ({dtype.name}); "
+            "pass another --dtype, unless the file is truncated",
         )
     count = file.size_bytes // dtype.itemsize
     return Layout(name, dtype, 0, count, why, dtype_assumed=options.dtype is None)

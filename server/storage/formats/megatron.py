@@ -1,7 +1,7 @@
-"""Megatron's indexed dataset: raw tokens in X.bin; types, sequences and documents in X.idx.
+"""Megatron's indexed dataset: raw tokens in X.bin; their type, sequences and documents in X.idx.
 
 Layout: megatron/core/datasets/indexed_dataset.py of github.com/NVIDIA/Megatron-LM. Sequences are
-end to end, so X.bin is one run of tokens; a document is one or several of them.
+end to end, so X.bin is one run of tokens. A document is one or more sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from .documents import Documents, Ends, require_ascending
 from .layout import STORED, FormatOptions, Layout, Stored
 
 NAME = "megatron"
-
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -36,14 +35,12 @@ class _Index(NamedTuple):
 
 
 def matches(file: OpenFile) -> bool:
-    """Say whether an index lies beside it."""
+    """Return whether an index is beside it."""
     return file.path.endswith(".bin") and os.path.lexists(_index_path(file.path))
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
-    """Return the layout that the index gives.  Raises: InvalidCorpus if it is not that of the
-    file.
-    """
+    """Return the layout by the index.  Raises: InvalidCorpus if the index does not fit the file."""
     path = _index_path(file.path)
     with open_file(path) as index:
         header = _read_header(index)
@@ -62,20 +59,16 @@ def _index_path(path: str) -> str:
 def _read_header(index: OpenFile) -> _Index:
     magic, version, code, sequences, places = _HEADER.unpack(index.read(0, _HEADER.size))
     if magic != _MAGIC or version != 1:
-        raise InvalidCorpus(
-            index.path, f"begins with {magic!r}, version {version}; Megatron's has 1"
-        )
+        raise InvalidCorpus(index.path, f"begins with {magic!r}, version {version}, not version 1")
     if code not in _CODES:
-        raise InvalidCorpus(
-            index.path, f"says type {code}; tokens are {', '.join(_CODES.values())}"
-        )
+        raise InvalidCorpus(index.path, f"has token type {code}, not {', '.join(_CODES.values())}")
     pointers_at = _HEADER.size + 4 * sequences
     places_at = pointers_at + 8 * sequences
     size = places_at + 8 * places
-    # Sequences may have a byte each for what they hold besides text.
+    # Multimodal datasets have one more byte for each sequence.
     if index.size_bytes not in (size, size + sequences) or not sequences or not places:
-        problem = f"{sequences} sequences and {places} places of documents have {size} bytes"
-        raise InvalidCorpus(index.path, f"{problem}, and it has {index.size_bytes}; cut short?")
+        problem = f"{sequences} sequences and {places} document offsets need {size} bytes"
+        raise InvalidCorpus(index.path, f"{problem}, not {index.size_bytes}; it may be truncated")
     return _Index(STORED[_CODES[code]], sequences, places, pointers_at, places_at)
 
 
@@ -86,16 +79,15 @@ def _require_end_to_end(index: OpenFile, header: _Index, file_bytes: int) -> Non
     for length, first in zip(lengths, pointers, strict=True):
         ends = end + np.cumsum(length) * header.dtype.itemsize
         if (length < 0).any() or first[0] != end or (first[1:] != ends[:-1]).any():
-            raise InvalidCorpus(index.path, "sequences do not lie end to end")
+            raise InvalidCorpus(index.path, "its sequences are not end to end")
         end = int(ends[-1])
     if end != file_bytes or not end:
-        raise InvalidCorpus(
-            index.path, f"its sequences have {end} bytes, and its file {file_bytes}"
-        )
+        problem = f"its sequences have {end} bytes, but the token file has {file_bytes}"
+        raise InvalidCorpus(index.path, f"{problem}; one of them may be truncated")
 
 
 def _ends(path: str, header: _Index, file_bytes: int) -> Iterator[Ends]:
-    """Yield where documents end: where the next one's first sequence begins."""
+    """Yield where documents end, which is where the first sequence of the next one begins."""
     with open_file(path) as index:
         for places in index.array(header.places_at + 8, header.places - 1, "<i8"):
             ends = np.full(places.size, file_bytes)

@@ -18,23 +18,23 @@ NAME = "npy"
 
 _MAGIC = b"\x93NUMPY"
 _FAILURES = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, TokenError)
-"""What numpy lets through of the ways in which a literal can be none."""
+"""What numpy may raise for a header that is not a valid literal."""
 _HEADER_BYTES_MAX = 1 << 14
-"""What NumPy writes has 128; it reads more than 10,000 only when told to."""
+"""NumPy writes 128 bytes, and reads more than 10,000 only on request."""
 
 
 def matches(file: OpenFile) -> bool:
-    """Say whether it begins as numpy.save begins."""
+    """Return whether it begins with NumPy's magic."""
     return file.head.startswith(_MAGIC)
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
-    """Return where the array lies.  Raises: InvalidCorpus if it is none of tokens, or not in
-    order.
-    """
+    """Return where the array is.  Raises: InvalidCorpus unless it holds tokens in C order."""
     shape, fortran, dtype, first_byte = _header(file)
     if dtype.name not in STORED:
-        raise InvalidCorpus(file.path, f"is an array of {dtype}, no integers of 1 to 8 bytes")
+        raise InvalidCorpus(
+            file.path, f"is an array of {dtype}; tokens are integers of 1 to 8 bytes"
+        )
     if len(shape) not in (1, 2):
         raise InvalidCorpus(file.path, f"has shape {shape}; tokens are 1-D, or 2-D rows")
     fortran = fortran and len(shape) == 2
@@ -47,28 +47,28 @@ def layout(file: OpenFile, options: FormatOptions) -> Layout:
     for length in shape:
         count *= length
     if count == 0:
-        raise InvalidCorpus(file.path, f"has shape {shape}: no tokens")
+        raise InvalidCorpus(file.path, f"has shape {shape}, so it has no tokens")
     held = file.size_bytes - first_byte
     if held != count * dtype.itemsize:
         raise InvalidCorpus(
             file.path,
-            f"its header says {count} {dtype.name} tokens, {count * dtype.itemsize} bytes, and "
-            f"{held} follow it",
+            f"its header records {count} {dtype.name} tokens ({count * dtype.itemsize} bytes), but "
+            f"{held} bytes follow; it may be truncated",
         )
     return Layout(NAME, STORED[dtype.name], first_byte, count, f"header of a {shape} array")
 
 
 def _header(file: OpenFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-    """Return shape, whether it is in Fortran order, type, and where the array begins."""
+    """Return shape, whether it is in Fortran order, type, and the first byte of the array."""
     stream = io.BytesIO(file.read(0, min(file.size_bytes, _HEADER_BYTES_MAX)))
     try:
         with warnings.catch_warnings():
-            # Of headers that Python 2 wrote.
+            # They are about headers that Python 2 wrote.
             warnings.simplefilter("ignore")
             version = np.lib.format.read_magic(stream)
             if version not in ((1, 0), (2, 0), (3, 0)):
                 raise ValueError(f"version {version}")
-            # Version 3 differs from 2 in the names of fields, which tokens have not.
+            # Version 3 differs from 2 only in the names of fields, which tokens do not have.
             if version == (1, 0):
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
             else:
@@ -76,7 +76,7 @@ def _header(file: OpenFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]
     except _FAILURES as error:
         problem = f"has a header that numpy cannot read: {' '.join(str(error).split())[:100]}"
         raise InvalidCorpus(file.path, problem) from error
-    # A number of thousands of digits cannot even be printed.
+    # Python refuses to print an integer of thousands of digits, so the error does not name it.
     if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
         raise InvalidCorpus(file.path, "has a length in its shape that is not in [0, 2^63)")
     return shape, fortran, dtype, stream.tell()

@@ -1,7 +1,7 @@
-"""OLMo-core's token files: raw tokens without a header in a file named *.npy, and, beside it, a
-*.csv.gz with a line for each document: START,END[,...] in tokens.
+"""OLMo-core's token files: raw tokens without a header in a file named *.npy, and a *.csv.gz beside
+it with one line for each document: START,END[,...] in tokens.
 
-Layout: src/olmo_core/data of github.com/allenai/OLMo-core. Nothing in the file says its type.
+Layout: src/olmo_core/data of github.com/allenai/OLMo-core. The token type is recorded nowhere.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LINE_BYTES_MAX = 1 << 12
 
 
 def matches(file: OpenFile) -> bool:
-    """Say whether it is named like an array and was asked after npy, which knows a real one."""
+    """Return whether it is named *.npy; npy, which detects real arrays, is tried before."""
     return file.path.endswith(SUFFIX)
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
-    """Return the layout of a file that is all tokens.  Raises: InvalidCorpus."""
+    """Return the layout: the whole file is tokens.  Raises: InvalidCorpus."""
     if npy.matches(file):
-        raise InvalidCorpus(file.path, "has NumPy's header, which OLMo's files have not")
+        raise InvalidCorpus(file.path, "has NumPy's header, so it is not OLMo's; pass --format npy")
     why = f"named *{SUFFIX}, without NumPy's header"
     path = file.path.removesuffix(SUFFIX) + ".csv.gz"
     found = all_tokens(NAME, file, options, why)
@@ -54,9 +54,9 @@ def _ends(path: str) -> Iterator[Ends]:
         with open_file(path) as packed, open(packed.descriptor, "rb", closefd=False) as stream:
             file = gzip.GzipFile(fileobj=stream)
             lines = iter(partial(file.readline, _LINE_BYTES_MAX), b"")
-            while some := list(islice(lines, _LINES_AT_ONCE)):
-                if max(map(len, some)) == _LINE_BYTES_MAX:
-                    raise ValueError("a line without an end")
-                yield np.array([int(line.split(b",", 2)[1]) for line in some], dtype=np.int64)
+            while block := list(islice(lines, _LINES_AT_ONCE)):
+                if max(map(len, block)) == _LINE_BYTES_MAX:
+                    raise ValueError("line too long")
+                yield np.array([int(line.split(b",", 2)[1]) for line in block], dtype=np.int64)
     except (OSError, EOFError, zlib.error, ValueError, IndexError, OverflowError) as error:
         raise InvalidCorpus(path, "cannot be read as lines of START,END") from error

@@ -1,4 +1,4 @@
-"""Raw tokens, as nanoGPT writes them: no header, one token after another, little-endian."""
+"""Raw tokens, as nanoGPT writes them: little-endian, without a header."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ NAME = "raw"
 
 
 def matches(file: OpenFile) -> bool:
-    """Return True: a file of tokens alone may begin with anything."""
+    """Return True: a file without a header may begin with anything."""
     return True
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
-    """Return the layout of a file that is all tokens.  Raises: InvalidCorpus."""
-    return all_tokens(NAME, file, options, "no header is known that begins like it")
+    """Return the layout: the whole file is tokens.  Raises: InvalidCorpus."""
+    return all_tokens(NAME, file, options, "no known header")

@@ -1,4 +1,4 @@
-"""One integer tensor of a safetensors file, 1-D or 2-D: the only one, or the one named.
+"""One integer tensor of a safetensors file, 1-D or 2-D: the only one, or the one that is named.
 
 Layout: the length of a JSON header (uint64), the header, the tensors:
 github.com/huggingface/safetensors.
@@ -20,7 +20,7 @@ SUFFIX = ".safetensors"
 
 _FORMAT_HEADER_BYTES_MAX = 100_000_000
 _HEADER_BYTES_MAX = 1 << 20
-"""The format allows more; a header of a thousand tensors has a tenth of it."""
+"""The format allows more. A header of a thousand tensors needs a tenth of this."""
 _TYPES = {
     "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
     "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64",
@@ -28,27 +28,27 @@ _TYPES = {
 
 
 def matches(file: OpenFile) -> bool:
-    """Say whether a plausible length and an object stand first, or it is named so."""
+    """Return whether it begins with a plausible length and an object, or is named so."""
     length = int.from_bytes(file.head[:8], "little")
     begins = file.head[8:9] == b"{" and file.head[9:10] in b' \t\r\n"}'
     return (begins and 2 <= length <= _FORMAT_HEADER_BYTES_MAX) or file.path.endswith(SUFFIX)
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
-    """Return where the tensor lies.  Raises: InvalidCorpus if it is not there, or not whole."""
+    """Return where the tensor is.  Raises: InvalidCorpus if it is missing or truncated."""
     length = int.from_bytes(file.head[:8], "little")
     if len(file.head) < 8 or length > file.size_bytes - 8:
-        raise InvalidCorpus(file.path, f"says its header has {length} bytes, and is cut short")
+        raise InvalidCorpus(file.path, f"records a header of {length} bytes, and is truncated")
     if length > _HEADER_BYTES_MAX:
         raise InvalidCorpus(
-            file.path, f"says its header has {length} bytes; at most {_HEADER_BYTES_MAX} are read"
+            file.path, f"records a header of {length} bytes; the limit is {_HEADER_BYTES_MAX}"
         )
     try:
         header = json.loads(file.read(8, length))
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
         integers = {name: entry for name, entry in tensors.items() if entry["dtype"] in _TYPES}
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
-        raise InvalidCorpus(file.path, "has a header that is no safetensors header") from error
+        raise InvalidCorpus(file.path, "has an invalid safetensors header") from error
     name = options.tensor
     if name is None:
         if len(integers) != 1:
@@ -56,7 +56,7 @@ def layout(file: OpenFile, options: FormatOptions) -> Layout:
             raise InvalidCorpus(file.path, f"{problem}: {file.path}#NAME")
         (name,) = integers
     if name not in integers:
-        raise InvalidCorpus(file.path, f"has no integer tensor {name!r}, but {_some(integers)}")
+        raise InvalidCorpus(file.path, f"has no integer tensor {name!r}; it has {_some(integers)}")
     return _placed(file, name, integers[name], 8 + length)
 
 
@@ -65,11 +65,13 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _placed(file: OpenFile, name: str, entry: dict[str, Any], data_first_byte: int) -> Layout:
-    """Return where a tensor lies.  Raises: InvalidCorpus."""
+    """Return where a tensor is.  Raises: InvalidCorpus."""
     dtype = STORED[_TYPES[entry["dtype"]]]
     numbers = (entry.get("shape"), entry.get("data_offsets"))
-    if not all(isinstance(some, list) and all(type(n) is int for n in some) for some in numbers):
-        raise InvalidCorpus(file.path, f"tensor {name!r} has no shape or no data_offsets")
+    if not all(isinstance(part, list) and all(type(n) is int for n in part) for part in numbers):
+        raise InvalidCorpus(
+            file.path, f"tensor {name!r} needs a shape and data_offsets of integers"
+        )
     shape, offsets = entry["shape"], entry["data_offsets"]
     if len(shape) not in (1, 2) or len(offsets) != 2:
         raise InvalidCorpus(
@@ -80,7 +82,7 @@ def _placed(file: OpenFile, name: str, entry: dict[str, Any], data_first_byte: i
     if min(shape) < 0 or not 0 <= first <= end <= file.size_bytes - data_first_byte:
         raise InvalidCorpus(
             file.path,
-            f"tensor {name!r} lies at {first} to {end}, beyond the file's end; cut short?",
+            f"tensor {name!r} is at {first} to {end}, beyond the file's end; it may be truncated",
         )
     if end - first != count * dtype.itemsize or count == 0:
         raise InvalidCorpus(

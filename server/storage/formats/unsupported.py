@@ -1,4 +1,4 @@
-"""What holds no tokens that can be mapped, by name, and what would make some of it."""
+"""Files without tokens that can be served: recognizes them, and says what to do."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .layout import FormatOptions
 
 NAME = "foreign"
 
-_TEXT = "tokenize it first: python -m server.ingest, or --tokenizer of the server"
-_COLUMN = "ingest its text (python -m server.ingest), or write its tokens: docs/formats.md"
-_UNPACK = "unpack it first: what is compressed cannot be mapped"
+_TEXT = "tokenize it first with tokenfeed ingest, or pass --tokenizer to the server"
+_COLUMN = "ingest its text (tokenfeed ingest), or write its tokens to a file: docs/formats.md"
+_UNPACK = "unpack it first: compressed files cannot be mapped"
 _SAVE = "save the array itself (numpy.save)"
 _PICKLES = (b"\x02\x8a\nl", b"\x02}q", b"\x02]q", b"\x03}q", b"\x03]q", b"\x04\x95", b"\x05\x95")
 
 
 def matches(file: OpenFile) -> bool:
-    """Say whether it begins, and where that is known ends, like something else."""
+    """Return whether its first bytes, or its name, are those of a file that cannot be served."""
     return file.head.startswith(_MAGICS) or any(is_it(file) for _, is_it, _ in _OTHERS)
 
 
 def layout(file: OpenFile, options: FormatOptions) -> NoReturn:
-    """Raise InvalidCorpus: say what it is, and what to do."""
+    """Raise InvalidCorpus, which says what the file is, and what to do."""
     known = [(what, cure) for what, magics, cure in _BEGINNINGS if file.head.startswith(magics)]
     known += [(what, cure) for what, is_it, cure in _OTHERS if is_it(file)]
     what, cure = known[0]
@@ -37,14 +37,14 @@ def _is_gzip(file: OpenFile) -> bool:
 
 
 def _is_arrow(file: OpenFile) -> bool:
-    """A file, or a stream: a mark, and the length of its schema."""
+    """A file, or a stream: a marker and the length of its schema."""
     length = int.from_bytes(file.head[4:8], "little")
     is_stream = file.head[:4] == b"\xff" * 4 and 0 < length < 1 << 20 and length % 8 == 0
     return is_stream or file.head.startswith(b"ARROW1\0\0")
 
 
 def _is_chunk(file: OpenFile) -> bool:
-    """Samples behind a count and their offsets, as MosaicML's and LitData's chunks have them."""
+    """A count, offsets and samples, as in the chunks of MosaicML and LitData."""
     count, first = (int.from_bytes(file.head[at : at + 4], "little") for at in (0, 4))
     offsets_end = 8 + 4 * count
     if len(file.head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
@@ -52,14 +52,14 @@ def _is_chunk(file: OpenFile) -> bool:
     return file.read(offsets_end - 4, 4) == file.size_bytes.to_bytes(8, "little")[:4]
 
 
-def _is_text(file: OpenFile, signs_min: int = 256) -> bool:
-    """Tokens have zeros, or bytes that no text has, among their first; a few may have none."""
+def _is_text(file: OpenFile, chars_min: int = 256) -> bool:
+    """The first bytes of nearly all token files include zeros, or bytes that no text has."""
     try:
         text = file.head.decode()
     except UnicodeDecodeError as error:
-        # The last sign may be cut off.
+        # The last character may be cut off.
         text = file.head[: error.start].decode() if error.start > len(file.head) - 4 else ""
-    return len(text) >= signs_min and all(sign >= " " or sign in "\t\r\n\f" for sign in text)
+    return len(text) >= chars_min and all(char >= " " or char in "\t\r\n\f" for char in text)
 
 
 def _is_jsonl(file: OpenFile) -> bool:
@@ -84,11 +84,11 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("Feather or ORC", (b"FEA1", b"ORC\x0a", b"ORC\x08"), _COLUMN),
     ("HDF5", (b"\x89HDF\r\n\x1a\n",), _SAVE),
 )
-"""What it is, what it begins with, and what would make tokens of it."""
+"""What it is, its first bytes, and what to do."""
 _MAGICS = tuple(magic for _, magics, _ in _BEGINNINGS for magic in magics)
 
 _OTHERS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
-    ("what lies beside tokens", _is_companion, "the file of tokens itself is not there"),
+    ("an index or mask of tokens", _is_companion, "the file of tokens itself is missing"),
     ("Arrow", _is_arrow, _COLUMN),
     ("a chunk of MosaicML's MDS or of LitData", _is_chunk, _COLUMN),
     ("compressed by gzip", _is_gzip, _UNPACK),
@@ -96,4 +96,4 @@ _OTHERS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
     ("jsonl", _is_jsonl, _TEXT),
     ("text", _is_text, _TEXT),
 )
-"""What takes more than a look at its first bytes."""
+"""Those for which more than the first bytes has to be compared."""

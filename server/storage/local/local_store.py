@@ -1,8 +1,8 @@
-"""What stores of local files have in common, however they read them: rows out of spans, narrowing,
-and the check for files that were cut within a row.
+"""The common part of all stores of local files: rows of spans, narrowing, and the detection of
+files that were truncated within a row.
 
-Half a corpus is another corpus: once a file was found cut short or written to, nothing more of the
-dataset is handed out.
+Half a corpus is another corpus: once a file was found truncated or written to, the dataset delivers
+nothing more.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ RoomKind = TypeVar("RoomKind", bound=Room)
 class _Sentinels(NamedTuple):
     """The last byte of each file that is not 0.
 
-    bytes, values: int64[files] and uint8[files], where it is and what.  missing: the files whose
-    ends are nothing but zeros, as far as was looked.
+    bytes, values: int64[files] and uint8[files], its position and value.  missing: the files in
+    which no such byte was found yet.
     """
 
     bytes: Numbers
@@ -48,9 +48,9 @@ class _Sentinels(NamedTuple):
 
 
 class LocalStore(ABC, Generic[RoomKind]):
-    """A dataset's files on file systems of this machine; a TokenStore but for how it reads.
+    """A dataset's files on file systems of this machine: a TokenStore without the reading.
 
-    files: what has become of them.
+    files: their changes since they were opened.
     """
 
     kind: ClassVar[str]
@@ -62,19 +62,19 @@ class LocalStore(ABC, Generic[RoomKind]):
         make_room: Callable[[], RoomKind],
         files: OpenedShards,
     ) -> None:
-        """Hold opened shards.  Raises: InvalidCorpus if not all are of one kind."""
+        """Take opened shards.  Raises: InvalidCorpus unless all have the same format and type."""
         self.name = name
         self.files = files
         self.stored = _one_kind(shards)
         self.narrowing = Narrowing(self.stored)
         self.shape = Shape(np.array([shard.layout.token_count for shard in shards], dtype=np.int64))
-        # Files of planes beside the tokens are not read yet.
+        # Planes are not read from files yet.
         self.planes: Mapping[int, bytes] = {}
         self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
         tails = [shard.tail for shard in shards]
         self._sentinel_lock = threading.Lock()
         sentinel_values = np.array([tail.sentinel_value for tail in tails], dtype=np.uint8)
-        # Replaced as a whole: a gather that has read it goes by one moment.
+        # Replaced as a whole, so that a gather sees one consistent state.
         self._sentinels = _Sentinels(
             np.array([tail.sentinel_byte for tail in tails], dtype=np.int64),
             sentinel_values,
@@ -86,43 +86,43 @@ class LocalStore(ABC, Generic[RoomKind]):
 
     @abstractmethod
     def _read_tokens(self, spans: Spans, room: RoomKind) -> None:
-        """Read the stored tokens of spans, end to end, to the beginning of room.
+        """Read the stored tokens of spans, end to end, into the beginning of room.
 
         Raises: Unread.
         """
 
     @abstractmethod
     def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: RoomKind, place: int) -> None:
-        """Read a byte of each file, from place in room on.  Raises: Unread."""
+        """Read one byte of each file into room, from place on.  Raises: Unread."""
 
     @abstractmethod
     def seem_resident(self, spans: Spans) -> bool:
-        """Say whether some of the tokens, taken as a sample, are in memory."""
+        """Return whether a sample of these tokens is in memory."""
 
     @abstractmethod
     def read_ahead(self, spans: Spans) -> None:
-        """Have tokens be read that are asked for soon."""
+        """Start to read tokens that will be needed soon."""
 
     @abstractmethod
     def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
-        """Return token bytes of what is being served.  Raises: CorpusChanged, Unreadable."""
+        """Return token bytes while the store is served.  Raises: CorpusChanged, Unreadable."""
 
     @abstractmethod
     def bring_in(self) -> Iterator[Piece]:
-        """Bring all of it into memory."""
+        """Preload all of it, piece by piece."""
 
     @property
     def shards(self) -> Sequence[Shard]:
-        """The files, as they were opened."""
+        """The opened files, in order."""
         return self.files.shards
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Of the tokens as they are served: uint16 or uint32, little-endian."""
+        """Type of the served tokens: uint16 or uint32, little-endian."""
         return self.narrowing.served
 
     def narrow(self, token_max: int) -> None:
-        """Serve tokens in the narrowest type that holds this one."""
+        """Serve tokens in the narrowest type that holds token_max."""
         self.narrowing = Narrowing(self.stored, token_max)
 
     @contextmanager
@@ -133,9 +133,9 @@ class LocalStore(ABC, Generic[RoomKind]):
         assert not planes
         self.require_intact()
         size_bytes = spans.size_tokens * self.stored.itemsize
-        room = self.files.surely(lambda: self._filled(spans, size_bytes), patient)
+        room = self.files.with_retries(lambda: self._filled(spans, size_bytes), patient)
         try:
-            # Once more: if the store was closed meanwhile, something else may have been read.
+            # Again: if the store was closed meanwhile, other data may have been read.
             self.require_intact()
             tokens = self._served(spans, room.content[:size_bytes])
             yield RowBlock(laid_out(spans, tokens))
@@ -143,7 +143,7 @@ class LocalStore(ABC, Generic[RoomKind]):
             self._rooms.release(room)
 
     def advise(self, spans: Spans) -> None:
-        """Have rows that are gathered soon be read from now on, if the store seems to be cold."""
+        """Start to read rows that will be gathered soon, if the store seems cold."""
         self._readahead.advise(spans)
 
     @property
@@ -153,51 +153,51 @@ class LocalStore(ABC, Generic[RoomKind]):
 
     @property
     def failed(self) -> bool:
-        """Whether nothing of it is handed out any more."""
+        """Whether the dataset has failed: it delivers nothing more."""
         return self.files.failed
 
     def require_intact(self) -> None:
-        """Raise CorpusChanged if a file was ever found cut short or written to."""
+        """Raise CorpusChanged if the dataset has failed."""
         self.files.require_intact()
 
     def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
-        """Look at what has become of a file."""
+        """Check a file for changes."""
         self.files.poll_file(shard, same_content, submit)
 
     @property
     def facts(self) -> Sequence[object]:
-        """What is known of each file, by which a change shows."""
+        """What is known of each file, to detect a change."""
         return self.files.facts()
 
     def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
-        """Say whether all files are now as these facts say."""
+        """Return whether all files still match these facts."""
         return self.files.unchanged_since(facts, stopped)
 
     @property
     def digest_path(self) -> str:
-        """Where its digest is kept: beside the first file."""
+        """Path of its digest file, beside the first file."""
         return sidecar_path(self.shards, self.stored)
 
     def kept_digest(self) -> bytes:
-        """Return the digest that was kept, b"" if there is none."""
+        """Return the stored digest, b"" if there is none."""
         return read_sidecar(self.shards, self.stored)
 
     def keep_digest(self, digest: bytes) -> str:
-        """Keep a digest, and return where.  Raises: OSError."""
+        """Store a digest.  Returns: the path of the file.  Raises: OSError."""
         return write_sidecar(self.shards, self.stored, digest)
 
     def close(self) -> None:
-        """Hand out nothing more. May be called twice."""
+        """Deliver nothing more. May be called twice."""
         self.files.close()
         self._rooms.close()
 
     def _filled(self, spans: Spans, size_bytes: int) -> RoomKind:
-        """Return room with the tokens of spans, which is to be given back.
+        """Return room with the tokens of spans. The caller has to release it.
 
-        Raises: Unread, and then keeps no room, or those who wait for a file to heal would leave
-        none for others; CorpusChanged where a file was cut within.
+        Raises: Unread, after releasing the room: calls that wait for a retry must not use up all of
+        it; CorpusChanged if a file was truncated.
         """
-        # Beside the tokens there is room for the sentinels, at most one a span.
+        # Sentinels go behind the tokens: at most one for each span.
         room = self._rooms.acquire(size_bytes + spans.shard.size)
         try:
             self._read_tokens(spans, room)
@@ -212,33 +212,33 @@ class LocalStore(ABC, Generic[RoomKind]):
             raise
 
     def _suspects(self, spans: Spans, room: RoomKind, size_bytes: int) -> Numbers:
-        """Return the files with a span that may have run over a cut.
+        """Return the files with a span that may extend beyond a truncation.
 
-        The rest of a page in which a map's file was cut reads as zeros, without an error, and so
-        does a hole that was grown in place of what was cut; then the span's last byte is 0 as well,
-        if the file system takes away the pages beyond the cut before it clears the rest of the page
-        with the cut, as ext4 and tmpfs do (docs/decisions/0003-gather.md says where it does not).
+        If a mapped file is truncated within a page, the rest of that page reads as zeros, without
+        an error. So does a hole, if the file grows again. Then the last byte of the span is 0 too,
+        if the file system removes the pages beyond the new end before it clears the rest of the
+        last page, as ext4 and tmpfs do (docs/decisions/0003-gather.md lists those that do not).
         """
         if spans.are_windows:
             row_bytes = spans.row_tokens * self.stored.itemsize
             last = room.content[row_bytes - 1 : size_bytes : row_bytes]
         else:
             last = room.content[np.cumsum(spans.token_count) * self.stored.itemsize - 1]
-        # Nearly always none or a few: sorting them in numpy takes several times as long.
+        # Nearly always none or a few: numpy takes several times as long to sort them.
         return np.array(sorted(set(spans.shard[last == 0].tolist())), dtype=np.int64)
 
     def _require_sentinels(self, suspects: Numbers, room: RoomKind, place: int) -> None:
-        """Lose the dataset if one of these files was cut.  Raises: Unread, CorpusChanged.
+        """Fail the dataset if one of these files was truncated.  Raises: Unread, CorpusChanged.
 
-        Each has a sentinel: its last byte that is not 0. After a cut before it, it is gone or 0; a
-        cut behind it has only taken zeros. Asking for the size of every file of every frame would
-        cost a third of a frame.
+        The sentinel of a file is its last byte that is not 0. A truncation before it removes it or
+        makes it 0; a truncation behind it removes only zeros. A stat call for every file of every
+        frame would cost a third of a frame.
         """
         known = self._sentinels
         self._read_bytes(suspects, known.bytes[suspects], room, place)
         found = room.content[place : place + suspects.size]
         wrong = suspects[found != known.values[suspects]].tolist()
-        # Where a file ends in nothing but zeros, only the file system can tell.
+        # If a file ends in nothing but zeros, only its stat can tell.
         unknown = known.missing if self.files.may_change else []
         for index in set(unknown).intersection(suspects.tolist()) if unknown else ():
             if self.files.is_written(index):
@@ -249,12 +249,12 @@ class LocalStore(ABC, Generic[RoomKind]):
         if wrong:
             self.require_intact()
             name = log_safe_name(self.shards[wrong[0]].path)
-            self.files.mark_failed(f"{name}: a gather met a file that was cut short")
+            self.files.mark_failed(f"{name}: truncated, found by a gather")
             self.require_intact()
 
     def _search_sentinel(self, index: int) -> None:
-        """Look further for the sentinel of a file, or a stat would be made for each frame of it.
-        One of zeros alone needs none: whatever is cut off or grown again is zeros too.
+        """Search further for the sentinel of a file, to save a stat call for each frame of it. A
+        file of zeros needs none: what is cut off, or grown again, is zeros too.
         """
         found = self.files.further_sentinel(index)
         if found is not None:
@@ -262,7 +262,7 @@ class LocalStore(ABC, Generic[RoomKind]):
                 known = self._sentinels
                 places, values = known.bytes.copy(), known.values.copy()
                 places[index], values[index] = found
-                left = [one for one in known.missing if one != index]
+                left = [other for other in known.missing if other != index]
                 self._sentinels = _Sentinels(places, values, left)
 
     def _served(self, spans: Spans, content: Tokens) -> npt.NDArray[np.unsignedinteger]:
@@ -277,8 +277,8 @@ class LocalStore(ABC, Generic[RoomKind]):
             token = wrong - int(ends[span] - spans.token_count[span] - spans.token_offset[span])
             self.files.mark_failed(
                 f"{log_safe_name(self.shards[spans.shard[span]].path)}: token {token} is "
-                f"{tokens[wrong]}, which cannot be served; without --vocab-size, or with "
-                "--check-all-tokens, it would be found at the start",
+                f"{tokens[wrong]}, which cannot be served; omit --vocab-size or pass "
+                "--check-all-tokens to find it at the start",
                 "has a token that cannot be served; the log of its server says where",
             )
             self.require_intact()
@@ -288,8 +288,8 @@ class LocalStore(ABC, Generic[RoomKind]):
 def laid_out(
     spans: Spans, tokens: npt.NDArray[np.unsignedinteger]
 ) -> npt.NDArray[np.unsignedinteger]:
-    """Return the tokens of spans, one span after the other, as rows [rows, row_tokens]: the same
-    memory where no row has padding, which is 0.
+    """Return the tokens of spans, which are end to end, as rows [rows, row_tokens], padded with 0.
+    Without padding the result is a view of the same memory.
     """
     shape = len(spans), spans.row_tokens
     if tokens.size == len(spans) * spans.row_tokens:
@@ -302,14 +302,14 @@ def laid_out(
 
 
 def _one_kind(shards: Sequence[Shard]) -> Stored:
-    """Return the type of their tokens.  Raises: InvalidCorpus if not all are of one kind."""
+    """Return the type of their tokens.  Raises: InvalidCorpus unless all are of one kind."""
     first = shards[0]
     for shard in shards:
-        one, other = first.layout, shard.layout
-        if (one.format, one.dtype) != (other.format, other.dtype):
-            what = [f"{layout.format} ({layout.dtype.name})" for layout in (one, other)]
+        kinds = [f"{one.layout.format} ({one.layout.dtype.name})" for one in (first, shard)]
+        if kinds[0] != kinds[1]:
             raise InvalidCorpus(
                 shard.path,
-                f"is {what[1]}, and {first.path} is {what[0]}: a dataset's files are of one kind",
+                f"is {kinds[1]}, but {first.path} is {kinds[0]}; all files of a dataset need the "
+                "same format and type",
             )
     return first.layout.dtype

@@ -1,11 +1,11 @@
 """The files of one dataset, mapped once, and the gather that reads rows from them: for local disks.
 
-The only module that maps token files. All files lie in one reserved address range,
+The only module that maps token files. All files are mapped into one reserved address range,
 page-aligned and in order, and their descriptors are closed again: 10,000 shards cost 10,000 map
-entries and not one descriptor.
+entries and no descriptor.
 
-The gather never touches the map in user space. A file cut short under a map kills the process that
-reads beyond its new end; the kernel's own copy out of the map reports an error instead
+The gather never reads the map in user space: if a file was truncated, a read beyond its new end
+kills the process. The kernel's own copy out of the map reports an error instead
 (docs/decisions/0003-gather.md).
 """
 
@@ -36,8 +36,8 @@ from .shard import Shard
 
 _PIECES_AHEAD = 4
 _READ_BYTES = 128 << 10
-"""What the kernel is asked for at once. Of a longer range it reads only the first part, as long as
-the disk's read_ahead_kb, and says nothing."""
+"""Size of one request to the kernel. Of a longer range it silently reads only the first part, as
+long as the disk's read_ahead_kb."""
 
 
 class MapStore(LocalStore[Scratch]):
@@ -52,9 +52,7 @@ class MapStore(LocalStore[Scratch]):
         options: FormatOptions,
         poll_rate: PollRate | None = None,
     ) -> None:
-        """Map every file, read-only.  Raises: InvalidCorpus, naming the file and what is wrong with
-        it.
-        """
+        """Map every file, read-only.  Raises: InvalidCorpus, naming the file and the problem."""
         spans = [_pages_bytes(size_on_disk(path)) for path in paths]
         self._span_bytes = sum(spans)
         self._address = _reserve(paths[0], self._span_bytes)
@@ -72,20 +70,20 @@ class MapStore(LocalStore[Scratch]):
             raise
         syscalls.expect_random_access(self._address, self._span_bytes)
         self._token_addresses = self._firsts + self._first_bytes
-        self._at_once = True
+        self._batched = True
 
     @property
     def span(self) -> tuple[int, int]:
-        """Address of the range that all files lie in, and its length in bytes, both whole pages."""
+        """Address and length in bytes of the range of all files, both whole pages."""
         return self._address, self._span_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory it takes to have all of it there."""
+        """Bytes of memory that a full preload needs."""
         return self._span_bytes
 
     def ranges(self, spans: Spans) -> syscalls.Ranges:
-        """Return where spans lie in memory, uint64[n, 2]: address and length in bytes."""
+        """Return where spans are in memory, uint64[n, 2]: address and length in bytes."""
         token_bytes = self.stored.itemsize
         count = spans.row_tokens if spans.are_windows else spans.token_count
         return _ranges(
@@ -94,17 +92,17 @@ class MapStore(LocalStore[Scratch]):
         )
 
     def seem_resident(self, spans: Spans) -> bool:
-        """Say whether a sample of the pages is in memory, as the kernel has it."""
+        """Return whether a sample of the pages is in memory, according to the kernel."""
         pages = _whole_pages(self.ranges(sampled(spans)))
         return all(syscalls.resident(address, size_bytes) for address, size_bytes in pages.tolist())
 
     def read_ahead(self, spans: Spans) -> None:
-        """Have the kernel start reading spans."""
+        """Make the kernel start to read spans."""
         self._start_reading(_whole_pages(self.ranges(spans)))
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
-        """Return token bytes of a shard, read around the map: a page table entry for every page of
-        a terabyte would be 2 GiB.
+        """Return token bytes of a shard, read without the map: the page table entries of a terabyte
+        take 2 GiB.
         """
         return self.shards[shard].read(first_byte, size_bytes)
 
@@ -115,35 +113,35 @@ class MapStore(LocalStore[Scratch]):
         ranges = _between(firsts, first + size_bytes)
         self._start_reading(_whole_pages(ranges))
         content = bytearray()
-        # In small parts: what is lent is shared memory, and stays with the process.
+        # In small parts: scratch is shared memory that the process keeps.
         with self._rooms.lend(_READ_BYTES) as scratch:
             for part in ranges:
-                self.files.surely(partial(self._copy, shard, part, scratch))
+                self.files.with_retries(partial(self._copy, shard, part, scratch))
                 content += scratch.content[: int(part[1])].data
         self.require_intact()
         return bytes(content)
 
     def bring_in(self) -> Iterator[Piece]:
-        """Bring all of it into memory and into the page table.
+        """Preload all of it, and enter it into the page table.
 
-        Raises: CorpusChanged; OSError where a file was cut short; Unreadable.
+        Raises: CorpusChanged; OSError if a file was truncated; Unreadable.
         """
         address, span_bytes = self.span
-        asked_bytes = 0
+        requested_bytes = 0
         for first in range(0, span_bytes, PIECE_BYTES):
             self.require_intact()
             end = min(first + PIECE_BYTES, span_bytes)
             ahead_bytes = min(end + _PIECES_AHEAD * PIECE_BYTES, span_bytes)
             firsts = np.arange(
-                address + asked_bytes, address + ahead_bytes, _READ_BYTES, dtype=np.uint64
+                address + requested_bytes, address + ahead_bytes, _READ_BYTES, dtype=np.uint64
             )
             self._start_reading(_between(firsts, address + ahead_bytes))
-            asked_bytes = ahead_bytes
-            self.files.surely(partial(self._populate, first, end))
+            requested_bytes = ahead_bytes
+            self.files.with_retries(partial(self._populate, first, end))
             yield Piece(end)
 
     def close(self) -> None:
-        """Unmap the files. A gather still under way fails with CorpusChanged."""
+        """Unmap the files. A gather in progress fails with CorpusChanged."""
         super().close()
         if self._span_bytes:
             syscalls.unmap(self._address, self._span_bytes)
@@ -168,7 +166,7 @@ class MapStore(LocalStore[Scratch]):
     def _populate(self, first_byte: int, end_byte: int) -> None:
         """Enter a part of the range into the page table.
 
-        Raises: Unread; OSError where a file was cut short, which the next look or gather judges.
+        Raises: Unread; OSError if a file was truncated, on which the next check or gather acts.
         """
         address = self._address + first_byte
         try:
@@ -181,16 +179,16 @@ class MapStore(LocalStore[Scratch]):
             raise Unread(shard, error) from error
 
     def _shards_within(self, first_address: int, end_address: int) -> range:
-        """Return the indices of the files that lie in a part of the range, at least one."""
+        """Return the indices of the files in a part of the range, at least one."""
         first = int(np.searchsorted(self._firsts, first_address, side="right")) - 1
         return range(first, int(np.searchsorted(self._firsts, end_address, side="left")))
 
     def _start_reading(self, ranges: syscalls.Ranges) -> None:
-        """Have the kernel start to read ranges, without waiting for it."""
+        """Make the kernel start to read ranges; does not wait."""
         if not len(ranges):
             return
-        self._at_once = self._at_once and syscalls.read_ahead(ranges)
-        if not self._at_once:
+        self._batched = self._batched and syscalls.read_ahead(ranges)
+        if not self._batched:
             syscalls.read_ahead_singly(ranges)
 
 
@@ -204,7 +202,7 @@ def _map(path: str, options: FormatOptions, address: int, span_bytes: int) -> Sh
         try:
             syscalls.map_file(address, file.descriptor, shard.size_bytes)
         except OSError as error:
-            cure = "a process maps at most vm.max_map_count files (65530 by default)"
+            cure = "raise vm.max_map_count (65530 files by default), or pass --read pread"
             raise InvalidCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
         return shard
 
@@ -231,7 +229,7 @@ def _between(firsts: npt.NDArray[np.uint64], end: int) -> syscalls.Ranges:
 
 
 def _whole_pages(ranges: syscalls.Ranges) -> syscalls.Ranges:
-    """Return the ranges grown to whole pages."""
+    """Return the ranges, extended to whole pages."""
     page_bytes = np.uint64(syscalls.PAGE_BYTES)
     first = ranges[:, 0] // page_bytes * page_bytes
     end = -(-(ranges[:, 0] + ranges[:, 1]) // page_bytes) * page_bytes
@@ -243,14 +241,12 @@ def _pages_bytes(size_bytes: int) -> int:
 
 
 def _major_faults() -> int:
-    """Return how many pages this thread has had to wait for so far."""
+    """Return how many page faults of this thread had to wait for a disk so far."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _touch(address: int, size_bytes: int) -> None:
-    """Have the kernel copy a byte of every page, for kernels that cannot populate.  Raises:
-    OSError where a page cannot be read.
-    """
+    """Copy a byte of every page, for kernels that cannot populate.  Raises: OSError."""
     pages = np.arange(address, address + size_bytes, syscalls.PAGE_BYTES, dtype=np.uint64)
     scratch = Scratch()
     try:

@@ -1,8 +1,8 @@
-"""The opened files of a store: what has become of them since, and which errors heal.
+"""The opened files of a store: detects their changes, and retries failed reads.
 
-Files are looked at one at a time, in turns that all datasets share (looks.py). And whoever cannot
-read a part of one asks here: it was cut short if its size or its time say so; else a file system
-has failed over, or forgot what it had cached, and trying again soon may help.
+Files are checked one at a time, at a rate that all datasets share (PollRate). After a failed read,
+the size and the modification time decide: if one of them has changed, the file was truncated or
+written to. Otherwise the file system may have failed over or lost its cache, and a retry may help.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Result = TypeVar("Result")
 _LOG = logging.getLogger("tokenfeed.server")
 _CHANGED = "changed while it was served; restart its server on complete files"
 _PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
-"""Between tries to read what could not be read: not a second in all, since a call waits for it."""
-_SAID_SECONDS = 30.0
+"""Between retries of a failed read: less than a second in total, since a call waits for them."""
+_LOG_SECONDS = 30.0
 _REREAD_PAUSE = 10
-"""How many times as long as reading a dataset anew took is paused before the next time: `chmod -R`
-touches one file after the other, and each would cause it.
+"""Pause after a reread, in multiples of its duration: `chmod -R` changes one file after the other,
+and each of them would cause a reread.
 """
 
 
@@ -48,7 +48,7 @@ class Unread(Exception):
 class OpenedShards:
     """The files of a dataset, as they were opened.
 
-    Its few values are changed by many threads without a lock: at worst a file is read anew twice.
+    Several threads change its few values without a lock: at worst, files are reread twice.
     """
 
     def __init__(
@@ -58,10 +58,9 @@ class OpenedShards:
         poll_rate: PollRate,
         status_of: Callable[[int], os.stat_result] | None = None,
     ) -> None:
-        """Begin with none changed.
+        """Begin with unchanged files.
 
-        status_of: returns what the file system says of an opened file; without it, that of its
-        path is asked for.
+        status_of: returns the stat of an opened file, by index; None: stat calls use its path.
         """
         self.name = name
         self.shards = list(shards)
@@ -74,45 +73,45 @@ class OpenedShards:
         self._touched: set[int] = set()
         self._rereading = False
         self._reread_at = 0.0
-        self._said_at = -_SAID_SECONDS
+        self._logged_at = -_LOG_SECONDS
 
     @property
     def failed(self) -> bool:
-        """Whether nothing of them is handed out any more."""
+        """Whether the dataset has failed: it delivers nothing more."""
         return bool(self._failed)
 
     @property
     def may_change(self) -> bool:
-        """Whether to look for changes while nothing is wrong with them."""
+        """Whether to poll the files for changes."""
         return not self._poll_rate.never
 
     def require_intact(self) -> None:
-        """Raise CorpusChanged if a file was ever found cut short or written to."""
+        """Raise CorpusChanged if the dataset has failed."""
         if self._failed:
             raise CorpusChanged("dataset", f"{self.name!r} {self._failed}")
 
     def mark_failed(self, reason: str, client_message: str = "") -> None:
-        """Hand out nothing more of this dataset: half a corpus is another corpus.
+        """Fail this dataset: it delivers nothing more, since half a corpus is another corpus.
 
-        reason: for the log.  told: to clients, where it is not that its files changed.
+        reason: for the log.  client_message: for clients, if the reason is not a changed file.
         """
         self._failed = client_message or _CHANGED
-        _LOG.error("lost dataset=%s: %s", self.name, reason)
+        _LOG.error("dataset failed name=%s reason=%s", self.name, reason)
 
     def close(self) -> None:
-        """Hand out nothing more. May be called twice."""
+        """Deliver nothing more. May be called twice."""
         self._failed = _CHANGED
         self._closed.set()
 
     def is_written(self, index: int) -> bool:
-        """Say whether a file was cut short or written to, by its size and time as they are now.
+        """Return whether a file was truncated or written to, by its current size and time.
 
-        Raises: Unread where the file system does not tell.
+        Raises: Unread if they cannot be read.
         """
         return self._current_change(index) is FileChange.MODIFIED
 
     def further_sentinel(self, index: int) -> tuple[int, int] | None:
-        """Return what `Shard.further_sentinel` does, if the file is as it was opened; else None."""
+        """Return `Shard.further_sentinel` of a file, None if the file has changed."""
         shard = self.shards[index]
         try:
             found = shard.further_sentinel()
@@ -121,12 +120,12 @@ class OpenedShards:
         except OSError:
             return None
 
-    def surely(self, read: Callable[[], Result], patient: bool = True) -> Result:
-        """Return what `read` returns, which is called for about a second as long as it raises
-        Unread; once if not patient, and then it is not asked why: what was cut is Unreadable too.
+    def with_retries(self, read: Callable[[], Result], patient: bool = True) -> Result:
+        """Return the result of `read`, which is retried for about a second while it raises Unread.
+        If not patient, it is called once, and the cause of a failure is not examined.
 
-        Raises: CorpusChanged if a file was cut short or written to, or cannot be read to the end
-        and has lost its name, without which nobody can tell; else Unreadable at the end.
+        Raises: CorpusChanged if a file was truncated or written to, or if it cannot be read after
+        all retries and its name is gone, so that its size is unknown; otherwise Unreadable.
         """
         for pause_seconds in _PAUSES_SECONDS if patient else ():
             try:
@@ -135,7 +134,7 @@ class OpenedShards:
                 if self.was_cut(unread):
                     name = log_safe_name(self.shards[unread.shard].path)
                     error = unread.error.strerror
-                    self.mark_failed(f"{name}: cut short or written to; met by a read: {error}")
+                    self.mark_failed(f"{name}: truncated or written to, found by a read: {error}")
             self.require_intact()
             self._closed.wait(pause_seconds)
         try:
@@ -143,26 +142,26 @@ class OpenedShards:
         except Unread as unread:
             if patient and self._is_gone(unread.shard):
                 name = log_safe_name(self.shards[unread.shard].path)
-                self.mark_failed(f"{name}: replaced or removed, and what was opened cannot be read")
+                self.mark_failed(f"{name}: replaced or removed, and the opened file cannot be read")
                 self.require_intact()
-            problem = "has a file that cannot be read at present"
-            cure = "ask again, or another server; the log of this one names the file"
+            problem = "has a file that cannot be read at the moment"
+            cure = "retry on this or another server; the log of this server names the file"
             raise Unreadable("dataset", f"{self.name!r} {problem}; {cure}") from unread.error
 
     def was_cut(self, unread: Unread) -> bool:
-        """Say whether what could not be read was cut off or written to, as far as the file system
-        tells; otherwise the log has a line, once in a while.
+        """Return whether a read failed because the file was truncated or written to. Otherwise logs
+        the failure, at most once in _LOG_SECONDS.
         """
         self.require_intact()
         try:
             if self._current_change(unread.shard) is FileChange.MODIFIED:
                 return True
-        except Unread as submit:
-            unread = submit
-        if time.monotonic() - self._said_at >= _SAID_SECONDS:
-            self._said_at = time.monotonic()
+        except Unread as failed_stat:
+            unread = failed_stat
+        if time.monotonic() - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = time.monotonic()
             _LOG.warning(
-                "cannot be read dataset=%s file=%s: %s; tried again, and it is served on",
+                "read failed, retrying dataset=%s file=%s reason=%s",
                 self.name,
                 log_safe_name(self.shards[unread.shard].path),
                 unread.error.strerror,
@@ -170,9 +169,10 @@ class OpenedShards:
         return False
 
     def poll_file(self, index: int, same_content: SameContent, submit: Submit) -> None:
-        """Look at a file: one written to in place loses the dataset, others cost a warning.
+        """Check a file: one that was written to in place fails the dataset; other changes are
+        logged or cause a reread.
 
-        same_content: reads the dataset anew.  later: calls what it is given, which calls that.
+        same_content: rereads the dataset.  submit: is given a function that calls same_content.
         """
         if self._failed:
             return
@@ -182,7 +182,7 @@ class OpenedShards:
             now = shard.current_stat()
             change = shard.detect_change(now)
         except OSError as error:
-            self._say_unknown(index, error)
+            self._log_failed_check(index, error)
             return
         self._unknown.discard(index)
         if change is FileChange.MODIFIED:
@@ -190,10 +190,13 @@ class OpenedShards:
         if change in (FileChange.REPLACED, FileChange.APPENDED) and index not in self._warned:
             self._warned.add(index)
             _LOG.warning(
-                "file dataset=%s name=%s: %s", self.name, log_safe_name(shard.path), change.value
+                "file changed dataset=%s file=%s change=%s",
+                self.name,
+                log_safe_name(shard.path),
+                change.value,
             )
         if change in (FileChange.METADATA, FileChange.APPENDED) and now is not None:
-            # As it is now: what is written while it is read is seen the next time.
+            # The current stat: a write during the reread is then seen by the next check.
             self.shards[index] = shard.with_stat(now)
             self._touched.add(index)
         due = time.monotonic() >= self._reread_at
@@ -206,7 +209,7 @@ class OpenedShards:
         return [shard.facts for shard in self.shards]
 
     def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
-        """Say whether all files are now as these facts say."""
+        """Return whether all files still match these facts."""
         for index, known in enumerate(facts):
             if self._failed or stopped():
                 return False
@@ -221,8 +224,8 @@ class OpenedShards:
         return not (self._failed or self._touched or self._rereading)
 
     def _reread(self, same_content: SameContent) -> None:
-        """Lose the dataset unless its content is the same; what cannot be read now is read again
-        after another look.
+        """Fail the dataset unless its content is the same. If it cannot be read now, a later check
+        causes another reread.
         """
         touched = sorted(self._touched)
         self._touched.difference_update(touched)
@@ -233,23 +236,23 @@ class OpenedShards:
                 self._touched.update(touched)
             elif not same and not self._failed:
                 names = ", ".join(log_safe_name(self.shards[index].path) for index in touched)
-                self.mark_failed(f"{names}: written to in place, whatever its time says")
+                self.mark_failed(f"{names}: written to in place, with the same modification time")
         finally:
             ended = time.monotonic()
             self._reread_at = ended + _REREAD_PAUSE * (ended - began)
             self._rereading = False
 
     def _is_gone(self, index: int) -> bool:
-        """Say whether nothing leads to what was opened any more: no descriptor, not its name."""
+        """Return whether the opened file cannot be reached: no descriptor, and its name is gone."""
         try:
             return self._status_of is None and self._current_change(index) is FileChange.REPLACED
         except Unread:
             return False
 
     def _current_change(self, index: int) -> FileChange:
-        """Say what has become of what was opened: by its descriptor, if one is kept, or its name.
+        """Return how an opened file has changed, by its descriptor if there is one, or its name.
 
-        Raises: Unread where the file system does not tell.
+        Raises: Unread if the stat call fails.
         """
         self._poll_rate.wait_turn()
         shard = self.shards[index]
@@ -260,11 +263,11 @@ class OpenedShards:
         except OSError as error:
             raise Unread(index, error) from error
 
-    def _say_unknown(self, index: int, error: OSError) -> None:
-        """Say once that the file system does not tell, until all of them can be looked at again."""
+    def _log_failed_check(self, index: int, error: OSError) -> None:
+        """Log a failed stat call, once until all files can be checked again."""
         if not self._unknown:
             _LOG.warning(
-                "could not look at dataset=%s file=%s: %s; it is served on",
+                "check failed, still serving dataset=%s file=%s reason=%s",
                 self.name,
                 log_safe_name(self.shards[index].path),
                 error.strerror,

@@ -1,8 +1,8 @@
 """The files of one dataset, read by pread: for network file systems.
 
-There a map's page tables, page faults one at a time and SIGBUS cost more than a system call a row.
-A descriptor of each file is kept: what was opened is what is served, whatever its name stands for
-by now. Rows that are in memory are read by the thread that asks; others, by many threads at once.
+There a map's page tables, single page faults and SIGBUS cost more than a system call per row. The
+descriptor of each file stays open, so the opened file is served even after its name has changed.
+Rows in memory are read by the calling thread; other rows, by many threads at once.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .shard import FileStat, Shard
 _READERS = 32
 _PIECES_AHEAD = 4
 _DESCRIPTORS_SPARE = 256
-"""For connections, and for whatever else is open: so many has to be possible beside the files."""
+"""Descriptors reserved for connections and everything else except token files."""
 _ROW_SECONDS_WARM = 100e-6
 _BYTES_PER_SECOND_WARM = 500e6
-"""Where a file system does not say what is in memory, a gather that took longer was cold."""
+"""If a file system does not report what is in memory, a gather that took longer was cold."""
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 _NO_FLAGS = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
-"""What is said by file systems, old kernels and filters of system calls that do not have it."""
+"""From file systems, old kernels and system call filters that do not support RWF_NOWAIT."""
 
 
 class _Part(NamedTuple):
-    """Bytes of a file that are still to be read, and where to."""
+    """Bytes of a file that are still to be read, and their target."""
 
     shard: int
     first_byte: int
@@ -54,7 +54,7 @@ class _Part(NamedTuple):
 
 
 class _Share:
-    """What one thread reads, whichever comes to it first; whoever comes late reads nothing."""
+    """What one thread reads: the first one that gets to it. Later ones read nothing."""
 
     def __init__(self, read: Callable[[], None]) -> None:
         self._read = read
@@ -63,7 +63,7 @@ class _Share:
         self._error: Exception | None = None
 
     def read(self) -> None:
-        """Read it, unless another thread is at it."""
+        """Read it, unless another thread is reading it."""
         if self._lock.acquire(blocking=False):
             try:
                 self._read_once()
@@ -71,7 +71,7 @@ class _Share:
                 self._lock.release()
 
     def finish(self) -> Exception | None:
-        """Read it, or wait for the thread that does; return what came of it."""
+        """Read it, or wait for the thread that does.  Returns: the error of the read."""
         with self._lock:
             self._read_once()
         return self._error
@@ -81,7 +81,7 @@ class _Share:
             return
         try:
             self._read()
-        except Exception as error:  # noqa: BLE001 - raised by whoever asked for it
+        except Exception as error:  # noqa: BLE001 - raised by the calling thread
             self._error = error
         self._is_done = True
 
@@ -98,7 +98,7 @@ class PreadStore(LocalStore[Room]):
         options: FormatOptions,
         poll_rate: PollRate | None = None,
     ) -> None:
-        """Open every file.  Raises: InvalidCorpus, naming the file and what is wrong with it."""
+        """Open every file.  Raises: InvalidCorpus, naming the file and the problem."""
         _require_descriptors(paths)
         self._descriptors: list[int] = []
         self._closing = threading.Lock()
@@ -113,25 +113,25 @@ class PreadStore(LocalStore[Room]):
         except BaseException:
             self._close_all()
             raise
-        self._tells = bool(_NO_WAIT)
+        self._has_nowait = bool(_NO_WAIT)
         self._seemed_warm = False
         self._readers = ThreadPoolExecutor(_READERS, "tokenfeed-pread")
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory it takes to have all of it in the page cache."""
+        """Bytes of memory that a full preload needs."""
         return sum(shard.size_bytes for shard in self.shards)
 
     def seem_resident(self, spans: Spans) -> bool:
-        """Say whether both ends of a sample are in memory; where the file system does not tell,
-        whether the last gather was fast.
+        """Return whether both ends of a sample of spans are in memory. If the file system does not
+        report that: whether the last gather was fast.
         """
-        if not self._tells:
+        if not self._has_nowait:
             return self._seemed_warm
-        some = sampled(spans)
-        firsts, sizes = self._places(some)
+        sample = sampled(spans)
+        firsts, sizes = self._places(sample)
         byte = bytearray(1)
-        for shard, first, size in zip(some.shard.tolist(), firsts, sizes, strict=True):
+        for shard, first, size in zip(sample.shard.tolist(), firsts, sizes, strict=True):
             for place in (first, first + size - 1):
                 if not self._is_resident(shard, place, byte):
                     return False
@@ -144,7 +144,7 @@ class PreadStore(LocalStore[Room]):
             return False
 
     def read_ahead(self, spans: Spans) -> None:
-        """Have the kernel start reading spans."""
+        """Make the kernel start to read spans."""
         firsts, sizes = self._places(spans)
         for shard, first, size in zip(spans.shard.tolist(), firsts, sizes, strict=True):
             self._start_reading(shard, first, size)
@@ -166,7 +166,7 @@ class PreadStore(LocalStore[Room]):
         """Return token bytes of a shard.  Raises: CorpusChanged, Unreadable."""
         content = bytearray(size_bytes)
         part = _Part(shard, int(self._first_bytes[shard]) + first_byte, memoryview(content))
-        self.files.surely(partial(self._read_part, part))
+        self.files.with_retries(partial(self._read_part, part))
         self.require_intact()
         return bytes(content)
 
@@ -185,27 +185,27 @@ class PreadStore(LocalStore[Room]):
                 self.require_intact()
                 self._start_reading(index, place + PIECE_BYTES, _PIECES_AHEAD * PIECE_BYTES)
                 piece = content[: min(PIECE_BYTES, end - place)]
-                self.files.surely(partial(self._read_part, _Part(index, place, piece)))
+                self.files.with_retries(partial(self._read_part, _Part(index, place, piece)))
                 self.require_intact()
                 done_bytes += len(piece)
                 yield Piece(done_bytes, piece)
             if done_bytes < file_end_bytes:
-                # What lies behind the tokens is none of them, and is never asked for.
+                # Bytes behind the tokens are never needed.
                 done_bytes = file_end_bytes
                 yield Piece(done_bytes)
 
     def close(self) -> None:
-        """Close the files. A gather still under way fails with CorpusChanged."""
+        """Close the files. A gather in progress fails with CorpusChanged."""
         super().close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._close_all()
 
     def _read_tokens(self, spans: Spans, room: Room) -> None:
-        """Read spans, those that are in memory first and by this thread, others by many."""
+        """Read spans: first those in memory, by this thread; then the others, by many threads."""
         began = time.perf_counter()
         firsts, sizes = self._places(spans)
         everything = room.content.data
-        flags = _NO_WAIT if self._tells else 0
+        flags = _NO_WAIT if self._has_nowait else 0
         left: list[_Part] = []
         descriptors, preadv = self._descriptors, os.preadv
         together = not flags and self.cold
@@ -222,7 +222,7 @@ class PreadStore(LocalStore[Room]):
                 except OSError as error:
                     if not (flags and error.errno in _NO_FLAGS):
                         raise self._unread(shard, error) from error
-                    self._tells, flags = False, 0
+                    self._has_nowait, flags = False, 0
             if done != size:
                 left.append(_Part(shard, first + done, target[done:]))
         if left:
@@ -230,7 +230,7 @@ class PreadStore(LocalStore[Room]):
         self._observe(time.perf_counter() - began, len(sizes), place, len(left))
 
     def _observe(self, seconds: float, spans: int, size_bytes: int, waits: int) -> None:
-        if not self._tells:
+        if not self._has_nowait:
             allowed = spans * _ROW_SECONDS_WARM + size_bytes / _BYTES_PER_SECOND_WARM
             self._seemed_warm = seconds <= allowed
             waits = int(not self._seemed_warm)
@@ -238,8 +238,8 @@ class PreadStore(LocalStore[Room]):
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: Room, place: int) -> None:
         target = room.content.data
-        for index, (one, first) in enumerate(zip(shard.tolist(), first_byte.tolist(), strict=True)):
-            self._read_part(_Part(one, first, target[place + index : place + index + 1]))
+        for at, (file, first) in enumerate(zip(shard.tolist(), first_byte.tolist(), strict=True)):
+            self._read_part(_Part(file, first, target[place + at : place + at + 1]))
 
     def _read_parts(self, parts: Sequence[_Part]) -> None:
         """Read many parts at once.  Raises: Unread."""
@@ -251,8 +251,8 @@ class PreadStore(LocalStore[Room]):
             for share in shares[1:]:
                 self._readers.submit(share.read)
         except RuntimeError:
-            pass  # no thread to be had, or closed meanwhile: this one reads what is left
-        # All of them have to be done before the room is lent to somebody else.
+            pass  # no more threads, or closed meanwhile: this thread reads the rest
+        # All of them have to finish before the room is used again.
         for error in [share.finish() for share in shares]:
             if error is not None:
                 raise error
@@ -270,28 +270,28 @@ class PreadStore(LocalStore[Room]):
             except OSError as error:
                 raise self._unread(shard, error) from error
             if not done:
-                raise Unread(shard, OSError(errno.ENODATA, "it ends before what was asked for"))
+                raise Unread(shard, OSError(errno.ENODATA, "the file ends before this range"))
             first_byte, target = first_byte + done, target[done:]
 
     def _unread(self, shard: int, error: OSError) -> Unread:
-        """Return what to raise for an error, once what can be done about it is done."""
+        """Return the exception for a failed read; reopens the file if its handle is stale."""
         if error.errno == errno.ESTALE:
             self._reopen(shard)
         return Unread(shard, error)
 
     def _reopen(self, shard: int) -> None:
-        """Take the same file anew where its server has forgotten what was opened."""
+        """Replace a stale handle by a new one of the same file."""
         known = self.shards[shard]
         try:
             with open_file(known.path) as file:
                 now = FileStat.of(file.status)
-                # Not the device: after a failover it may be another.
+                # Not the device number, which a failover may change.
                 same = now[1:4] == known.facts[1:4]
                 _set_up(file.descriptor)
                 with self._closing:
                     if same and not self.failed:
                         os.dup2(file.descriptor, self._descriptors[shard], inheritable=False)
-                        # Its time of change is left to the next look, which reads it anew.
+                        # Keep the old ctime: the next check then causes a reread if it differs.
                         facts = known.facts._replace(device=now.device)
                         self.files.shards[shard] = known.with_stat(facts)
         except (InvalidCorpus, OSError):
@@ -301,7 +301,7 @@ class PreadStore(LocalStore[Room]):
         return os.fstat(self._descriptors[shard])
 
     def _places(self, spans: Spans) -> tuple[list[int], list[int]]:
-        """Return where each span lies in its file, and how long it is, in bytes."""
+        """Return where each span begins in its file, and how long it is, in bytes."""
         token_bytes = self.stored.itemsize
         firsts = self._first_bytes[spans.shard] + spans.token_offset * token_bytes
         return firsts.tolist(), (spans.token_count * token_bytes).tolist()
@@ -312,7 +312,7 @@ class PreadStore(LocalStore[Room]):
                 self._descriptors[shard], first_byte, size_bytes, os.POSIX_FADV_WILLNEED
             )
         except OSError:
-            return  # advice alone: whoever reads finds out
+            return  # only advice: a read will report the error
 
     def _close_all(self) -> None:
         with self._closing:
@@ -323,27 +323,25 @@ class PreadStore(LocalStore[Room]):
 
 
 def _kept(descriptor: int) -> int:
-    """Return a descriptor of the same file that stays open."""
+    """Return a duplicate of the descriptor, which stays open."""
     _set_up(descriptor)
     return os.dup(descriptor)
 
 
 def _set_up(descriptor: int) -> None:
-    """Have a file, by whichever descriptor of it, be waited for and read without guesses of the
-    kernel.
-    """
-    # Opened so that a pipe is not waited for; of a file, some file systems would not wait either.
+    """Make reads of an open file wait for data, and turn off the kernel's own read-ahead."""
+    # Files are opened with O_NONBLOCK because of pipes; some file systems honor it for files too.
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     except OSError:
-        pass  # advice alone
+        pass  # only advice
 
 
 def _require_descriptors(paths: Sequence[str]) -> None:
-    """Have this process be allowed a descriptor for each file.  Raises: InvalidCorpus if it is
-    not.
+    """Raise the soft limit of descriptors as needed.  Raises: InvalidCorpus if the hard one is too
+    low.
     """
     open_now = len(os.listdir("/proc/self/fd"))
     needed = open_now + len(paths) + _DESCRIPTORS_SPARE
@@ -357,7 +355,7 @@ def _require_descriptors(paths: Sequence[str]) -> None:
     if hard < needed:
         raise InvalidCorpus(
             paths[0],
-            f"{len(paths)} files are read by a descriptor each, and this process may have {hard}, "
-            f"of which {open_now} are open and {_DESCRIPTORS_SPARE} kept for connections: raise "
-            "its hard limit of open files (ulimit -Hn, LimitNOFILE), or pass --read map",
+            f"{len(paths)} files need a descriptor each, but the hard limit is {hard}, of which "
+            f"{open_now} are open and {_DESCRIPTORS_SPARE} reserved for connections; raise the "
+            "hard limit of open files (ulimit -Hn, LimitNOFILE), or pass --read map",
         )

@@ -1,8 +1,8 @@
-"""Has tokens be read ahead, from the plan, where a store is cold.
+"""Read-ahead by plan, for stores that are cold.
 
-The kernel's own read-ahead guesses, and ruins random reads. We know: the rows of the next frames
-are already planned. But advice costs more than a warm gather, so it is given only where pages are
-seen to be missing.
+The kernel's own read-ahead guesses, and slows down random reads. Here the rows of the next frames
+are already planned. But advice costs more than a warm gather, so it is given only while pages seem
+to be missing.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _FRAMES_DISTRUSTED_MAX = 256
 
 
 class Readable(Protocol):
-    """What a store can say and do of tokens that are asked for soon."""
+    """What read-ahead needs of a store."""
 
     def seem_resident(self, spans: Spans) -> bool:
-        """Say whether a sample of them is in memory."""
+        """Return whether a sample of these tokens is in memory."""
 
     def read_ahead(self, spans: Spans) -> None:
-        """Start to read them, without waiting."""
+        """Start to read these tokens, without waiting."""
 
 
 class ReadAhead:
-    """What is known of how much of a store is in memory; one for all streams of a store.
+    """Tracks whether a store is in memory; one for all streams of a store.
 
-    Its few numbers are changed by many threads without a lock: at worst a frame is advised in vain,
+    Several threads change its few numbers without a lock: at worst, advice for a frame is useless
     or late.
     """
 
     def __init__(self, store: Readable) -> None:
-        """Watch a store; assumes the worst until it has looked."""
+        """Begin; assumes a cold store until a sample was in memory."""
         self._store = store
         self._cold = True
         self._frames_distrusted = 0
@@ -52,7 +52,7 @@ class ReadAhead:
         return self._cold
 
     def advise(self, spans: Spans) -> None:
-        """Start to read spans that are gathered soon, if they seem to be cold."""
+        """Start to read spans that will be gathered soon, if the store seems cold."""
         if not self._cold or not spans.shard.size:
             return
         if self._frames_distrusted > 0:
@@ -63,10 +63,11 @@ class ReadAhead:
         self._store.read_ahead(spans)
 
     def observe(self, waits: int) -> None:
-        """Learn from how often a gather had to wait, for a page or for a row.
+        """Record how often a gather had to wait, for a page or for a row.
 
-        The kernel says of files that we could not write that all their pages are resident. Then
-        only waits tell: each time they prove the sample wrong, it is not asked for longer.
+        For files that this process may not write, the kernel reports all pages as resident. Then
+        only waits tell: each time they contradict the sample, it is ignored for twice as many
+        frames.
         """
         if waits and not self._cold:
             self._cold = True
@@ -75,11 +76,11 @@ class ReadAhead:
 
 
 def sampled(spans: Spans) -> Spans:
-    """Return a few spans, each as a row, taken evenly from all of them."""
+    """Return a few spans, each as a row, spread evenly over all of them."""
     step = -(-spans.shard.size // _SPANS_SAMPLED)
-    some = slice(None, None, max(1, step))
-    shard = spans.shard[some]
+    each = slice(None, None, max(1, step))
+    shard = spans.shard[each]
     pieces = None
     if spans.pieces is not None:
-        pieces = Pieces(np.arange(shard.size + 1), spans.pieces.token_count[some])
-    return Spans(spans.row_tokens, spans.source[some], shard, spans.token_offset[some], pieces)
+        pieces = Pieces(np.arange(shard.size + 1), spans.pieces.token_count[each])
+    return Spans(spans.row_tokens, spans.source[each], shard, spans.token_offset[each], pieces)

@@ -1,4 +1,4 @@
-"""One token file as it was when it was opened, and what has become of it since."""
+"""One token file as it was opened, and how it has changed since."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _TAIL_BYTES_MAX = 16 * syscalls.PAGE_BYTES
 """How far from its end a file is searched for a byte that is not 0."""
 
 _FURTHER_BYTES_MAX = 1 << 20
-"""And how much further, once rows of it are gathered that end in 0."""
+"""How much further it is searched, once gathered rows of it end in 0."""
 
 
 class FileChange(enum.Enum):
-    """What may become of a file that is being served."""
+    """How a file may change while it is served."""
 
     NONE = "unchanged"
-    METADATA = "changed in its status, with the same time of last write"
-    REPLACED = "replaced or removed; what was opened is served on"
-    APPENDED = "grown; what was opened is served on"
-    MODIFIED = "cut short or written to in place"
+    METADATA = "status changed, with the same modification time"
+    REPLACED = "replaced or removed; still serving the opened file"
+    APPENDED = "grown; still serving the part that was opened"
+    MODIFIED = "truncated or written to in place"
 
 
 class FileStat(NamedTuple):
-    """What the file system says of a file, and changes when it is written to.
+    """The parts of a file's stat that change when it is written to.
 
-    changed_ns: of its status, which also changes when it is renamed or its mode is; but nobody can
-    put it back, as `rsync --inplace --times` puts back written_ns.
+    ctime_ns: also changes when the file is renamed or its mode is changed. It cannot be restored,
+    as `rsync --inplace --times` restores mtime_ns.
     """
 
     device: int
@@ -46,7 +46,7 @@ class FileStat(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileStat:
-        """Return what a stat says."""
+        """Take them from a stat result."""
         return cls(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
@@ -54,12 +54,12 @@ class FileStat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a file: its last page, or the last few where that is nothing but zeros and they
-    are no hole.
+    """The end of a file: its last page, or its last few pages if the last one is all zeros and they
+    are not a hole.
 
-    sentinel_byte, sentinel_value: place and value of the last byte that is not 0.  Whatever cuts
-    off more than zeros takes it away, and a hole grown in its place reads as 0.  A value of 0: the
-    whole tail is zeros, there is no sentinel, and no sha256 either.
+    sentinel_byte, sentinel_value: position and value of the last byte that is not 0.  A truncation
+    of more than zeros removes it, and a hole in its place reads as 0.  A value of 0: the whole tail
+    is zeros, and there is neither a sentinel nor a sha256.
     """
 
     first_byte: int
@@ -70,10 +70,10 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A token file as it was when it was opened.
+    """A token file as it was opened.
 
-    size_bytes: of the whole file then.  facts: of when its content was last known to be that of
-    then.
+    size_bytes: of the whole file then.  facts: its stat when its content was last known to be the
+    same as then.
     """
 
     path: str
@@ -84,17 +84,15 @@ class Shard:
 
     @classmethod
     def describe(cls, file: OpenFile, options: FormatOptions) -> Shard:
-        """Return what is to be known of an opened file.  Raises: InvalidCorpus if it is no such
-        file of tokens.
-        """
+        """Describe an opened file.  Raises: InvalidCorpus if it is not a valid token file."""
         layout = read_layout(file, options)
         return cls(file.path, layout, file.size_bytes, FileStat.of(file.status), _read_tail(file))
 
     def detect_change(self, now: FileStat | None) -> FileChange:
-        """Say what has become of the file since its facts were taken.
+        """Return how the file has changed since its facts were taken.
 
-        now: what the file system says of it; None if there is no such file any more.  Raises:
-        OSError where its end has to be read for that, and cannot be.
+        now: its current stat; None if the file is gone.  Raises: OSError if the end of the file has
+        to be compared and cannot be read.
         """
         if now is None:
             return FileChange.REPLACED
@@ -108,21 +106,19 @@ class Shard:
         return FileChange.APPENDED if grown else FileChange.MODIFIED
 
     def current_stat(self) -> FileStat | None:
-        """Return what the file system says now; None if there is no such file any more.  Raises:
-        OSError where it does not tell.
-        """
+        """Return the current stat of its path; None if the file is gone.  Raises: OSError."""
         try:
             return FileStat.of(os.stat(self.path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def with_stat(self, facts: FileStat) -> Shard:
-        """Return it with other facts, once its content is known to be the same."""
+        """Return it with other facts, for when its content is known to be the same."""
         return replace(self, facts=facts)
 
     def _only_grew(self) -> bool:
-        """Say whether what was the tail is the same: a longer file may be another, or this one cut
-        short and grown again. A tail of zeros cannot tell.
+        """Return whether the former tail is unchanged: a longer file may also have been rewritten,
+        or truncated and grown again. A tail of zeros cannot tell, so it counts as changed.
         """
         if not self.tail.sentinel_value:
             return False
@@ -130,9 +126,9 @@ class Shard:
         return _sha256(tail) == self.tail.sha256
 
     def further_sentinel(self) -> tuple[int, int] | None:
-        """Return place and value of the last byte that is not 0, where the tail has none; a value
-        of 0 where the whole file has none, and None where it is too far away to be looked for.
-        Raises: OSError.
+        """Return position and value of the last byte that is not 0, where the tail has none; the
+        value is 0 if the whole file has none. Returns None if that byte is too far away.  Raises:
+        OSError.
         """
         first_byte = max(0, self.tail.first_byte - _FURTHER_BYTES_MAX)
         content = read_part(self.path, first_byte, self.tail.first_byte - first_byte).rstrip(b"\0")
@@ -141,17 +137,17 @@ class Shard:
         return None if first_byte else (0, 0)
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
-        """Return token bytes, counted from the first token, read around the map.
+        """Return token bytes, counted from the first token, read without the map.
 
-        For what is read once: it can neither fault nor disturb the map's pages.  Raises:
-        InvalidCorpus if the file is not as it was.
+        For data that is read once: it can neither fault nor affect the pages of the map.  Raises:
+        InvalidCorpus if the file has changed.
         """
         with open_file(self.path) as file:
             self.require_same(file.status)
             return file.read(self.layout.first_byte + first_byte, size_bytes)
 
     def require_same(self, status: os.stat_result) -> None:
-        """Raise InvalidCorpus if a stat says that the file is not as it was."""
+        """Raise InvalidCorpus if a stat shows that the file has changed."""
         if FileStat.of(status)[:4] != self.facts[:4]:
             raise InvalidCorpus(
                 self.path, "changed while it was being opened; start again when it is complete"

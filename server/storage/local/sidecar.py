@@ -1,8 +1,8 @@
-"""The full digest of a corpus, kept beside its files once somebody has computed it.
+"""The full digest of a corpus, stored beside its files.
 
-A corpus up to 1 GiB is read in full at every start. Of a larger one `python -m server.verify`, or a
-server that has brought it into memory, reads all, once, and leaves what it found in a sidecar; a
-server that finds one trusts it for as long as the files are as old and as long as they were.
+A corpus up to 1 GiB is read in full at every start. The digest of a larger one is computed once, by
+`tokenfeed verify` or by a server that has preloaded the corpus, and stored in a sidecar. Servers
+trust a sidecar as long as the sizes and modification times of the files are unchanged.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _SHARD_BYTES_MAX = 1 << 10
 class Digest:
     """The digest of a corpus that is served.
 
-    known: 32 bytes; b"" until it is known, which may come while the corpus is served.
+    known: 32 bytes; b"" until it is known. A server may learn it while it serves the corpus.
     """
 
     known: bytes
 
 
 def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:
-    """Return where a digest is kept: beside the first file, hidden, so that no glob finds it.
+    """Return the path of a digest: beside the first file, and hidden, so that no glob matches it.
 
-    By its name it is of these files: the same one may be the first of several datasets.
+    Its name depends on all files, since several datasets may begin with the same file.
     """
     folder, name = os.path.split(shards[0].path)
     names = "/".join(
@@ -52,7 +52,7 @@ def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:
 
 
 def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:
-    """Return the digest that was kept, 32 bytes; b"" if there is none, or of other files."""
+    """Return the stored digest, 32 bytes; b"" if there is none, or one of other files."""
     path = sidecar_path(shards, dtype)
     try:
         kept = json.loads(_read_regular(path, _BYTES_MAX + _SHARD_BYTES_MAX * len(shards)))
@@ -60,20 +60,21 @@ def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:
     except FileNotFoundError:
         return b""
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        log_exception(logging.WARNING, "ignored sidecar=%s", log_safe_name(path))
+        log_exception(logging.WARNING, "digest ignored file=%s", log_safe_name(path))
         return b""
     if kept != _facts(shards, dtype) or len(known) != 32:
         _LOG.warning(
-            "ignored sidecar=%s: it is of other files; verify them anew", log_safe_name(path)
+            "digest ignored file=%s: the token files have changed; run tokenfeed verify",
+            log_safe_name(path),
         )
         return b""
     return known
 
 
 def write_sidecar(shards: Sequence[Shard], dtype: Stored, digest: bytes) -> str:
-    """Keep a digest, whole or not at all, and return where.  Raises: OSError."""
+    """Store a digest, atomically.  Returns: the path of the file.  Raises: OSError."""
     path = sidecar_path(shards, dtype)
-    # Made anew under a name that nobody can foresee: in a shared folder a link may lie in wait.
+    # A new file with an unpredictable name: a shared folder may hold a malicious link.
     descriptor, partial = tempfile.mkstemp(prefix=os.path.basename(path), dir=os.path.dirname(path))
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -89,17 +90,17 @@ def write_sidecar(shards: Sequence[Shard], dtype: Stored, digest: bytes) -> str:
 
 
 def _read_regular(path: str, bytes_max: int) -> bytes:
-    """Return what is in a file that is one, and no longer.  Raises: OSError, ValueError."""
+    """Return the content of a regular file of limited size.  Raises: OSError, ValueError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
-            raise ValueError(f"is no regular file of at most {bytes_max} bytes")
+            raise ValueError(f"is not a regular file of at most {bytes_max} bytes")
         return file.read(bytes_max)
 
 
 def _facts(shards: Sequence[Shard], dtype: Stored) -> dict[str, object]:
-    """Return what has to be the same for a digest to be of these files."""
+    """Return what a sidecar has to record for its digest to be valid."""
     return {
         "version": _VERSION,
         "dtype": dtype.name,

@@ -1,7 +1,6 @@
-"""The system calls that Python does not offer, by ctypes, which lets go of the GIL for as long as a
-call takes.
+"""The system calls that Python does not offer, by ctypes, which releases the GIL during a call.
 
-Linux only. Nothing here decides anything.
+Linux only. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -41,15 +40,11 @@ _libc.syscall.restype = c_long
 _libc.syscall.argtypes = (c_long, c_long, c_void_p, c_long, c_long, c_long)
 
 Ranges = npt.NDArray[np.uint64]
-"""uint64[n, 2], C-contiguous: address and length in bytes of n ranges, which is what the kernel
-calls an iovec.
-"""
+"""uint64[n, 2], C-contiguous: address and length in bytes of n ranges, the kernel's iovec."""
 
 
 def reserve(size_bytes: int) -> int:
-    """Return the address of so many bytes that nothing else will be mapped into.  Raises:
-    OSError.
-    """
+    """Reserve a range of addresses, and return the first one.  Raises: OSError."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return _address(_libc.mmap(None, size_bytes, _PROT_NONE, flags, -1, 0))
 
@@ -62,23 +57,21 @@ def map_file(address: int, descriptor: int, size_bytes: int) -> None:
 
 
 def unmap(address: int, size_bytes: int) -> None:
-    """Give a range back."""
+    """Release a range."""
     _libc.munmap(address, size_bytes)
 
 
 def expect_random_access(address: int, size_bytes: int) -> None:
-    """Tell the kernel not to read around what is touched: that ruins random reads of small
-    windows.
-    """
+    """Turn off the kernel's read-ahead in a range: it slows down random reads of small windows."""
     _libc.madvise(address, size_bytes, _MADV_RANDOM)
 
 
 def copy_ranges(descriptor: int, ranges: Ranges, first_byte: int) -> int | None:
     """Copy mapped ranges, one after another, into the file behind descriptor, from first_byte on.
 
-    Returns: the index of the first range that could not be read, None if all could. The file
-    beneath it was cut short, or its disk fails; reading it in user space instead would end the
-    process with SIGBUS.  Raises: OSError where the file cannot be written.
+    Returns: the index of the first range that could not be read, None if all could. Its file was
+    truncated, or its disk fails; a read in user space would end the process with SIGBUS.  Raises:
+    OSError if the file behind descriptor cannot be written.
     """
     copied, count = first_byte, len(ranges)
     while len(ranges):
@@ -99,10 +92,9 @@ def _own_process() -> int:
 
 
 def read_ahead(ranges: Ranges) -> bool:
-    """Ask the kernel to start reading page-aligned ranges of this process' maps, without waiting
-    for them.
+    """Make the kernel start to read page-aligned ranges of this process' maps; does not wait.
 
-    Returns: False if the kernel refuses to be asked like that.
+    Returns: False if the kernel does not support or permit this.
     """
     try:
         process = _own_process()
@@ -117,19 +109,16 @@ def read_ahead(ranges: Ranges) -> bool:
 
 
 def read_ahead_singly(ranges: Ranges) -> None:
-    """As `read_ahead`, with a system call for each range: twice the cost, and every kernel knows
-    it.
-    """
+    """Like `read_ahead`, with a system call for each range: twice the cost, on every kernel."""
     for address, size_bytes in ranges.tolist():
         _libc.madvise(address, size_bytes, _MADV_WILLNEED)
 
 
 def populate(address: int, size_bytes: int) -> bool:
-    """Have the kernel read a page-aligned range of maps and enter it into the page table; waits.
+    """Make the kernel read a page-aligned range of maps and enter it into the page table; waits.
 
     Returns: False if this kernel cannot (before 5.14).  Raises: OSError if a part of the range
-    cannot be read: EFAULT where a file was cut short or its disk fails, ENOMEM where nothing is
-    mapped.
+    cannot be read: EFAULT if a file was truncated or its disk fails, ENOMEM if nothing is mapped.
     """
     if _libc.madvise(address, size_bytes, _MADV_POPULATE_READ) == 0:
         return True
@@ -139,15 +128,15 @@ def populate(address: int, size_bytes: int) -> bool:
 
 
 def resident(address: int, size_bytes: int) -> bool:
-    """Say whether all pages of a page-aligned range are in memory; of a file that we could not
-    write, always yes.
+    """Return whether all pages of a page-aligned range are in memory; always True for files that
+    this process may not write.
     """
     return bool(residency(address, size_bytes).all())
 
 
 def residency(address: int, size_bytes: int) -> npt.NDArray[np.bool_]:
-    """Say of each page of a page-aligned range whether it is in memory, bool[pages]; none is where
-    nothing is mapped.
+    """Return for each page of a page-aligned range whether it is in memory, bool[pages]; all False
+    where nothing is mapped.
     """
     flags = np.zeros(-(-size_bytes // PAGE_BYTES), dtype=np.uint8)
     if _libc.mincore(address, size_bytes, flags.ctypes.data) != 0:
@@ -156,11 +145,11 @@ def residency(address: int, size_bytes: int) -> npt.NDArray[np.bool_]:
 
 
 def _after(ranges: Ranges, part: Ranges, done_bytes: int) -> Ranges:
-    """Return what is left of ranges when so many bytes of their first part are copied."""
+    """Return the rest of ranges after done_bytes bytes of part, their first part, were copied."""
     ends = np.cumsum(part[:, 1])
     if done_bytes == int(ends[-1]):
         return ranges[len(part) :]
-    # A copy that stopped in between says why only when it is asked for the rest.
+    # A partial copy reports its error only when the rest is requested.
     index = int(np.searchsorted(ends, done_bytes, side="right"))
     left = ranges[index:].copy()
     left[0] = (

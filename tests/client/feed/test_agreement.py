@@ -83,7 +83,7 @@ def test_without_a_store_the_log_says_so_and_nothing_is_compared(
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
         agreement.require_same("train", ONE)
 
-    assert caplog.text.count("rank=0 cannot compare its corpus with other ranks") == 1
+    assert caplog.text.count("cannot compare the corpus with other ranks rank=0") == 1
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_two_groups_of_one_job_are_not_compared() -> None:
 def test_without_a_process_group_of_several_there_is_nothing_to_compare(
     ranks: DataParallel,
 ) -> None:
-    """Nobody else, or no way to them."""
+    """There is no other rank, or no store to reach it."""
     assert rank_agreement(ranks, asked(FEED), "a:1") is None
 
 
@@ -154,7 +154,7 @@ def test_the_store_is_the_one_of_init_process_group() -> None:
 
 @pytest.mark.usefixtures("one_process")
 def test_coordinates_given_by_hand_are_compared_among_feeds_of_the_same_servers() -> None:
-    """Nobody knows which ranks belong together; those of other servers may have another corpus."""
+    """It is unknown which ranks belong together; other servers may have another corpus."""
     by_hand = DataParallel(0, 2, "arguments")
     first, second = (
         rank_agreement(by_hand, asked(FEED), targets) for targets in (["a:1"], ["b:1"])
@@ -180,7 +180,9 @@ def test_a_store_that_does_not_answer_holds_up_no_batch_for_long(
 
     RankAgreement(Stopped, "key", 3).require_same("train", ONE)
 
-    assert "rank=3 cannot compare its corpus with other ranks: no answer within" in caplog.text
+    assert (
+        "cannot compare the corpus with other ranks rank=3 reason=no answer within" in caplog.text
+    )
     over.set()
 
 

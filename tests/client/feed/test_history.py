@@ -1,4 +1,4 @@
-"""What a history names: every batch that was handed out, and no other."""
+"""A history names every batch that was delivered, and no other."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def can_merge(before: Any, after: Any) -> bool:
 
 
 class Feeds(RuleBasedStateMachine):
-    """Feeds that go on from each other's states, as a list of the batches that they hand out."""
+    """Feeds that resume from each other's states, and the list of the batches that they deliver."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cursor, self.sizes = Cursor(Position(0, 2, 0, 1)), (2, 1)
         self.spec = SPEC
-        self.handed_out: list[Named] = []
+        self.delivered: list[Named] = []
         self.saved: list[tuple[str, list[Named]]] = []
 
     def commit(self, end_sample: int | None = None, next_sample: int | None = None) -> None:
@@ -77,7 +77,7 @@ class Feeds(RuleBasedStateMachine):
         end_sample = whole if end_sample is None else end_sample
         next_sample = end_sample if next_sample is None else next_sample
         self.cursor.commit(first_sample, end_sample, next_sample, self.spec)
-        self.handed_out.append(Named(range(first_sample, end_sample), *self.sizes, self.spec))
+        self.delivered.append(Named(range(first_sample, end_sample), *self.sizes, self.spec))
 
     @rule(batches=st.integers(1, 5))
     def loop(self, batches: int) -> None:
@@ -102,27 +102,27 @@ class Feeds(RuleBasedStateMachine):
     def save(self) -> None:
         sample, _, history = self.cursor.now
         state = write_state(sample, self.spec, history)
-        self.saved.append((json.dumps(state), self.handed_out.copy()))
+        self.saved.append((json.dumps(state), self.delivered.copy()))
 
     @rule(batch_size=st.integers(1, 3), world_size=st.integers(1, 3), data=st.data())
     def load(self, batch_size: int, world_size: int, data: st.DataObject) -> None:
         if not self.saved:
             self.save()
-        text, handed_out = data.draw(st.sampled_from(self.saved))
+        text, delivered = data.draw(st.sampled_from(self.saved))
         state = json.loads(text)
         self.sizes = batch_size, world_size
         self.cursor = Cursor(Position(0, batch_size, 0, world_size))
         self.cursor.seek(read_state(state)[0], read_history(state))
-        self.handed_out = handed_out.copy()
+        self.delivered = delivered.copy()
 
     @rule(index=st.integers(0, 1))
     def take_another_stream(self, index: int) -> None:
         self.spec = SPECS[index]
 
     @invariant()
-    def names_what_was_handed_out(self) -> None:
+    def names_what_was_delivered(self) -> None:
         _, _, history = self.cursor.now
-        assert named(history) == self.handed_out
+        assert named(history) == self.delivered
         runs = history.runs
         assert not any(map(can_merge, runs[:-1], runs[1:]))
 
@@ -131,11 +131,11 @@ Feeds.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestWhateverFeedsDoTheirHistoryNamesEachBatchOnce = Feeds.TestCase
 
 
-def test_runs_are_plain_values_for_whoever_asks() -> None:
+def test_runs_are_plain_values() -> None:
     """A script reads them without a class of ours."""
-    history = History().handed_out(0, 8, 4, 2, SPEC).handed_out(8, 13, 4, 2, SPEC)
+    history = History().extended(0, 8, 4, 2, SPEC).extended(8, 13, 4, 2, SPEC)
 
-    assert as_dicts(history.handed_out(13, 17, 4, 1, SPEC)) == [
+    assert as_dicts(history.extended(13, 17, 4, 1, SPEC)) == [
         {
             "first_batch": first_batch,
             "first_sample": first_sample,
@@ -151,7 +151,7 @@ def test_runs_are_plain_values_for_whoever_asks() -> None:
     ]
 
 
-def test_of_too_many_runs_the_oldest_are_left_out_and_the_rest_keep_their_names(
+def test_of_too_many_runs_the_oldest_are_dropped_and_the_rest_keep_their_names(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A state must not grow without end, nor say batch 0 of what was batch 500."""
@@ -169,7 +169,7 @@ def test_of_too_many_runs_the_oldest_are_left_out_and_the_rest_keep_their_names(
     assert state["history"][0] == [2 * 500, 20 * 500, 20 * 500 + 8, 4, 1, 0]
     assert len(json.dumps(state)) < 100_000
     assert read_history(json.loads(json.dumps(state))) == history
-    assert caplog.text.count("leaves out the oldest") == 1
+    assert caplog.text.count("its oldest runs are dropped") == 1
 
 
 def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
@@ -177,7 +177,7 @@ def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
     runs = [[run, 20 * run, 20 * run + 4, 4, 1, 0] for run in range(HISTORY_RUNS_MAX + 3)]
 
     history = read_history(
-        write_state(0, SPEC, History().handed_out(0, 4, 4, 1, SPEC)) | {"history": runs}
+        write_state(0, SPEC, History().extended(0, 4, 4, 1, SPEC)) | {"history": runs}
     )
 
     assert history.first_batch == 3
@@ -186,14 +186,14 @@ def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
 
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: int) -> None:
-    """A Ctrl-C asks nobody, and a state that is taken then has to be whole."""
+    """A Ctrl-C may come anywhere, and a state that is taken then has to be consistent."""
     files = (client.feed.cursor.__file__, client.feed.history.__file__)
-    after = _handed_out(Cursor(Position(0, 4, 0, 2)), skipped)
+    after = _delivered(Cursor(Position(0, 4, 0, 2)), skipped)
     seen = set()
     for at in count(1):
         cursor = Cursor(Position(0, 4, 0, 2))
         cursor.commit(0, 8, 8 + skipped, SPEC)
-        before, passed = cursor.standing, 0
+        before, passed = cursor.current, 0
 
         def trace(frame: FrameType, event: str, _: Any, at: int = at) -> Any:
             nonlocal passed
@@ -212,8 +212,8 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
             pass
         finally:
             sys.settrace(debugger)
-        assert cursor.standing in (before, after)
-        seen.add(cursor.standing)
+        assert cursor.current in (before, after)
+        seen.add(cursor.current)
         if passed < at:
             break
 
@@ -221,7 +221,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
     assert seen == {before, after}
 
 
-def _handed_out(cursor: Cursor, skipped: int) -> Any:
+def _delivered(cursor: Cursor, skipped: int) -> Any:
     cursor.commit(0, 8, 8 + skipped, SPEC)
     cursor.commit(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
-    return cursor.standing
+    return cursor.current

@@ -86,7 +86,7 @@ def test_a_dataset_of_the_callers_that_reads_a_feed_may_be_stacked(
 
 @pytest.mark.parametrize("data", [the_feed, an_epoch, Renamed])
 def test_accelerate_may_not_take_every_other_batch_of_a_rank(data: Data) -> None:
-    """Half of the corpus would be left out, and nobody would notice."""
+    """Half of the corpus would be left out, without any error."""
     from accelerate.data_loader import IterableDatasetShard
 
     with RemoteBatches("localhost:1", 2, 4, order="shuffled", rank=0, world_size=2) as feed:

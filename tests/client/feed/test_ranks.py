@@ -18,7 +18,7 @@ def test_arguments_come_before_the_environment() -> None:
 
 
 def test_the_environment_of_torchrun_is_understood() -> None:
-    """Under torchrun nobody has to pass anything."""
+    """Under torchrun no argument is needed."""
     assert data_parallel(None, None, environment={"RANK": "5", "WORLD_SIZE": "8"}) == DataParallel(
         5, 8, "RANK and WORLD_SIZE"
     )
@@ -64,7 +64,7 @@ def test_half_an_answer_is_an_error(
 def test_a_variable_out_of_range_is_named_as_it_is_spelled(
     rank: str, world_size: str, name: str
 ) -> None:
-    """Nobody has passed rank= or world_size=."""
+    """rank= and world_size= were not passed."""
     with pytest.raises(InvalidRequest) as caught:
         data_parallel(None, None, environment={"RANK": rank, "WORLD_SIZE": world_size})
 

@@ -1,4 +1,4 @@
-"""At another context length a state goes on between two epochs, or says what would come twice."""
+"""At another context length a state resumes between two epochs, or names what would repeat."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ def test_the_middle_of_a_shuffled_epoch_is_refused_with_what_would_come_twice_an
 
     assert caught.value.subject == "context_length"
     assert "saved with 2048, 37.5 % into epoch 2" in caught.value.problem
-    assert "37.5 % of what follows in that epoch was seen already" in caught.value.problem
+    assert "37.5 % of the rest of that epoch was already seen" in caught.value.problem
     assert "start_sample=51 instead of the state to begin with epoch 3" in caught.value.problem
-    assert "allow=('context_length', 'mid_epoch') to go on" in caught.value.problem
+    assert "allow=('context_length', 'mid_epoch') to resume anyway" in caught.value.problem
 
 
 def test_the_middle_of_a_shuffled_epoch_may_be_allowed_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever has a large epoch and little left of the run."""
+    """For a large epoch with little left of the run."""
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
         assert rescaled(2 * 8 + 3, LONG, SHORT, 8, 17, 3, (*ALLOWED, "mid_epoch")) == 2 * 17 + 6
 
-    assert "37.5 % of what follows in that epoch was seen already; epoch=2" in caplog.text
-    assert "sample=40" in caplog.text
+    assert "saved=2048 now=1024 epoch=2 seen=37.5 % sample=40: it is another" in caplog.text
+    assert "37.5 % of the rest of that epoch was already seen" in caplog.text
 
 
 def test_in_the_order_of_several_files_it_is_refused_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each file has other windows then: at a fraction of all of them is another place."""
-    with pytest.raises(StreamMismatch, match="of each of the 3 files it makes other windows"):
+    with pytest.raises(StreamMismatch, match="each of the 3 files is cut into other windows"):
         rescaled(2 * 8 + 3, *IN_ORDER, 8, 17, 3, ALLOWED)
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
         assert rescaled(2 * 8 + 3, *IN_ORDER, 8, 17, 3, (*ALLOWED, "mid_epoch")) == 2 * 17 + 6
         assert rescaled(2 * 8, *IN_ORDER, 8, 17, 3, ALLOWED) == 2 * 17
 
-    assert "was seen already, or is left out; epoch=2 seen=37.5 % sample=40" in caplog.text
-    assert "nothing repeats; epoch=2 seen=0 % sample=34" in caplog.text
+    assert "epoch=2 seen=37.5 % sample=40: each of the 3 files" in caplog.text
+    assert "epoch=2 seen=0 % sample=34: nothing repeats" in caplog.text
 
 
 @pytest.mark.parametrize(("saved", "own"), [(LONG, IN_ORDER[1]), (IN_ORDER[0], SHORT)])
@@ -105,12 +105,12 @@ def test_how_far_an_epoch_of_another_corpus_was_is_not_guessed(
     own = replace(SHORT, fingerprint="cd" * 32)
     allow = (*ALLOWED, "fingerprint")
 
-    with pytest.raises(StreamMismatch, match="cannot be known") as caught:
+    with pytest.raises(StreamMismatch, match="seen part of the epoch is unknown") as caught:
         rescaled(19, LONG, own, None, 17, 3, allow)
     assert "('context_length', 'fingerprint', 'mid_epoch')" in caught.value.problem
 
     assert rescaled(19, LONG, own, None, 17, 3, (*allow, "mid_epoch")) == 19
-    assert "an unknown part of the epoch may repeat, or be left out sample=19" in caplog.text
+    assert "an unknown part of the epoch may repeat or be skipped sample=19" in caplog.text
 
 
 def test_a_place_that_would_reach_2_63_is_refused() -> None:
@@ -132,6 +132,6 @@ def test_a_place_that_would_reach_2_63_is_refused() -> None:
 def test_a_sample_stays_what_it_is_where_there_is_nothing_to_convert(
     sample: int, saved: StreamParts, own: StreamParts
 ) -> None:
-    """At the beginning, at the same context length, and where windows are drawn without end."""
+    """At the beginning, at the same context length, and for an order without epochs."""
     assert not is_rescaled(sample, saved, own)
     assert is_rescaled(7, LONG, SHORT)

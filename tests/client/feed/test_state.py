@@ -27,15 +27,15 @@ STATE = write_state(2**62 + 1, PARTS)
 
 HISTORY = (
     History()
-    .handed_out(0, 24, 4, 2, PARTS)
-    .handed_out(24, 29, 4, 2, PARTS)
-    .handed_out(29, 32, 3, 1, StreamParts("random-1", 0, 8, "cd" * 32))
+    .extended(0, 24, 4, 2, PARTS)
+    .extended(24, 29, 4, 2, PARTS)
+    .extended(29, 32, 3, 1, StreamParts("random-1", 0, 8, "cd" * 32))
 )
 LIVED = write_state(32, PARTS, HISTORY)
 
 
 def test_a_state_survives_json() -> None:
-    """Whatever a trainer keeps beside its checkpoint."""
+    """Any format of a trainer's checkpoint."""
     assert read_state(json.loads(json.dumps(STATE))) == (2**62 + 1, PARTS)
 
 
@@ -83,13 +83,13 @@ def test_what_differs_is_named_unless_it_is_allowed(
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        (None, "no dict"),
-        ([], "no dict"),
+        (None, "not a dict"),
+        ([], "not a dict"),
         ({}, "version None"),
-        (STATE | {"version": 3}, "version 3, and this client reads 1 to 2; a later tokenfeed"),
+        (STATE | {"version": 3}, "version 3, but this client reads 1 to 2; a later release"),
         (STATE | {"version": 0}, "version 0"),
         ({name: value for name, value in STATE.items() if name != "seed"}, "lacks seed"),
-        (STATE | {"sample": "12"}, "no integer"),
+        (STATE | {"sample": "12"}, "not an integer"),
         (STATE | {"sample": -1}, "not in"),
         (STATE | {"sample": 2**63 + 1}, "not in"),
         (STATE | {"context_length": 0}, r"context_length: 0 is not in"),
@@ -130,13 +130,14 @@ def test_a_history_survives_json_and_pickle() -> None:
 
 
 def test_a_state_of_version_1_begins_a_history(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody knows what came before, and the log says so."""
+    """What came before is unknown, and this is logged."""
     state = {name: STATE[name] for name in ("sample", *PARTS.__slots__)} | {"version": 1}
 
     with caplog.at_level(logging.INFO, "tokenfeed.client"):
         assert read_state(state) == (2**62 + 1, PARTS)
         assert read_history(state) == History()
-    assert f"version 1 has no history: batch 0 is now the one at sample={2**62 + 1}" in caplog.text
+    assert "state of version 1 has no history" in caplog.text
+    assert f"is now batch 0 sample={2**62 + 1}" in caplog.text
 
 
 def damaged(run: int, place: int, value: Any) -> dict[str, Any]:
@@ -148,23 +149,26 @@ def damaged(run: int, place: int, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        (LIVED | {"history": None}, r"^state.history: is no list but NoneType"),
-        (LIVED | {"history": LIVED["history"][1:]}, r"^state.history\[0\].first_batch: 4 does not"),
+        (LIVED | {"history": None}, r"^state.history: is NoneType, not a list"),
+        (
+            LIVED | {"history": LIVED["history"][1:]},
+            r"^state.history\[0\].first_batch: 4 has to be 0",
+        ),
         (LIVED | {"history": LIVED["history"][::-1]}, r"^state.history\[0\].first_batch"),
-        (LIVED | {"history": [], "history_from": 4}, r"^state.history: is empty, and .* batch 4"),
-        (LIVED | {"history": [[0, 0, 24, 4, 2]]}, r"^state.history\[0\]: has 5 values, and not 6"),
-        (LIVED | {"history": [7]}, r"^state.history\[0\]: is no list but int"),
-        (LIVED | {"history_from": 1}, r"^state.history\[0\].first_batch: 0 does not follow on 1"),
+        (LIVED | {"history": [], "history_from": 4}, r"^state.history: is empty, but .* batch 4"),
+        (LIVED | {"history": [[0, 0, 24, 4, 2]]}, r"^state.history\[0\]: has 5 values, not 6"),
+        (LIVED | {"history": [7]}, r"^state.history\[0\]: is int, not a list"),
+        (LIVED | {"history_from": 1}, r"^state.history\[0\].first_batch: 0 has to be 1"),
         (LIVED | {"history_from": -1}, r"^state.history_from: -1 is not in"),
-        (damaged(1, 0, 5), r"^state.history\[1\].first_batch: 5 does not follow on 4"),
-        (damaged(0, 2, 33), r"^state.history\[1\].first_batch: 4 does not follow on 5"),
-        (damaged(1, 2, 29), r"^state.history\[1\].end_sample: 29 is not above first_sample, 29"),
+        (damaged(1, 0, 5), r"^state.history\[1\].first_batch: 5 has to be 4"),
+        (damaged(0, 2, 33), r"^state.history\[1\].first_batch: 4 has to be 5"),
+        (damaged(1, 2, 29), r"^state.history\[1\].end_sample: 29 is not above first_sample 29"),
         (damaged(0, 3, 0), r"^state.history\[0\].batch_size: 0 is not in"),
         (damaged(0, 4, 2**32 + 1), r"^state.history\[0\].world_size: 4294967297 is not in"),
         (damaged(1, 5, 2), r"^state.history\[1\].spec: 2 is not in \[0, 1\]"),
         (LIVED | {"specs": []}, r"^state.history\[0\].spec: 0 is not in"),
-        (LIVED | {"specs": "x"}, r"^state.specs: is no list but str"),
-        (LIVED | {"specs": [["random-1", 0, 8]]}, r"^state.specs\[0\]: has 3 values, and not 4"),
+        (LIVED | {"specs": "x"}, r"^state.specs: is str, not a list"),
+        (LIVED | {"specs": [["random-1", 0, 8]]}, r"^state.specs\[0\]: has 3 values, not 4"),
         (LIVED | {"specs": [[None, 0, 8, "ab" * 32]]}, r"^state.specs\[0\].order: is empty"),
         (LIVED | {"specs": [["random-1", -1, 8, "ab" * 32]]}, r"^state.specs\[0\].seed: -1"),
         (LIVED | {"specs": [["random-1", 0, 0, "ab" * 32]]}, r"^state.specs\[0\].context_length"),

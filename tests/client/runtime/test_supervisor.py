@@ -89,14 +89,14 @@ def test_a_lock_of_grpc_s_that_is_held_for_good_holds_up_no_close_and_no_later_b
     over.set()
 
     assert max(seconds) < END_SECONDS + 1
-    assert "left a connection behind" in caplog.text
+    assert "connection abandoned" in caplog.text
     assert eventually(lambda: threads() == [])
 
 
-def test_a_call_that_hangs_while_it_is_cancelled_keeps_nobody_from_leaving_a_silent_server(
+def test_a_call_that_hangs_while_it_is_cancelled_does_not_prevent_a_failover(
     start_scripted: StartScripted,
 ) -> None:
-    """Nobody waits for the end of an epoch that a loop has left; the next one is watched over."""
+    """An abandoned epoch is not awaited, and the next one is supervised."""
     over = threading.Event()
     silent, other = start_scripted(), start_scripted()
 
@@ -152,10 +152,10 @@ def test_closing_ends_a_wait_for_who_hangs_in_code_of_the_caller_s(
     over.set()
 
 
-def test_the_end_of_patience_reaches_who_hangs_in_code_of_the_caller_s(
+def test_the_timeout_ends_a_wait_for_user_code_that_hangs(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody comes back who could count it."""
+    """No attempt ends that could count it."""
     monkeypatch.setattr("client.stream.failover._ATTEMPT_GRACE_SECONDS", 0.5)
     over = threading.Event()
     for ask in (next, RemoteBatches.state_dict):
@@ -164,7 +164,7 @@ def test_the_end_of_patience_reaches_who_hangs_in_code_of_the_caller_s(
             credentials=Credentials(token=hangs_at(1, over)),
             timeouts=Timeouts(read_seconds=0.5, reconnect_seconds=0.5),
         )
-        with pytest.raises(Unreachable, match=r"whoever asks for them does not come back"):
+        with pytest.raises(Unreachable, match="the request for them hangs"):
             ask(feed)  # type: ignore[operator]
         feed.close()
     over.set()
@@ -187,7 +187,7 @@ def test_a_feed_that_was_let_go_of_leaves_no_thread_and_no_connection(
 
 
 def test_an_epoch_that_was_left_in_the_middle_leaves_no_receiver(scripted: ScriptedServer) -> None:
-    """Its iterator is let go of by the loop; the feed lives on."""
+    """The loop frees its iterator; the feed stays."""
     scripted.windows_per_epoch = 1000
     feed = RemoteBatches(scripted.address, B, T, order="shuffled", rank=0, world_size=1)
     for _ in feed.epoch(0):
@@ -199,7 +199,7 @@ def test_an_epoch_that_was_left_in_the_middle_leaves_no_receiver(scripted: Scrip
 
 
 def test_all_that_is_under_way_ends_before_the_connections_do() -> None:
-    """A call on a closed channel is an error that would be told to somebody."""
+    """A call on a closed channel is an error that would be raised."""
     order = []
     work = Work()
     supervisor = Supervisor(lambda: order.append(work.ended))
@@ -222,7 +222,7 @@ def test_what_does_not_end_is_waited_for_not_for_ever() -> None:
     assert work.looks > 1
 
 
-def test_a_task_that_cannot_be_looked_after_stops_nobody_from_being_looked_after(
+def test_a_task_whose_check_fails_does_not_prevent_the_checks_of_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Without its supervisor a feed would wait for a silent server for ever."""
@@ -237,7 +237,7 @@ def test_a_task_that_cannot_be_looked_after_stops_nobody_from_being_looked_after
     supervisor.close()
 
 
-def test_a_task_that_hangs_while_it_is_cancelled_stops_nobody_from_being_cancelled() -> None:
+def test_a_task_that_hangs_while_it_is_cancelled_does_not_prevent_other_cancellations() -> None:
     """Not even itself from being looked after, in case that helps."""
     over, stuck, work = threading.Event(), Work(), Work()
     stuck.cancel = lambda: over.wait(60)  # type: ignore[assignment, method-assign]

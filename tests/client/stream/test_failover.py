@@ -1,4 +1,4 @@
-"""Whom a stream asks next, after what pause, and when it gives up."""
+"""Which server a stream tries next, after what backoff, and when it gives up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Journey:
-    """A tour whose attempts fail as they are told to, and whose pauses last no time."""
+    """A failover whose attempts fail as scripted, and whose pauses take no time."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Journey:
             awaited_since=lambda: self.awaited_since,
         )
         self.asked: list[str] = []
-        self.patience: list[float] = []
+        self.timeouts: list[float] = []
         self.pauses: list[float] = []
         self.pause_count_max = pause_count_max
 
     def go(self, outcome: Callable[[int, str], TokenfeedError | None]) -> None:
-        """Travel until an attempt succeeds: outcome(index of the attempt, address) is its error."""
+        """Run until an attempt succeeds: outcome(index of the attempt, address) is its error."""
 
         def attempt(replica: Replica) -> None:
             self.asked.append(replica.address)
-            self.patience.append(self.failover.read_seconds)
+            self.timeouts.append(self.failover.read_seconds)
             if (error := outcome(len(self.asked) - 1, replica.address)) is not None:
                 raise error
 
@@ -70,7 +70,7 @@ def away(_: int, address: str) -> TokenfeedError:
 
 
 class Clock:
-    """The time as a tour sees it."""
+    """The clock of a failover."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -118,8 +118,8 @@ def test_ranks_begin_with_different_servers() -> None:
     assert begun == ["a:1", "b:1", "a:1", "b:1"]
 
 
-def test_nobody_is_asked_once_it_is_over() -> None:
-    """Closed during a pause, say."""
+def test_no_server_is_tried_once_it_is_over() -> None:
+    """For example if it is closed during a pause."""
     journey = Journey(["a:1", "b:1"], pause_count_max=1)
 
     journey.go(away)
@@ -135,26 +135,26 @@ def test_tries_are_at_most_two_seconds_apart() -> None:
     assert journey.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0]
 
 
-def test_patience_doubles_with_each_silent_tour_up_to_a_minute(clock: Clock) -> None:
-    """A 64 MiB batch over a slow line: otherwise two replicas are left in turn for ever."""
+def test_the_read_timeout_doubles_after_each_silent_round_up_to_a_minute(clock: Clock) -> None:
+    """A 64 MiB batch on a slow link: otherwise two replicas alternate for ever."""
     journey = Journey(["a:1", "b:1"])
 
     journey.go(fails(12, clock.silent(journey)))
 
-    assert journey.patience == [3, 3, 6, 6, 12, 12, 24, 24, 48, 48, 60, 60, 60]
+    assert journey.timeouts == [3, 3, 6, 6, 12, 12, 24, 24, 48, 48, 60, 60, 60]
 
 
-def test_servers_that_are_down_cost_no_patience() -> None:
-    """They say so at once; whoever is silent after that is left as soon as ever."""
+def test_servers_that_are_down_do_not_raise_the_read_timeout() -> None:
+    """They refuse at once; a silent server after that times out as early as before."""
     journey = Journey(["a:1", "b:1"])
 
     journey.go(fails(12))
 
-    assert journey.patience == [3] * 13
+    assert journey.timeouts == [3] * 13
 
 
 def test_an_outage_may_last_for_days() -> None:
-    """Three hours are 5,000 tours."""
+    """Three hours are 5,000 rounds."""
     journey = Journey(["a:1"])
 
     journey.go(fails(5000))
@@ -162,7 +162,7 @@ def test_an_outage_may_last_for_days() -> None:
     assert len(journey.asked) == 5001
 
 
-def test_a_sign_of_life_begins_anew() -> None:
+def test_a_frame_resets_the_round_and_the_backoff() -> None:
     journey = Journey(["a:1", "b:1"])
 
     def outcome(index: int, address: str) -> TokenfeedError | None:
@@ -175,22 +175,22 @@ def test_a_sign_of_life_begins_anew() -> None:
     assert journey.pauses == [0.1, 0.2, 0.1]
 
 
-def test_on_a_slow_line_patience_stays_above_what_a_frame_took(clock: Clock) -> None:
-    """Otherwise the feed asks for the same bytes again and again. It is forgotten slowly."""
+def test_on_a_slow_link_the_read_timeout_stays_above_the_time_of_a_frame(clock: Clock) -> None:
+    """Otherwise the feed requests the same bytes again and again. It decays slowly."""
     journey = Journey(["a:1"])
     journey.go(fails(2, clock.silent(journey)))
 
-    patience = []
+    timeouts = []
     for waited_seconds in (10.0, 0.1, *[11.0] * 3, *[0.1] * 50):
         journey.failover.record_progress(waited_seconds)
-        patience.append(journey.failover.read_seconds)
+        timeouts.append(journey.failover.read_seconds)
 
-    assert patience[:5] == [30, 28.5, 33, 33, 33]
-    assert patience[-1] == 3
+    assert timeouts[:5] == [30, 28.5, 33, 33, 33]
+    assert timeouts[-1] == 3
 
 
-def test_patience_is_as_short_as_before_where_no_tour_was_in_vain() -> None:
-    """A frame that nearly came too late says nothing of the line."""
+def test_the_read_timeout_does_not_change_if_no_round_failed() -> None:
+    """A frame that was nearly too late does not show that the link is slow."""
     journey = Journey(["a:1", "b:1"])
 
     journey.go(fails(1))
@@ -200,7 +200,7 @@ def test_patience_is_as_short_as_before_where_no_tour_was_in_vain() -> None:
 
 
 def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:
-    """A bit flipped on the way looks like a wrong request, but not twice."""
+    """A flipped bit looks like a wrong request, but not twice."""
     journey = Journey(["a:1", "b:1"])
 
     with pytest.raises(NotFound, match="no such dataset at a:1"):
@@ -223,7 +223,7 @@ def test_a_refusal_by_one_server_is_not_raised_while_another_may_come_back() -> 
     assert journey.asked[-1] == "a:1"
 
 
-def test_a_bad_frame_is_asked_for_again() -> None:
+def test_a_bad_frame_is_requested_again() -> None:
     journey = Journey(["a:1"])
 
     journey.go(fails(1, lambda _, __: BadFrame("frame", "its checksum does not match")))
@@ -231,7 +231,7 @@ def test_a_bad_frame_is_asked_for_again() -> None:
     assert journey.asked == ["a:1", "a:1"]
 
 
-def test_each_outage_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_outage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Also one that follows soon; but a long one only every 30 s."""
     journey = Journey(["a:1"])
 
@@ -243,7 +243,7 @@ def test_each_outage_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert len(re.findall(r"back after 0\.\d s rank=0 target=a:1", caplog.text)) == 2
 
 
-def test_an_attempt_that_asks_all_servers_is_a_tour() -> None:
+def test_an_attempt_that_asks_all_servers_is_a_round() -> None:
     failover, pauses, attempts = Journey(["a:1", "b:1", "c:1"]).failover, [], []
 
     def attempt(replica: Replica) -> bool:
@@ -275,8 +275,8 @@ def test_in_the_end_the_error_names_the_servers_and_what_each_said(clock: Clock)
         journey.go(outcome)
 
 
-def test_the_time_to_give_up_runs_only_while_somebody_waits(clock: Clock) -> None:
-    """A server that was away during an evaluation, and is back after it, has harmed nobody."""
+def test_the_reconnect_timeout_runs_only_while_the_trainer_waits(clock: Clock) -> None:
+    """An outage that begins and ends during an evaluation does no harm."""
     journey = Journey(["a:1"], reconnect_seconds=10.0)
     journey.awaited_since = None
 
@@ -292,12 +292,12 @@ def test_the_time_to_give_up_runs_only_while_somebody_waits(clock: Clock) -> Non
     assert len(journey.asked) == 11 + 5
 
 
-def test_patience_with_one_server_ends_with_that_for_all() -> None:
+def test_the_read_timeout_does_not_exceed_the_reconnect_timeout() -> None:
     journey = Journey(["a:1"], reconnect_seconds=2.0)
 
     journey.go(fails(0))
 
-    assert journey.patience[0] <= 2.0
+    assert journey.timeouts[0] <= 2.0
 
 
 def test_pauses_vary_so_that_feeds_that_lost_a_server_together_come_back_apart(

@@ -62,7 +62,7 @@ def silent(context: grpc.ServicerContext) -> None:
 
 
 def samples(feed: RemoteBatches) -> list[int]:
-    """The samples of all rows handed out."""
+    """The samples of all delivered rows."""
     return [row for x, _ in feed for row in x[:, 0].tolist()]
 
 
@@ -125,7 +125,7 @@ def test_a_slow_line_is_not_left_again_and_again(scripted: ScriptedServer) -> No
 
 
 def test_a_server_that_does_not_even_describe_itself_is_left(start_scripted: StartScripted) -> None:
-    """A port that takes connections and never answers, where a server is said to be."""
+    """A port that accepts connections and never answers."""
     with socket.create_server(("localhost", 0)) as mute:
         address = f"localhost:{mute.getsockname()[1]}"
         second = start_scripted()
@@ -156,7 +156,7 @@ def test_a_pause_of_the_trainer_is_no_silence_of_the_server(scripted: ScriptedSe
 def test_an_outage_that_ends_before_a_pause_of_the_trainer_is_no_error(
     scripted: ScriptedServer,
 ) -> None:
-    """The time to give up is for who waits, and nobody does."""
+    """The reconnect timeout runs only during a wait, and there is none."""
     scripted.scripts = [honest, *[after_frames(0, going_away)] * 4]
     with feed_from(
         scripted.address, num_batches=200, prefetch_bytes=100, reconnect_seconds=0.1
@@ -250,7 +250,10 @@ def test_a_known_digest_is_compared_when_servers_are_asked_about_another_context
         assert remote.rows_of("shuffled-1", T + 1) == 10
 
         assert remote.await_described().digest == knowing.digest
-    assert f"refused {address}: serves another corpus: digest {'02' * 32}" in caplog.text
+    assert (
+        f"rejected server reason={address}: serves another corpus: digest {'02' * 32}"
+        in caplog.text
+    )
 
 
 def test_a_digest_that_is_found_while_asking_about_another_context_length_is_kept(
@@ -269,7 +272,7 @@ def test_a_digest_that_is_found_while_asking_about_another_context_length_is_kep
         assert remote.rows_of("shuffled-1") == 10
 
 
-def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
+def test_a_fingerprint_selects_the_corpus_whichever_server_answers_first(
     start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ranks that begin with different servers of different corpora would each believe their own."""
@@ -284,10 +287,10 @@ def test_a_fingerprint_says_whom_to_believe_whoever_answers_first(
             assert feed.state_dict()["fingerprint"] == FINGERPRINT.hex()
 
     assert other.requests == []
-    assert caplog.text.count(f"refused {other.address}: serves another corpus") == 2
+    assert caplog.text.count(f"rejected server reason={other.address}: serves another corpus") == 2
 
 
-def test_a_fingerprint_that_nobody_has_is_an_error_at_once_that_names_both(
+def test_a_fingerprint_that_no_server_has_is_an_error_at_once_that_names_both(
     scripted: ScriptedServer,
 ) -> None:
     with feed_from(scripted.address, fingerprint="0" * 64, reconnect_seconds=60.0) as feed:
@@ -306,7 +309,7 @@ def test_who_may_have_the_corpus_and_is_away_is_waited_for(start_scripted: Start
 
 def test_a_fingerprint_that_is_none_is_refused_when_the_feed_is_made() -> None:
     for wrong in ("", "abc", "0" * 63 + "g", "0" * 65, 7):
-        with pytest.raises(InvalidRequest, match=r"fingerprint: .* (64 hexadecimal|no text)"):
+        with pytest.raises(InvalidRequest, match=r"fingerprint: .* (64 hexadecimal|not text)"):
             feed_from("localhost:1", fingerprint=wrong)
 
 
@@ -337,7 +340,7 @@ def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
 
     with feed_from([first.address, other.address]) as feed, caplog.at_level(logging.ERROR):
         next(feed)
-        assert f"refused {other.address}: serves another corpus" in caplog.text
+        assert f"rejected server reason={other.address}: serves another corpus" in caplog.text
         samples(feed)
 
     assert other.requests == []
@@ -430,7 +433,7 @@ def test_all_addresses_of_a_name_are_servers(
 def test_a_new_address_of_a_name_is_found_while_the_others_are_well(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod was added; nobody waits for the resolver meanwhile."""
+    """A pod was added; no request waits for the resolver meanwhile."""
     monkeypatch.setattr("client.transport.replicas._RESOLVE_SECONDS", 0.0)
     replicas = ReplicaSet("dns:///feed.example:1")
     resolver.addresses = ["127.0.0.1"]

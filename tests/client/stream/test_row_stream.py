@@ -1,4 +1,4 @@
-"""The rows handed out are always 0, 1, 2, ..., whatever the server does."""
+"""The delivered rows are always 0, 1, 2, ..., whatever the server does."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
     code: grpc.StatusCode,
     kind: type[TokenfeedError],
 ) -> None:
-    """Nobody waits ten minutes for a typing error."""
+    """A typing error does not cost a wait of ten minutes."""
     scripted.scripts = [refuse(code, "batch_size: 0 is not in [1, 10]")] * 9
     stream = open_stream()
 
@@ -262,7 +262,7 @@ def test_a_refusal_that_cannot_heal_is_raised_at_once_with_the_servers_words(
 def test_a_row_longer_than_any_message_is_refused_by_the_server_and_not_by_a_clock(
     scripted: ScriptedServer,
 ) -> None:
-    """Patience grows with the row; what threads can wait for does not."""
+    """The timeout grows with the row; the limit of a thread's wait does not."""
     scripted.scripts = [refuse(grpc.StatusCode.INVALID_ARGUMENT, "context_length: too long")] * 9
     request = wanted(1 << 62, 2, 1)
     remote = DatasetClient(scripted.address, request, timeouts=Timeouts(reconnect_seconds=5.0))
@@ -274,7 +274,7 @@ def test_a_row_longer_than_any_message_is_refused_by_the_server_and_not_by_a_clo
     stream.close()
 
 
-def test_what_arrived_before_an_error_is_handed_out_first(
+def test_what_arrived_before_an_error_is_delivered_first(
     scripted: ScriptedServer, open_stream: OpenStream
 ) -> None:
     """Those rows are good; the error comes after them."""
@@ -375,11 +375,11 @@ def test_a_dataset_has_to_be_named_where_several_are_served(
     """Never the wrong corpus by chance."""
     scripted.datasets = 2
 
-    with pytest.raises(InvalidRequest, match="name one of those served"):
+    with pytest.raises(InvalidRequest, match="name one of the served datasets"):
         take(open_stream())
 
 
-def test_nobody_answering_is_an_error_in_the_end_that_says_who(
+def test_without_an_answer_the_error_in_the_end_names_the_server(
     scripted: ScriptedServer,
 ) -> None:
     """The address is in the message: most often it is wrong."""
@@ -393,7 +393,7 @@ def test_nobody_answering_is_an_error_in_the_end_that_says_who(
     stream.close()
 
 
-def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServer) -> None:
+def test_a_shorter_read_timeout_applies_at_once(scripted: ScriptedServer) -> None:
     """It was a minute while the servers were away, and is short again once rows come."""
     over = threading.Event()
 
@@ -406,7 +406,7 @@ def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServe
     timeouts = Timeouts(read_seconds=0.5, reconnect_seconds=90.0)
     remote = DatasetClient(scripted.address, request, timeouts=timeouts)
     stream = RowStream(remote, request, prefetch_bytes=200, counters=Counters())
-    stream._failover._patience_seconds = 60.0
+    stream._failover._timeout_seconds = 60.0
     stream.start()
     begun = time.monotonic()
 
@@ -419,7 +419,7 @@ def test_patience_that_has_become_shorter_counts_at_once(scripted: ScriptedServe
 
 
 def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
-    """grpcio keeps that of a cancelled call whose end nobody has taken."""
+    """grpcio keeps that of a cancelled call whose last events were not consumed."""
     scripted.scripts = [honest, *[cut_after(1), honest] * 10]
     with FaultProxy(scripted.address) as proxy:
         request = wanted(T, 2, 200)
@@ -439,7 +439,7 @@ def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
             assert time.monotonic() < end
 
 
-def test_closing_ends_the_thread_although_nobody_answers_at_all() -> None:
+def test_closing_ends_the_thread_although_no_server_answers() -> None:
     """A machine that accepts connections and says nothing must not hold up the end of a run."""
     with socket.create_server(("localhost", 0)) as black_hole:
         target = f"localhost:{black_hole.getsockname()[1]}"

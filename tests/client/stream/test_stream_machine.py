@@ -1,4 +1,4 @@
-"""Whatever two servers do, in whatever order, the rows handed out are 0, 1, 2, ... and right."""
+"""Whatever two servers do, in whatever order, the delivered rows are 0, 1, 2, ... and right."""
 
 from __future__ import annotations
 

@@ -36,20 +36,20 @@ def feed_from(*addresses: str) -> RemoteBatches:
 
 
 @pytest.mark.parametrize(
-    ("revisions", "said"),
+    ("revisions", "problem"),
     [
-        ([], "one before revision 2, and this client revision 2: upgrade the server"),
-        ([1], "revision 1, and this client revision 2: upgrade the server"),
-        ([3, 4], "revision 3, 4, and this client revision 2: upgrade the client"),
+        ([], "older than revision 2, but this client speaks revision 2; upgrade the server"),
+        ([1], "revision 1, but this client speaks revision 2; upgrade the server"),
+        ([3, 4], "revision 3, 4, but this client speaks revision 2; upgrade the client"),
     ],
 )
 def test_a_server_of_another_contract_is_named_with_who_has_to_be_upgraded(
-    revisions: list[int], said: str
+    revisions: list[int], problem: str
 ) -> None:
-    """Whoever reads the line has to know what to do."""
+    """The message has to say what to do."""
     described = answer(contract_revisions=revisions)
 
-    with pytest.raises(ContractMismatch, match=said) as caught:
+    with pytest.raises(ContractMismatch, match=problem) as caught:
         require_usable("a:1", described, wanted(T, B), "", None)
 
     assert caught.value.subject == "a:1"
@@ -70,19 +70,19 @@ def test_what_a_server_before_revision_2_says_is_read_as_no_revision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "subject", "said"),
+    ("limits", "subject", "problem"),
     [
         (pb.Limits(row_bytes_max=9), "context_length", "a row of 10 bytes is above the limit"),
         (pb.Limits(batch_bytes_max=29), "batch_size", "a batch of 30 bytes is above the limit"),
         (pb.Limits(batch_size_max=2), "batch_size", "a batch of 3 rows is above the limit"),
-        (pb.Limits(request_bytes_max=100), "request", "and this server reads 100"),
+        (pb.Limits(request_bytes_max=100), "request", "but this server accepts 100"),
     ],
 )
 def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
-    limits: pb.Limits, subject: str, said: str
+    limits: pb.Limits, subject: str, problem: str
 ) -> None:
     """gRPC answers a request that is too large with the status of a busy server: for ever."""
-    with pytest.raises(LimitExceeded, match=said) as caught:
+    with pytest.raises(LimitExceeded, match=problem) as caught:
         require_usable("a:1", answer(limits=limits), wanted(T, B), "", None)
 
     assert caught.value.subject == subject
@@ -130,17 +130,17 @@ def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "said"),
+    ("versions", "problem"),
     [
-        ([], "version none, and this stream has one of version 1: upgrade the server"),
-        ([2, 3], "version 2, 3, and this stream has one of version 1: upgrade the client"),
+        ([], "version none, but this stream has version 1; upgrade the server"),
+        ([2, 3], "version 2, 3, but this stream has version 1; upgrade the client"),
     ],
 )
 def test_a_server_that_cannot_compare_our_identity_is_left_out(
-    versions: list[int], said: str
+    versions: list[int], problem: str
 ) -> None:
     """It would refuse every request."""
-    with pytest.raises(ContractMismatch, match=said):
+    with pytest.raises(ContractMismatch, match=problem):
         require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None)
 
 
@@ -158,7 +158,9 @@ def test_a_replica_of_another_contract_is_left_out_and_named(
         assert len(list(feed)) == 10
 
     assert older.requests == []
-    assert caplog.text.count(f"refused {older.address}: speaks another contract") == 1
+    assert (
+        caplog.text.count(f"rejected server reason={older.address}: speaks another contract") == 1
+    )
 
 
 def test_it_is_an_error_only_if_no_replica_is_left(start_scripted: StartScripted) -> None:

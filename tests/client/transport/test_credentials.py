@@ -38,8 +38,8 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 def log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
-    """What the client says, of each time that it asks in vain."""
-    monkeypatch.setattr("client.stream.failover._LOG_AGAIN_SECONDS", 0.0)
+    """The client's log, with a line for each failed round."""
+    monkeypatch.setattr("client.stream.failover._LOG_INTERVAL_SECONDS", 0.0)
     return caplog
 
 
@@ -79,7 +79,7 @@ def test_a_token_that_cannot_be_made_for_a_moment_is_waited_for(
         assert len(list(feed)) == 20
 
     assert token.calls > 6
-    assert "token: the function given raised RuntimeError" in log.text
+    assert "token: the token function raised RuntimeError" in log.text
     assert SECRET not in log.text
 
 
@@ -89,7 +89,7 @@ def test_a_token_that_cannot_be_made_at_the_start_is_an_error_that_does_not_show
     token = Maker(range(100))
 
     with feed_from(scripted.address, Credentials(token=token)) as feed:
-        with pytest.raises(InvalidRequest, match="token: the function given raised") as caught:
+        with pytest.raises(InvalidRequest, match="token: the token function raised") as caught:
             next(feed)
 
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -105,7 +105,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
     log: pytest.LogCaptureFixture,
     content: str | None,
 ) -> None:
-    """It is being renewed just when the feed has to connect anew."""
+    """It is being renewed just when the feed has to reconnect."""
     arguments = ["--data", write_tokens(np.arange(1, 1000))]
     arguments += ["--tls-cert", papers.cert, "--tls-key", papers.key]
     server, ca = serve(*arguments), tmp_path / "live-ca.pem"
@@ -119,7 +119,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
             ca.write_text(content)
         with ThreadPoolExecutor(1) as thread:
             batches = thread.submit(lambda: [next(feed) for _ in range(10)])
-            # It has to connect anew while there is no server, and still in vain once there is one.
+            # It has to reconnect while there is no server, and still fails once there is one.
             assert eventually(lambda: log.text.count("tls_ca: ") > 0)
             serve(*arguments, port=int(server.address.rpartition(":")[2]))
             asked_in_vain = log.text.count("tls_ca: ")
@@ -134,7 +134,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
 def test_a_unix_socket_has_no_tls(
     start_scripted: StartScripted, papers: Papers, tmp_path: Path
 ) -> None:
-    """So it may stand beside servers that have."""
+    """So it may be listed with servers that do."""
     server = start_scripted(f"unix:{tmp_path}/feed.sock")
     credentials = Credentials(tls_ca=papers.ca, token=SECRET)
 
@@ -167,7 +167,7 @@ def test_an_empty_file_is_no_credential(papers: Papers, empty: str, problem: str
     """gRPC takes no authorities for all public ones, and an empty key aborts the process."""
     files = {"tls_ca": papers.ca, "tls_cert": papers.client_cert, "tls_key": papers.client_key}
 
-    with pytest.raises(InvalidRequest, match=f"{empty}: holds no {problem} in PEM"):
+    with pytest.raises(InvalidRequest, match=f"{empty}: contains no {problem} in PEM format"):
         Channel("localhost:1", credentials=Credentials(**files | {empty: "/dev/null"}))
 
 
@@ -238,7 +238,7 @@ def test_a_token_of_the_environment_comes_before_its_file() -> None:
 
 
 def test_nothing_that_prints_credentials_shows_the_token() -> None:
-    """Neither a log of somebody's arguments, nor the error of who passes the token alone."""
+    """Neither a log of arguments, nor the error for a token that is passed alone."""
     with pytest.raises(InvalidRequest, match="credentials") as caught:
         RemoteBatches("localhost:1", B, T, credentials=SECRET)  # type: ignore[arg-type]
 
@@ -250,7 +250,7 @@ def test_nothing_that_prints_credentials_shows_the_token() -> None:
 @pytest.mark.parametrize("value", ["", [], b""])
 @pytest.mark.parametrize("name", ["tls_ca", "tls_cert", "tls_key", "token"])
 def test_an_empty_credential_is_none_that_was_left_out(name: str, value: Any) -> None:
-    """It would be a connection in plaintext, without a word."""
+    """It would silently be a plaintext connection."""
     with pytest.raises(InvalidRequest, match="is empty") as caught:
         RemoteBatches("localhost:1", 1, 1, credentials=Credentials(**{name: value}))
 
@@ -260,7 +260,7 @@ def test_an_empty_credential_is_none_that_was_left_out(name: str, value: Any) ->
 @pytest.mark.parametrize("value", [5, True, b"ca.pem", "a\0b", 1.5])
 def test_a_credential_that_is_no_path_is_refused_and_nothing_is_closed(value: Any) -> None:
     """Python opens a number as a descriptor of the process, and closes it behind itself."""
-    with pytest.raises(InvalidRequest, match="is no path") as caught:
+    with pytest.raises(InvalidRequest, match="is not a path") as caught:
         Credentials(tls_ca=value).read_pems()
 
     assert caught.value.subject == "tls_ca"

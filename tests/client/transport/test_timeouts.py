@@ -38,7 +38,7 @@ def test_what_is_no_number_of_seconds_is_refused_by_its_name(
 
 
 def test_giving_up_at_once_and_never_are_both_possible() -> None:
-    """A test gives up at once; a run that nobody watches never."""
+    """A test gives up at once; an unattended run never."""
     assert Timeouts(reconnect_seconds=0).reconnect_seconds == 0
     assert Timeouts(reconnect_seconds=None).reconnect_seconds is None
 

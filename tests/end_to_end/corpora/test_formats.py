@@ -142,7 +142,7 @@ def test_an_epoch_over_a_thousand_shards_visits_each_window_once(
 
 
 def test_the_served_width_is_no_part_of_the_identity(serve: Serve, tmp_path: Path) -> None:
-    """A stream goes on where the same file is served in another width."""
+    """A stream resumes on a server of the same file in another width."""
     np.save(tmp_path / "x.npy", np.arange(5000, dtype="<i4"))
     narrow = serve("--data", tmp_path / "x.npy")
     wide = serve("--data", tmp_path / "x.npy", "--vocab-size", "100000")

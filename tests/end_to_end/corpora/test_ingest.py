@@ -70,7 +70,7 @@ def paragraphs(text: str) -> list[str]:
 def test_tiny_shakespeare_comes_back_as_it_was(
     serve: Serve, shared_data: Path, tmp_path: Path, kind: str
 ) -> None:
-    """In whatever kind of file it is; through GPT-2's tokenizer and a server."""
+    """For each kind of file; through GPT-2's tokenizer and a server."""
     from tokenizers import Tokenizer
 
     text = (shared_data / "tinyshakespeare.txt").read_text()
@@ -117,7 +117,7 @@ def datasets(serve: Serve, *words: str | Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_a_folder_serves_both_splits_and_each_alone(serve: Serve, corpus: Path) -> None:
-    """As train and val, or behind a name of one's own."""
+    """As train and val, or with a prefix."""
     made = json.loads((corpus / "manifest.json").read_text())["splits"]
     facts = {name: (made[name]["tokens"], bytes.fromhex(made[name]["digest"])) for name in made}
 
@@ -126,9 +126,7 @@ def test_a_folder_serves_both_splits_and_each_alone(serve: Serve, corpus: Path) 
     assert datasets(serve, corpus / "val") == {"val": facts["val"]}
 
 
-def test_the_only_dataset_there_is_has_the_name_alone(
-    serve: Serve, pages: Path, tmp_path: Path
-) -> None:
+def test_the_only_dataset_has_the_name_alone(serve: Serve, pages: Path, tmp_path: Path) -> None:
     ingested(pages, "--out", tmp_path / "out", "--tokenizer", "bytes")
 
     assert list(datasets(serve, tmp_path / "out")) == ["train"]
@@ -136,7 +134,7 @@ def test_the_only_dataset_there_is_has_the_name_alone(
 
 
 def failed(*words: str | Path, cwd: Path = ROOT) -> str:
-    """What a server says that does not start."""
+    """The error of a server that does not start."""
     command = [sys.executable, "-m", "server", *map(str, words), "--port", "0"]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -146,7 +144,7 @@ def failed(*words: str | Path, cwd: Path = ROOT) -> str:
 def test_a_manifest_is_compared_with_the_shards(
     pages: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """One token changed, one shard of another corpus: not what was ingested."""
+    """One token changed, one shard of another corpus: the content is not that of the ingest."""
     out = tmp_path / "out"
     ingested(pages, "--out", out, "--tokenizer", tokenizer, "--shard-tokens", "20000")
     shard = out / "train" / "000001.ds"
@@ -163,7 +161,7 @@ def test_a_manifest_is_compared_with_the_shards(
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
-    """What an ingest makes of questions and answers, in two splits."""
+    """An ingest of questions and answers, in two splits."""
     rows = [{"q": f"{n}, why? ", "a": f"since {n}"} for n in range(300)]
     ingested(
         write_jsonl(tmp_path / "pairs.jsonl", rows), "--out", tmp_path / "out",
@@ -174,7 +172,7 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def test_a_dataset_whose_loss_mask_would_be_ignored_is_not_served(pairs: Path) -> None:
-    """The model would learn prompts, and its loss would look well."""
+    """The model would learn prompts, and its loss would look good."""
     mask = pairs / "train" / "000000.ds.loss"
     problem = (
         f"error: {mask}: the loss mask of dataset 'train' would be ignored, so that prompts "
@@ -189,7 +187,7 @@ def test_a_dataset_whose_loss_mask_would_be_ignored_is_not_served(pairs: Path) -
 
 
 def test_a_mask_beside_the_last_of_several_shards_is_enough(pairs: Path) -> None:
-    """Half of a corpus with a mask is no corpus without one."""
+    """A corpus in which only one shard has a mask has masks."""
     first, last = sorted((pairs / "train").glob("*.ds"))[:: len(list(pairs.glob("train/*.ds"))) - 1]
     (pairs / "train" / f"{first.name}.loss").unlink()
 
@@ -206,7 +204,7 @@ def test_a_mask_beside_what_a_link_leads_to_counts_too(pairs: Path, tmp_path: Pa
 
 
 def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) -> None:
-    """Their manifest lists no masks; nobody should remove a good folder for that."""
+    """Their manifest lists no masks; that is no reason to remove a good folder."""
     manifest = pairs / "manifest.json"
     made = json.loads(manifest.read_text())
     for split in made["splits"].values():
@@ -214,12 +212,12 @@ def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) ->
             del shard["loss_mask"], shard["loss_mask_sha256"]
     manifest.write_text(json.dumps(made))
 
-    with pytest.raises(InvalidCorpus, match="lists no loss masks, as an older version made it"):
+    with pytest.raises(InvalidCorpus, match="lists no loss masks: an older version wrote it"):
         _require_whole(str(pairs), made)
 
 
-def test_who_ignores_a_loss_mask_is_warned_once_a_dataset(serve: Serve, pairs: Path) -> None:
-    """It was said on the command line, maybe by somebody else, and the log is what is read."""
+def test_an_ignored_loss_mask_is_logged_once_per_dataset(serve: Serve, pairs: Path) -> None:
+    """The command line is not always known to those who read the log."""
     server = serve("--data", pairs, "--ignore-loss-mask")
 
     warned = re.findall(r" WARNING .* loss mask ignored dataset=(\w+) files=(\d)", server.stderr)
@@ -229,8 +227,8 @@ def test_who_ignores_a_loss_mask_is_warned_once_a_dataset(serve: Serve, pairs: P
     assert sorted(one.name for one in describe(server.address).datasets) == ["train", "val"]
 
 
-def test_who_deletes_listed_masks_has_a_damaged_dataset(pairs: Path) -> None:
-    """Or a server would know of none, and train on prompts without a word."""
+def test_a_dataset_without_its_listed_masks_is_damaged(pairs: Path) -> None:
+    """Otherwise a server would not know of them, and models would silently train on prompts."""
     for mask in pairs.glob("*/*.ds.loss"):
         mask.unlink()
 
@@ -243,8 +241,8 @@ def test_who_deletes_listed_masks_has_a_damaged_dataset(pairs: Path) -> None:
     )
 
 
-def test_a_listed_mask_that_was_cut_short_is_damaged_also_where_it_is_ignored(pairs: Path) -> None:
-    """Half a copy of a folder is not that folder."""
+def test_a_truncated_listed_mask_is_damaged_even_if_it_is_ignored(pairs: Path) -> None:
+    """An incomplete copy of a folder is not that folder."""
     os.truncate(pairs / "val" / "000000.ds.loss", 10)
 
     said = failed("--data", pairs, "--ignore-loss-mask")
@@ -253,7 +251,7 @@ def test_a_listed_mask_that_was_cut_short_is_damaged_also_where_it_is_ignored(pa
 
 
 def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
-    """Who wants to know what it is serves nobody; and inspect says what a server would say."""
+    """Neither serves the masks; and inspect reports what a server would do."""
     train = str(pairs / "train")
 
     said = run("-m", "server.inspect", train)
@@ -263,7 +261,7 @@ def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
     assert "digest:" in run("-m", "server.verify", train)
 
 
-def test_a_manifest_of_somebody_else_does_not_matter(serve: Serve, tmp_path: Path) -> None:
+def test_a_manifest_of_another_tool_does_not_matter(serve: Serve, tmp_path: Path) -> None:
     """Many tools leave a file of that name beside their shards."""
     np.arange(500, dtype="<u2").tofile(tmp_path / "a.bin")
     (tmp_path / "manifest.json").write_text("{}")
@@ -274,15 +272,15 @@ def test_a_manifest_of_somebody_else_does_not_matter(serve: Serve, tmp_path: Pat
 def test_text_is_ingested_into_its_own_folder_and_served_from_there(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """By the command that it says."""
+    """By the command that the ingest prints."""
     write_jsonl(tmp_path / "a.jsonl", [{"text": "abc" * 50}])
     said = ingested(tmp_path, "--out", tmp_path, "--tokenizer", "bytes")
 
-    assert f"serve it: python -m server --data {tmp_path}\n" in said
+    assert f"serve it: tokenfeed serve --data {tmp_path}\n" in said
     assert list(datasets(serve, tmp_path)) == ["train"]
 
 
-def test_what_is_not_finished_is_not_served(pages: Path, tmp_path: Path) -> None:
+def test_an_unfinished_ingest_is_not_served(pages: Path, tmp_path: Path) -> None:
     """Half a corpus is another corpus."""
     (tmp_path / "out" / ".ingest").mkdir(parents=True)
 
@@ -292,7 +290,7 @@ def test_what_is_not_finished_is_not_served(pages: Path, tmp_path: Path) -> None
 def test_a_state_is_refused_on_a_corpus_made_with_another_tokenizer(
     serve: Serve, corpus: Path, pages: Path, tmp_path: Path
 ) -> None:
-    """The same text, other tokens: a run that goes on with them is spoiled."""
+    """The same text, other tokens: a run that resumed with them would be spoiled."""
     other = make_tokenizer(tmp_path / "other.json")
     content = json.loads(other.read_text())
     content["pre_tokenizer"]["add_prefix_space"] = True
@@ -333,8 +331,10 @@ def test_text_is_served_by_one_command_and_ingested_once(
     assert len(os.listdir(tmp_path / "cache")) == 3
 
 
-def test_a_file_that_comes_while_text_is_ingested_is_no_part_of_the_cache(tmp_path: Path) -> None:
-    """Or a start without it would find what was made with it, and two machines differ."""
+def test_a_file_that_appears_while_text_is_ingested_is_not_part_of_the_cache(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a start without it would find the cache with it, and two machines would differ."""
     write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}])
     text = parse_text([str(tmp_path / "*.jsonl")])
     write_jsonl(tmp_path / "b.jsonl", [{"text": "def"}])
@@ -359,14 +359,14 @@ def test_text_without_a_tokenizer_is_named(pages: Path, tmp_path: Path) -> None:
     assert f"error: {broken}: unreadable: " in said
     assert f"error: {broken}: could not be ingested: see the error above" in said.splitlines()[-1]
     said = failed("--data", pages, "--tokenizer", "bytes", "--append-token=-x")
-    assert "--append-token: '-x' is no token of bytes" in said
+    assert "--append-token: '-x' is not a token of bytes" in said
     tokens = tmp_path / "x.bin"
     tokens.write_bytes(bytes(100))
     assert "--tokenizer: is for --data that is text" in failed("--data", tokens, "--tokenizer", "b")
 
 
-def test_a_server_that_is_stopped_while_it_ingests_leaves_nobody_behind(tmp_path: Path) -> None:
-    """Within 2 seconds, like any other; the next start goes on."""
+def test_a_server_that_is_stopped_while_it_ingests_leaves_no_process(tmp_path: Path) -> None:
+    """Within 2 seconds, like any other; the next start resumes."""
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(400)))
     command = [sys.executable, "-m", "server", "--data", str(path), "--tokenizer", "bytes"]
     command += ["--cache-dir", str(tmp_path / "cache"), "--port", "0"]
@@ -402,7 +402,7 @@ def windows(rows: np.ndarray) -> Counter[bytes]:
 def test_a_resumed_epoch_has_each_window_once_and_nanochat_s_loader_loses_documents(
     serve: Serve, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same parquet, two ranks, stopped midway: what the tokens' own place is worth."""
+    """The same parquet, two ranks, stopped midway: our windows against documents of the peer."""
     texts = documents(DOCUMENTS, words_max=12)
     pages = write_parquet(tmp_path / "pages.parquet", {"text": texts}, row_group_size=500)
     from tokenizers import Tokenizer
@@ -429,11 +429,11 @@ def test_a_resumed_epoch_has_each_window_once_and_nanochat_s_loader_loses_docume
         return loaders
 
     def lost(loaders: Sequence[NanochatLoader]) -> tuple[int, int]:
-        """Documents that none hands out, and those that are handed out twice."""
+        """Documents that are delivered by no rank, and those that are delivered twice."""
         times = Counter(number for peer in loaders for number in peer.handed_out)
         return DOCUMENTS - len(times), sum(count > 1 for count in times.values())
 
-    assert lost(run(peers([None, None]), 10**9)) == (0, 0), "undisturbed it hands out all"
+    assert lost(run(peers([None, None]), 10**9)) == (0, 0), "undisturbed it delivers all"
     stopped = run(peers([None, None]), 600)
     resumed = run(peers([peer.state for peer in stopped]), 10**9)
     assert all(len(peer.handed_out) > 1000 for peer in (*stopped, *resumed))

@@ -29,7 +29,7 @@ SHARD_TOKENS = 1_000_000
 B, T = 32, 2048
 ORDERS = ("random", "shuffled", "sequential")
 TRIES = 3
-"""What is timed is timed so often, and the best counts: machines are busy with other things too."""
+"""Each measurement is repeated, and the best one counts: machines are busy with other work too."""
 
 MARKED_TOKENS = 3000
 MARKED_PLACES = (0, 2**31 - 1000, 2**32 - 1000, 10**11 + 1, 4 * 10**11, TERABYTE // 2 - 3000)
@@ -85,7 +85,7 @@ def test_a_terabyte_is_ready_within_a_second_of_the_imports(serve: Serve, teraby
 def test_the_first_batch_of_a_terabyte_comes_within_a_tenth_of_a_second(
     serve: Serve, terabyte: Path, order: str
 ) -> None:
-    """Who debugs a training run starts it a hundred times a day; and resuming must cost nothing."""
+    """Training runs are started often while they are debugged; and resuming must cost nothing."""
     server = serve("--data", terabyte)
     first_batch_seconds(server, order)
 
@@ -150,7 +150,7 @@ def test_tokens_anywhere_in_a_terabyte_are_found_where_they_were_written(
         first = (first_window + row) % window_count * T
         assert np.array_equal(x[row], tokens[first : first + T])
         assert np.array_equal(y[row], tokens[first + 1 : first + T + 1])
-    # At least T of the marked tokens are in the windows looked at.
+    # At least T of the marked tokens are in these windows.
     assert np.isin(marks(place), x).sum() >= MARKED_TOKENS - T
 
 
@@ -191,7 +191,7 @@ def test_windows_of_ten_thousand_shards_are_what_their_files_hold(
 def test_seeds_beyond_32_bits_and_samples_beyond_2_to_the_53_are_served_exactly(
     serve: Serve, shards: Path, order: str
 ) -> None:
-    """A detour over a float rounds there, and hands out a sample twice and its neighbor never."""
+    """Floats would round there, and deliver a sample twice and its neighbor never."""
     server = serve("--data", f"train={shards}", wrapper=few_descriptors_wrapper())
     for seed in (2**32 + 7, 2**64 - 1):
         for start_sample in (2**32 + 1, 10**14, 2**53 + 1, 2**62 + 3):

@@ -1,4 +1,4 @@
-"""Planes travel with their rows, and nothing that is changed on the way becomes other rows.
+"""Planes travel with their rows, and a change on the way never becomes other rows.
 
 No store of files has planes yet: these come from memory, through the real service and client.
 """
@@ -83,8 +83,8 @@ def same(one: RowBlock, other: RowBlock) -> bool:
     )
 
 
-def asked(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
-    """A request that uses every field that is served, but for those given."""
+def request_of(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
+    """A request that uses every field that is served, with some fields changed."""
     request = StreamRequest(SPEC, POSITION, 4, first_row=1, end_sample=50)
     fingerprints = tuple((kind, store.planes[kind]) for kind in KINDS)
     expected = Expected(SPEC.identity([FINGERPRINT]), 1, bytes(32), fingerprints)
@@ -104,8 +104,8 @@ def stream_of(store: MemoryStore) -> frame.Stream:
 
 
 def accepted(store: MemoryStore, messages: list[bytes]) -> int:
-    """Take frames as a careful client does, which asked for rows from row 1 on, and return how many
-    rows it took before the first wrong frame; every one of them has to be right.
+    """Accept frames like a client that requested rows from row 1 on, and return how many rows it
+    accepted before the first wrong frame; all of them have to be right.
     """
     row = 1
     for message in messages:
@@ -118,8 +118,8 @@ def accepted(store: MemoryStore, messages: list[bytes]) -> int:
     return row - 1
 
 
-def test_the_client_hands_out_the_planes_that_it_asked_for(store: MemoryStore, peer: Peer) -> None:
-    """Tokens and planes are one value from the gather to whoever takes the rows."""
+def test_the_client_delivers_the_planes_that_it_requested(store: MemoryStore, peer: Peer) -> None:
+    """Tokens and planes are one value from the gather to the consumer of the rows."""
     request = StreamRequest(SPEC, POSITION, 40)
     remote = DatasetClient(peer.address, request, timeouts=Timeouts(reconnect_seconds=5))
     rows = RowStream(remote, request, prefetch_bytes=1 << 12, counters=Counters())
@@ -138,7 +138,7 @@ def test_the_client_hands_out_the_planes_that_it_asked_for(store: MemoryStore, p
 
 
 def test_describe_lists_planes_with_their_fingerprints(store: MemoryStore, peer: Peer) -> None:
-    """A client takes them from here, and not from the frames."""
+    """A client takes them from here, not from the frames."""
     described = peer.describe(pb.DescribeRequest(dataset="train")).datasets[0]
 
     assert {plane.kind: plane.fingerprint for plane in described.planes} == store.planes
@@ -146,7 +146,7 @@ def test_describe_lists_planes_with_their_fingerprints(store: MemoryStore, peer:
 
 def test_another_fingerprint_of_a_plane_is_refused(store: MemoryStore, peer: Peer) -> None:
     """Replicas with the same tokens and other masks never stand in for each other."""
-    request = asked(store)
+    request = request_of(store)
     request.planes[1].expected_fingerprint = bytes(32)
 
     status, details = peer.refusal(request)
@@ -156,8 +156,8 @@ def test_another_fingerprint_of_a_plane_is_refused(store: MemoryStore, peer: Pee
     assert "loss_mask" in details
 
 
-def test_a_dataset_with_a_loss_mask_is_not_served_to_who_ignores_it(peer: Peer) -> None:
-    """He would learn prompts like responses, and notice late."""
+def test_a_dataset_with_a_loss_mask_is_not_served_to_a_client_that_ignores_it(peer: Peer) -> None:
+    """Its model would learn prompts like responses."""
     plain = {"batch_size": 1, "context_length": T, "dataset": "other", "num_batches": 1}
 
     status, details = peer.refusal(pb.GetBatchRequest(**plain))
@@ -173,9 +173,9 @@ def test_a_dataset_with_a_loss_mask_is_not_served_to_who_ignores_it(peer: Peer) 
         next(feed)
 
 
-def test_what_is_asked_for_as_it_should_be_comes(store: MemoryStore, peer: Peer) -> None:
-    """Or the tests below would prove nothing."""
-    messages, ending = peer.ask(asked(store))
+def test_a_correct_request_is_served(store: MemoryStore, peer: Peer) -> None:
+    """Otherwise the tests below would prove nothing."""
+    messages, ending = peer.ask(request_of(store))
 
     assert ending[0] is grpc.StatusCode.OK
     samples = POSITION.samples(1, 4 * B - 1)
@@ -202,12 +202,12 @@ OTHER_VALUES: dict[str, object] = {
     "redactions": [pb.Redaction(list_hash=bytes(32))],
     "declined_planes": [52],
     "long_documents": "cut",
-    "client_name": "somebody else",
+    "client_name": "another client",
 }
 HINTS = {"client_name", "declined_planes"}
 """Without effect on rows: a plane that is not there can be declined."""
 LENGTHS = {"num_batches", "end_sample"}
-"""They say how much comes, which a client counts."""
+"""They limit the number of rows, which a client counts."""
 
 
 @pytest.mark.parametrize("field", [field.name for field in pb.GetBatchRequest.DESCRIPTOR.fields])
@@ -215,9 +215,9 @@ def test_no_field_of_a_request_that_was_changed_on_the_way_gives_other_rows(
     store: MemoryStore, peer: Peer, field: str
 ) -> None:
     """It is refused, or its frames are, or it is a hint."""
-    whole = accepted(store, peer.ask(asked(store))[0])
+    whole = accepted(store, peer.ask(request_of(store))[0])
 
-    messages, ending = peer.ask(asked(store, **{field: OTHER_VALUES[field]}))
+    messages, ending = peer.ask(request_of(store, **{field: OTHER_VALUES[field]}))
 
     taken = accepted(store, messages)
     if field in HINTS:
@@ -233,7 +233,7 @@ def test_no_bit_of_a_request_that_was_flipped_on_the_way_gives_other_rows(
     store: MemoryStore, peer: Peer
 ) -> None:
     """Whatever bytes make of it: other fields, other types, other lengths."""
-    message = asked(store).SerializeToString()
+    message = request_of(store).SerializeToString()
     whole = accepted(store, peer.ask(message)[0])
     refused = 0
     for place in range(8 * len(message)):

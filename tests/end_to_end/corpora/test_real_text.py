@@ -36,7 +36,7 @@ def example() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        # As it is when the example is run: what examples share lies beside it.
+        # As when the example is run: the module that examples share is beside it.
         patch.syspath_prepend(path.parent)
         spec.loader.exec_module(module)
     return module
@@ -50,7 +50,7 @@ def halves(example: ModuleType, shared_data: Path) -> Halves:
 
 
 def test_tiny_shakespeare_has_the_counts_that_nanogpt_publishes(halves: Halves) -> None:
-    """The same text and the same tokenizer as everybody's."""
+    """The same text and the same tokenizer."""
     train, validation = halves
 
     assert (len(train), len(validation)) == (301_966, 36_059)
@@ -78,7 +78,7 @@ def test_served_rows_decode_to_passages_of_the_text(
 def test_describe_and_show_work_without_torch(
     halves: Halves, shared_data: Path, serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """On the machine that holds the data there is none."""
+    """The machine that holds the data may not have it."""
     server = serve("--data", write_tokens(halves[0]))
     tokenizer = shared_data / "gpt2-tokenizer.json"
 

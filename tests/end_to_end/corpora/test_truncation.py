@@ -1,8 +1,8 @@
-"""Files cut short while eight streams gather from them at full speed, by a map or by pread.
+"""Files truncated while eight streams gather from them at full speed, by a map or by pread.
 
-A cut under a map has three bad ends: SIGBUS for the whole process, rows of zeros that nobody
-notices, and streams that just stop. Every frame that arrives here is compared with the tokens as
-they were written, whatever has become of the file since.
+A truncation under a map has three bad outcomes: SIGBUS for the whole process, rows of zeros that go
+unnoticed, and streams that just stop. Every frame that arrives here is compared with the tokens as
+they were written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAYS = ("map", "pread")
 
 CALL_SECONDS = 5.0
 FRAMES_KEPT = 64
-"""Up to so many frames are read as fast as they come and compared afterwards, beyond it at once."""
+"""Up to this many frames are read at full speed and compared afterwards; later ones at once."""
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 SERVICE = "/tokenfeed.v1.TokenFeed"
@@ -76,13 +76,13 @@ CUTS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
     "by one byte": lambda size, token: (size - 1,),
     "by one token and beyond": lambda size, token: (size - token, size + 10),
 }
-"""What may happen to a file of so many bytes, in tokens of so many bytes: the sizes it is given,
-one after the other. Where it grows again, the hole reads as zeros."""
+"""(file bytes, token bytes) -> the sizes that the file is given, one after the other. If it grows
+again, the hole reads as zeros."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A dataset as it was written: what its streams may hand out, and nothing else.
+    """A dataset as it was written: what its streams may deliver, and nothing else.
 
     content: the tokens of all files, one after the other.
     """
@@ -98,17 +98,17 @@ class Corpus:
         return self.content[first : first + int(self.token_counts[index])]
 
     def rows(self, request: pb.GetBatchRequest, first_row: int, row_count: int) -> Tokens:
-        asked, _ = from_message(request)
-        samples = asked.position.samples(first_row, row_count)
-        spans = plan(asked.spec, [Shape(self.token_counts)], samples)
+        parsed, _ = from_message(request)
+        samples = parsed.position.samples(first_row, row_count)
+        spans = plan(parsed.spec, [Shape(self.token_counts)], samples)
         firsts = np.cumsum(self.token_counts) - self.token_counts
-        every_window = sliding_window_view(self.content, asked.spec.row_tokens)
+        every_window = sliding_window_view(self.content, parsed.spec.row_tokens)
         return every_window[firsts[spans.shard] + spans.token_offset]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A corpus, and what will happen to one of its files once each stream had so many frames.
+    """A corpus, and what happens to one of its files once each stream had frames_before frames.
 
     sizes: in bytes, that the file is given one after the other.
     """
@@ -236,7 +236,7 @@ class Feed:
 def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_nothing_else(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """Whoever overwrites a corpus that is in use must stop its trainers, and nobody else's."""
+    """Overwriting a corpus that is in use must stop its own trainers, and no others."""
     numbers = np.random.default_rng(1)
 
     def tokens(index: int, count: int) -> Tokens:
@@ -257,7 +257,7 @@ def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_not
 def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
     serve: Serve, write_tokens: WriteTokens, way: str
 ) -> None:
-    """Every uint32 token of a real vocabulary ends in a zero byte, so zeros give no hint there."""
+    """Every uint32 token of a real vocabulary ends in a zero byte, so zeros tell nothing there."""
     numbers = np.random.default_rng(2)
 
     def tokens(index: int, count: int) -> Tokens:
@@ -272,7 +272,7 @@ def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", WAYS)
-def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed_all_the_same(
+def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed(
     serve: Serve, write_tokens: WriteTokens, way: str
 ) -> None:
     """Token 0 is a token: padding and sparse corpora must neither be refused nor hide a cut."""
@@ -296,7 +296,7 @@ def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed_all_the_sa
 def make_cases(
     count: int, make_tokens: Callable[[int, int], Tokens], write_tokens: WriteTokens
 ) -> list[Case]:
-    """Return so many cases: every cut, in one file and in one of three, at several row lengths."""
+    """Return count cases: every cut, in one file and in one of three, at several row lengths."""
     return [make_case(index, make_tokens, write_tokens) for index in range(count)]
 
 
@@ -384,8 +384,8 @@ def check_frame(
     message: bytes, corpus: Corpus, request: pb.GetBatchRequest, identity: bytes, first_row: int
 ) -> int:
     """Compare a frame with what was written, and return how many rows it has."""
-    asked, _ = from_message(request)
-    stream = frame.Stream(asked.spec, asked.position, identity, {})
+    parsed, _ = from_message(request)
+    stream = frame.Stream(parsed.spec, parsed.position, identity, {})
     rows = frame.decode(message).rows(stream, first_row).tokens
     expected = corpus.rows(request, first_row, len(rows))
     if not np.array_equal(rows, expected):

@@ -55,7 +55,7 @@ def test_every_row_is_the_window_that_the_second_implementation_computes(
 def test_no_window_crosses_from_one_file_into_the_next(
     serve_corpus: ServeCorpus, order: str
 ) -> None:
-    """The end of one document is no context for the beginning of another file."""
+    """The end of one document is not context for the beginning of another file."""
     server, _ = serve_corpus(True)
 
     with RemoteBatches(server.address, 50, T, order=order, num_batches=100) as feed:
@@ -143,7 +143,7 @@ def test_uint16_tokens_above_32767_are_not_negative(
 def test_train_and_validation_are_two_datasets_of_one_server(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """What every training loop has; each is named."""
+    """Every training loop has both; each is requested by name."""
     train, val = write_tokens(range(100, 300)), write_tokens(range(1000, 1200), "val.bin")
     server = serve("--data", train, "--data", val)
 

@@ -1,4 +1,4 @@
-"""The examples, run as their first lines say.
+"""The examples, run as their docstrings show.
 
 Those for Lightning and transformers are run by hand: neither package is installed here.
 """
@@ -38,8 +38,8 @@ def test_the_ddp_example_goes_on_with_fewer_ranks_in_either_format(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_the_dataloader_example_trains_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """For whoever has a trainer that insists on a DataLoader."""
+    """For trainers that require a DataLoader."""
     printed = run(EXAMPLES / "dataloader.py", cwd=tmp_path)
 
     assert re.search(r"step 30: loss \d\.\d+", printed)
-    assert "a loader made anew goes on with batch 31: yes" in printed
+    assert "a new loader resumes with batch 31: yes" in printed

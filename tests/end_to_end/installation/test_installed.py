@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,9 +15,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.server.ingest.corpus import make_tokenizer
-from tests.support.installing import build, environment, install, run, serving
+from tests.support.installing import build, finished, install, run, serving
 
-NO_TORCH = "import sys; sys.modules['torch'] = None\n"
 NAMES = ("client", "server")
 
 
@@ -126,6 +126,7 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
         ("tokenfeed in", ["ingest", "inspect"]),
         ("tokenfeed serve --warm", ["--warm-up-bytes"]),
         ("tokenfeed show --tok", ["--tokenizer"]),
+        ("tokenfeed completion ba", ["bash"]),
     ):
         asked = (
             "source completion.bash; read -r _ _ _ _ complete _ < <(complete -p tokenfeed); "
@@ -134,30 +135,49 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
         )
         assert run(installed, hostile, "bash", "-c", asked).split() == completed
 
+    found = finished(installed, hostile, "sh", "-c", '"$@" completion bash | head -1', "", *command)
+    assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
 
-def test_a_command_says_what_to_install_for_it(installed: Path, hostile: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "command"),
+    [
+        ("grpc_health", "server", "python -m server --data train.bin"),
+        ("grpc_health", "server", "python -m server.probe localhost:1"),
+        ("grpc_reflection", "server", "tokenfeed serve --data train.bin"),
+        ("torch", "torch", "tokenfeed bench localhost:1"),
+        ("pyarrow", "ingest", "tokenfeed ingest . --out out --tokenizer bytes"),
+        ("tokenizers", "tokenizer", "tokenfeed show localhost:1 --tokenizer tokenizer.json"),
+        ("shtab", "completion", "tokenfeed completion bash"),
+    ],
+)
+def test_a_command_says_what_to_install_for_it(
+    missing: str, extra: str, command: str, installed: Path, tmp_path: Path
+) -> None:
     """A machine that trains has no need of what a server does."""
-    (hostile / "serve.py").write_text(
-        "import runpy, sys\n"
-        "sys.modules['grpc_health'] = None\n"
-        "sys.argv = ['tokenfeed', 'serve', '--data', 'train.bin']\n"
-        "runpy.run_module('tokenfeed', run_name='__main__')\n"
-    )
+    words = command.replace("tokenfeed ", "python -m tokenfeed ").split()[1:]
 
-    found = subprocess.run(
-        [sys.executable, "serve.py"],
-        cwd=hostile,
-        env=environment(installed),
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    found = finished(installed, tmp_path, sys.executable, *words, missing=missing)
 
     assert found.returncode == 1
-    assert re.fullmatch(
-        r"error: serve: grpc_health\S* is missing: pip install 'tokenfeed\[server\]'\n",
-        found.stderr,
+    cure = (
+        rf"{missing} is missing: pip install 'tokenfeed\[{extra}\]' \(in a clone, '.\[{extra}\]'\)"
     )
+    assert re.fullmatch(rf"error: \S+: {cure}\n", found.stderr)
+    assert f'\n{extra} = ["' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_wrong_option_is_answered_by_the_usage_of_that_command(
+    installed: Path, tmp_path: Path
+) -> None:
+    """Not by that of three."""
+    for command in ("tokenfeed show", "client show"):
+        words = (sys.executable, "-m", *command.split(), "localhost:1", "--wrong")
+        found = finished(installed, tmp_path, *words)
+
+        assert found.returncode == 2
+        assert re.match(r"usage: (tokenfeed|python -m client) show \[-h\]", found.stderr)
+        assert found.stderr.endswith(" show: error: unrecognized arguments: --wrong\n")
 
 
 @pytest.mark.parametrize("packages", ["wheel", "editable", "checkout"])
@@ -207,12 +227,117 @@ def test_every_module_is_there_once_whatever_it_was_called_first(
         run(packages, tmp_path, sys.executable, "-W", "error", "-c", code)
 
 
+@pytest.mark.parametrize("packages", ["wheel", "checkout"])
+def test_threads_that_import_at_the_same_moment_get_the_same_modules(
+    packages: str, installed: Path, tmp_path: Path
+) -> None:
+    """A pool of threads begins with the same two lines in each of them."""
+    where = installed if packages == "wheel" else ROOT
+    code = (
+        "import importlib, sys, threading\n"
+        "names = ['client', 'client.stats', 'tokenfeed.client', 'tokenfeed.client.stats'] * 5\n"
+        "begun = {\n"
+        "    # Python reads the package, and has run nothing of it yet.\n"
+        "    'read': ['client'] * 20 + ['client.bench, perhaps'],\n"
+        "    'tokenfeed._aliases': names,\n"
+        "    'tokenfeed.errors': names,  # by tokenfeed.client\n"
+        "}\n"
+        "found, threads = [], []\n"
+        "def work(name):\n"
+        "    module = importlib.import_module(name.removesuffix(', perhaps'))\n"
+        "    if not name.endswith(', perhaps'):\n"
+        "        found.append((name, module))\n"
+        "def meanwhile(event, arguments):\n"
+        "    moment = str(arguments[0]) if event in ('import', 'open') else ''\n"
+        "    if event == 'open' and moment.startswith(sys.argv[1]):\n"
+        "        moment = 'read'\n"
+        "    for name in begun.pop(moment, ()):\n"
+        "        thread = threading.Thread(target=work, args=(name,), daemon=True)\n"
+        "        thread.start()\n"
+        "        threads.append(thread)\n"
+        "        thread.join(0.005)  # it gets as far as it can\n"
+        "sys.addaudithook(meanwhile)\n"
+        "work('client')\n"
+        "for thread in threads:\n"
+        "    thread.join(10)\n"
+        "assert begun == {} and len(found) == 61, (begun, len(found))\n"
+        "for name, module in found:\n"
+        "    real = sys.modules['tokenfeed.' + name.removeprefix('tokenfeed.')]\n"
+        "    same = module is real or name == 'client' and module.Timeouts is real.Timeouts\n"
+        "    assert same, (name, module)\n"
+        "wrong = [name for name, module in sys.modules.items() if name.startswith('client')\n"
+        "         and module is not sys.modules[f'tokenfeed.{name}']]\n"
+        "assert wrong == [], wrong\n"
+    )
+
+    run(where, tmp_path, sys.executable, "-W", "error", "-c", code, f"{where}/client/")
+
+
 def test_a_foreign_module_of_a_short_name_stays_what_it_is(installed: Path, hostile: Path) -> None:
     """It is the trainer's own, and ours is still there by the long name."""
     (hostile / "client.py").write_text("MINE = 1\n")
     code = "import client, tokenfeed.client; print(client.MINE, tokenfeed.client.Timeouts.__name__)"
 
     assert run(installed, hostile, sys.executable, "-c", code) == "1 Timeouts\n"
+
+
+def test_an_alias_ends_where_somebody_takes_its_name(installed: Path, hostile: Path) -> None:
+    """Test suites replace modules, and put stubs where others were."""
+    (hostile / "client.py").unlink()
+    (hostile / "client").mkdir()
+    (hostile / "client" / "__init__.py").touch()
+    (hostile / "client" / "stream.py").write_text("MINE = 1\n")
+    code = (
+        "import sys, types\n"
+        "sys.path.append(sys.path.pop(0))\n"
+        "import client\n"
+        "sys.modules['tokenfeed.client.bench'] = types.ModuleType('stub')\n"
+        "sys.modules['tokenfeed.client.bell'] = None\n"
+        "import client.bench\n"
+        "assert client.bench.__name__ == 'stub'\n"
+        "try:\n"
+        "    import client.bell\n"
+        "except ModuleNotFoundError:\n"
+        "    del sys.modules['client']\n"
+        "sys.path.insert(0, sys.path.pop())\n"
+        "import client.stream\n"
+        "print(client.stream.MINE)\n"
+    )
+
+    assert run(installed, hostile, sys.executable, "-c", code) == "1\n"
+
+
+def test_links_that_were_written_as_text_files_are_named(tmp_path: Path) -> None:
+    """So does git where core.symlinks is false, and so does Python's zipfile."""
+    checkout = tmp_path / "checkout"
+    for name in ("client", "server", "shims", "tokenfeed"):
+        shutil.copytree(
+            ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("*.pyc")
+        )
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    for name in NAMES:
+        (checkout / "tokenfeed" / name).unlink()
+        (checkout / "tokenfeed" / name).write_text(f"../{name}")
+
+    problem = "tokenfeed/client has to be a symbolic link to ../client"
+    for target in ("sdist", "wheel"):
+        command = ("-m", "hatchling", "build", "--target", target)
+        built = finished(None, checkout, sys.executable, *command)
+        assert built.returncode == 1
+        assert built.stderr.startswith(f"error: {problem}")
+    imported = finished(checkout, tmp_path, sys.executable, "-c", "import client")
+    assert re.search(f"^ImportError: .*{problem}", imported.stderr, re.MULTILINE)
+    called = finished(checkout, tmp_path, sys.executable, "-m", "tokenfeed", "describe", "x:1")
+    assert re.fullmatch(f"error: describe: .*{problem}.*\n", called.stderr)
+
+
+def test_help_needs_no_torch(installed: Path, hostile: Path) -> None:
+    """It touches every name that dir() knows."""
+    for module in ("tokenfeed", "tokenfeed.client"):
+        words = (sys.executable, "-m", "pydoc", module)
+        shown = finished(installed, hostile, *words, missing="torch")
+        assert "class Timeouts" in shown.stdout, shown.stderr
 
 
 def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path) -> None:
@@ -223,13 +348,9 @@ def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path)
     ):
         code = f"import sys, tokenfeed; tokenfeed.{name}; print({needless} & set(sys.modules))"
         assert run(installed, hostile, sys.executable, "-c", code) == "set()\n"
-    (hostile / "describe.py").write_text(
-        f"{NO_TORCH}import runpy\n"
-        "sys.argv = ['tokenfeed', 'describe', '--help']\n"
-        "runpy.run_module('tokenfeed', run_name='__main__')\n"
-    )
+    command = (sys.executable, "-m", "tokenfeed", "describe", "--help")
 
-    assert "HOST:PORT" in run(installed, hostile, sys.executable, "describe.py")
+    assert "HOST:PORT" in finished(installed, hostile, *command, missing="torch").stdout
 
 
 def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:

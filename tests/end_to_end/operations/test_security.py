@@ -222,10 +222,10 @@ def test_wrong_credentials_at_the_first_contact_are_an_error_at_once_that_says_t
     elsewhere = serve("--data", corpus, *tls(papers.other_host_cert, papers.other_host_key))
     seconds = []
     for server, ca, problem in (
-        (protected, papers.wrong_ca, "tls_ca: does not make .* pass the authority that has signed"),
-        (protected, None, "tls_ca: is missing, and .* speaks TLS"),
-        (plain, papers.ca, "tls_ca: is given, and .* does not speak TLS"),
-        (elsewhere, papers.ca, "tls_ca: .*ostname mismatch.* ask for a name that it was made out"),
+        (protected, papers.wrong_ca, "tls_ca: does not verify .* pass the authority that signed"),
+        (protected, None, "tls_ca: is missing, but .* speaks TLS"),
+        (plain, papers.ca, "tls_ca: is given, but .* does not speak TLS"),
+        (elsewhere, papers.ca, "tls_ca: .*ostname mismatch.* use a target with a name from"),
     ):
         began, given = time.monotonic(), Credentials(tls_ca=ca)
         with pytest.raises(InvalidRequest, match=problem):
@@ -249,7 +249,7 @@ def test_client_files_that_cannot_be_used_are_an_error_at_once(
     garbage.write_bytes(GARBAGE)
     mine = {"tls_ca": papers.ca, "tls_cert": papers.client_cert}
     for files, problem in (
-        ({"tls_ca": str(garbage)}, "tls_ca: holds no certificate that can be read"),
+        ({"tls_ca": str(garbage)}, "tls_ca: contains no readable certificate"),
         (mine | {"tls_key": papers.expired_key}, "tls_key: is not the key of tls_cert"),
     ):
         with pytest.raises(InvalidRequest, match=problem):
@@ -262,9 +262,11 @@ def test_a_server_that_hangs_up_after_the_handshake_is_waited_for_and_the_log_sa
     """It wants a certificate; or it is a proxy, and the server behind it is still starting."""
     server = serve("--data", corpus, *tls(papers.cert, papers.key), "--tls-client-ca", papers.ca)
 
-    with pytest.raises(Unreachable, match="hangs up after the TLS handshake; does it ask for a"):
+    with pytest.raises(
+        Unreachable, match="closes the connection after the TLS handshake; it may require"
+    ):
         read(server, Credentials(tls_ca=papers.ca))
-    assert "does it ask for a tls_cert" in caplog.text
+    assert "it may require another tls_cert" in caplog.text
 
 
 def test_a_server_that_is_away_does_not_hide_wrong_credentials_for_another(
@@ -307,7 +309,7 @@ def test_a_renewed_certificate_serves_the_next_handshake(
 ) -> None:
     cert, key = copied(tmp_path, papers.expired_cert, papers.expired_key)
     server = serve("--data", corpus, *tls(str(cert), str(key)))
-    with pytest.raises(InvalidRequest, match="certificate has expired; its operator has to renew"):
+    with pytest.raises(InvalidRequest, match="certificate has expired; renew the server's"):
         read(server, Credentials(tls_ca=papers.ca))
 
     key.write_bytes(Path(papers.key).read_bytes())
@@ -320,7 +322,7 @@ def test_a_token_never_travels_in_plaintext_to_another_machine() -> None:
     with RemoteBatches(
         "192.0.2.1:50051", 4, 64, rank=0, world_size=1, credentials=Credentials(token=TOKEN)
     ) as feed:
-        with pytest.raises(InvalidRequest, match=r"token: would travel to 192\.0\.2\.1"):
+        with pytest.raises(InvalidRequest, match=r"token: would be sent to 192\.0\.2\.1"):
             next(feed)
 
 
@@ -374,7 +376,7 @@ def test_a_token_may_stand_in_a_file_that_is_read_for_each_call(
         read(server)
     for words in ("", f"{TOKEN}\n{SECOND_TOKEN}\n"):
         secret.write_text(words)
-        with pytest.raises(InvalidRequest, match=r"token: its file holds [02] words, not one"):
+        with pytest.raises(InvalidRequest, match=r"token: its file contains [02] words"):
             read(server)
     secret.write_text(OTHER_TOKEN + "\n")
     with pytest.raises(Unauthenticated):

@@ -1,4 +1,4 @@
-"""nanochat's way from parquet to rows, written anew from its description, as a peer.
+"""nanochat's way from parquet to rows, written from its description, as a peer.
 
 Rank r of W reads row groups r, r + W, ...; each document has a token before it; up to 1,000 of them
 wait in a buffer. A row takes the longest that fits, again and again, and where none fits the
@@ -27,7 +27,7 @@ class Document:
 
 
 class NanochatLoader:
-    """Rows of one rank.  state: of the last row that was handed out.  handed_out: numbers of the
+    """Rows of one rank.  state: of the last row that was delivered.  handed_out: numbers of the
     documents that were in them, whole or cropped.
     """
 

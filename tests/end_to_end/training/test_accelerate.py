@@ -54,6 +54,6 @@ def test_a_prepared_feed_is_refused_on_every_rank_and_both_cures_give_each_its_o
     ranks = dict(json.loads(line) for line in printed.splitlines() if line.startswith("["))
     assert set(ranks) == {0, 1}
     for rank, found in ranks.items():
-        assert "prepare: of accelerate would share out" in found["prepared"]
-        assert "Leave the feed out of prepare()" in found["prepared"]
+        assert "prepare: of accelerate would distribute" in found["prepared"]
+        assert "Do not pass the feed to prepare()" in found["prepared"]
         assert found["left out"] == found["of one rank"] == OWN_ROWS[rank]

@@ -1,4 +1,4 @@
-"""A run that goes on at another context length, against a second implementation's windows."""
+"""A run that resumes at another context length, against a second implementation's windows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_in_the_middle_of_a_shuffled_epoch_one_is_told_and_may_take_the_next_one
     state = open_feed(LONG, start_sample=40).state_dict()
     feed = open_feed(SHORT)
 
-    with pytest.raises(StreamMismatch, match=r"39\.6 % of what follows") as caught:
+    with pytest.raises(StreamMismatch, match=r"39\.6 % of the rest") as caught:
         feed.load_state_dict(state, allow=("context_length",))
 
     assert feed.position.samples == 0
@@ -93,7 +93,7 @@ def test_in_the_middle_of_a_shuffled_epoch_it_goes_on_where_that_is_allowed(
         feed.load_state_dict(state, allow=("context_length", "mid_epoch"))
 
     assert feed.position == (40 * 203 // 101, 0)
-    assert "39.6 % of what follows in that epoch was seen already" in caplog.text
+    assert "39.6 % of the rest of that epoch was already seen" in caplog.text
     rows = received_rows([next(feed)])
     assert np.array_equal(rows, offline_rows([path], "shuffled-1", 5, SHORT, [80]))
 
@@ -131,7 +131,7 @@ def test_another_corpus_as_well_leaves_the_fraction_unknown_and_says_so(
     state = open_feed(LONG, start_sample=40).state_dict()
 
     with RemoteBatches(other.address, 1, SHORT, order="shuffled", seed=5) as feed:
-        with pytest.raises(StreamMismatch, match="cannot be known"):
+        with pytest.raises(StreamMismatch, match="seen part of the epoch is unknown"):
             feed.load_state_dict(state, allow=("context_length", "fingerprint"))
         feed.load_state_dict(state, allow=("context_length", "fingerprint", "mid_epoch"))
         assert feed.position.samples == 40
@@ -143,7 +143,7 @@ def test_a_length_that_no_file_has_is_refused_by_name(open_feed: OpenFeed) -> No
     """There is no epoch to go on in."""
     state = open_feed(LONG, start_sample=40).state_dict()
 
-    with pytest.raises(InvalidRequest, match="context_length: 5000 has to be below"):
+    with pytest.raises(InvalidRequest, match="context_length: 5000 is not below"):
         open_feed(5000).load_state_dict(state, allow=("context_length",))
 
 

@@ -56,7 +56,7 @@ def expected(path: Path, first: int, end: int, order: str = "shuffled-1") -> lis
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential"])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_an_epoch_is_its_windows_and_a_loop_starts_it_anew(
+def test_an_epoch_is_its_windows_and_each_loop_starts_at_its_beginning(
     open_feed: OpenFeed, path: Path, order: str, epoch: int
 ) -> None:
     """As a DataLoader over a shuffled dataset, with a length."""
@@ -101,14 +101,18 @@ def test_dropped_samples_are_counted_in_the_log(
     with caplog.at_level(logging.INFO, "tokenfeed.client"):
         rows_of(open_feed(batch_size=30).epoch(2))
 
-    assert "epoch=2 drops samples=11" in caplog.text
+    assert "epoch drops samples epoch=2 samples=11" in caplog.text
 
 
-def test_an_epoch_smaller_than_a_batch_is_empty_or_padded(open_feed: OpenFeed) -> None:
+def test_an_epoch_smaller_than_a_batch_is_empty_with_a_warning_or_padded(
+    open_feed: OpenFeed, caplog: pytest.LogCaptureFixture
+) -> None:
     """A tiny validation set and many ranks."""
     feed = open_feed(batch_size=256)
 
     assert rows_of(feed.epoch(0)) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"epoch drops samples epoch=0 samples={WINDOWS}" in caplog.text
     ((_, y),) = feed.epoch(0, "pad")
     assert int((y != -100).all(dim=1).sum()) == WINDOWS
 
@@ -134,7 +138,7 @@ def test_an_epoch_that_cannot_be_is_refused(open_feed: OpenFeed, epoch: int, tai
 def test_an_epoch_whose_samples_reach_2_63_is_refused_by_name(
     open_feed: OpenFeed, epoch: int
 ) -> None:
-    """Samples have to fit an int64, and nobody has typed first_sample."""
+    """Samples have to fit an int64, and the user did not pass first_sample."""
     feed = open_feed()
     last = (2**63 - 4) // WINDOWS - 1
 
@@ -184,7 +188,7 @@ def test_the_position_after_an_epoch_is_the_beginning_of_the_next(
     assert rows_of([next(feed)]) == expected(path, 5 * WINDOWS, 5 * WINDOWS + 4)
 
 
-def test_a_state_counts_what_was_handed_out_and_not_what_was_fetched(
+def test_a_state_counts_what_was_delivered_and_not_what_was_fetched(
     open_feed: OpenFeed, path: Path
 ) -> None:
     """The thread is megabytes ahead of the trainer."""
@@ -219,7 +223,7 @@ def test_a_state_may_be_loaded_after_iterating_and_taken_by_another_thread(
 def test_a_state_of_another_corpus_is_refused_by_name_or_allowed(
     open_feed: OpenFeed, serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """The corpus was tokenized anew under the same name."""
+    """The corpus was tokenized again under the same name."""
     other = serve("--data", write_tokens(np.arange(1000), "other.bin"))
     state = open_feed(order="random").state_dict()
 
@@ -272,7 +276,7 @@ def test_skipped_samples_are_left_out(open_feed: OpenFeed, path: Path) -> None:
 
 def test_a_feed_says_what_it_has_done(open_feed: OpenFeed) -> None:
     """For a progress line, and to see whether data is the bottleneck."""
-    # So little room that each batch is asked for anew: the thread is never ahead for long.
+    # So little room that each batch is a new request: the thread is never ahead for long.
     feed = open_feed(prefetch_bytes=0)
     assert feed.stats() == FeedStats(0, 0, 0.0, 0, 0, None)
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""The history of a feed: the rows that it names are those that were handed out, all of them."""
+"""The history of a feed names exactly the rows that were delivered."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Ranks:
             feed.skip(samples)
 
     def steps(self, count: int) -> list[int]:
-        """Take so many batches of all ranks.  Returns: their samples, read from their tokens."""
+        """Take this many batches of all ranks.  Returns: their samples, read from their tokens."""
         return [
             sample for _ in range(count) for feed in self.feeds for sample in samples_of(next(feed))
         ]
@@ -167,7 +167,7 @@ def test_ten_thousand_steps_of_a_run_that_was_meddled_with_are_named_exactly(
 
 
 @pytest.mark.parametrize("tail", ["drop", "wrap", "pad"])
-def test_each_epoch_is_named_as_it_was_handed_out(serve: Serve, small: Path, tail: Tail) -> None:
+def test_each_epoch_is_named_as_it_was_delivered(serve: Serve, small: Path, tail: Tail) -> None:
     """Rows that came twice stand there twice, padding and what was dropped not at all."""
     server = serve("--data", small)
     feeds = [
@@ -319,7 +319,7 @@ print("interrupted", raised)
 """
 
 
-def test_what_a_ctrl_c_kept_from_being_handed_out_is_not_named(server: Server) -> None:
+def test_what_a_ctrl_c_kept_from_being_delivered_is_not_named(server: Server) -> None:
     """It comes again, and stands in the history once."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, server.address],

@@ -100,7 +100,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_ranks_whose_servers_have_other_files_find_out_and_wait_for_nobody(
+def test_ranks_whose_servers_have_other_files_find_out_without_waiting_for_each_other(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:
     """Each rank would train on its own corpus, and the loss would not say so."""
@@ -206,7 +206,7 @@ def test_an_epoch_goes_into_a_dataloader_too(serve: Serve, write_tokens: WriteTo
 
 def test_a_feed_is_not_sent_to_another_process() -> None:
     """Workers that are spawned get what is pickled; each would yield the same batches."""
-    with pytest.raises(InvalidRequest, match="make it there"):
+    with pytest.raises(InvalidRequest, match="create it there"):
         pickle.dumps(RemoteBatches("localhost:1", 5, T))
 
 
@@ -270,7 +270,7 @@ def test_a_saved_state_is_plain_values_and_resumes_exactly(
 def test_a_feed_is_a_stateful_of_torch_distributed_checkpoint(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:
-    """It is saved beside model and optimizer without a word of glue."""
+    """It is saved with model and optimizer without glue code."""
     path = write_tokens(np.random.default_rng(5).integers(0, 50_000, WINDOWS * T + 1))
     server = serve("--data", path)
     with RemoteBatches(server.address, 7, T, order="shuffled", seed=2**63 + 1) as feed:

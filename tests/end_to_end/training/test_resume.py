@@ -94,7 +94,7 @@ def test_ranks_partition_the_stream(
 def test_a_server_that_is_briefly_away_is_waited_for(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
-    """Killed in the middle of a stream and started again on the same port: nobody notices."""
+    """Killed in the middle of a stream and restarted on the same port, unnoticed."""
     path = write_tokens(np.random.default_rng(2).integers(0, 50_000, 200_000))
     server = serve("--data", path)
     port = int(server.address.rpartition(":")[2])

@@ -127,14 +127,14 @@ def test_an_empty_file_is_named(tmp_path: Path, write_tokens: WriteTokens) -> No
 
 
 def test_a_file_that_ends_within_a_token_is_named(tmp_path: Path) -> None:
-    """It was cut short while it was copied, or it is of another dtype."""
+    """It was truncated while it was copied, or it has another dtype."""
     odd = tmp_path / "odd.bin"
     odd.write_bytes(b"x" * 101)
     line = refusal("--data", odd)
-    assert line.startswith(f"{odd}: 101 bytes")
+    assert line.startswith(f"{odd}: has 101 bytes")
     assert "--dtype" in line
     odd.write_bytes(b"x" * 102)
-    assert refusal("--data", odd, "--dtype", "uint32").startswith(f"{odd}: 102 bytes")
+    assert refusal("--data", odd, "--dtype", "uint32").startswith(f"{odd}: has 102 bytes")
 
 
 def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_path_that_is_not_a_regular_file_is_named(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.bin"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
-        assert refusal("--data", f"odd={path}").startswith(f"{path}: is no regular file")
+        assert refusal("--data", f"odd={path}").startswith(f"{path}: is not a regular file")
 
 
 def test_a_file_in_place_of_a_folder_is_named(write_tokens: WriteTokens) -> None:
@@ -491,9 +491,10 @@ def test_files_of_two_formats_or_types_are_not_a_dataset(write_tokens: WriteToke
     np.save(three, np.arange(100, dtype="<i4"))
 
     assert refusal("--data", one, two) == (
-        f"{two}: is npy (uint16), and {one} is raw (uint16): a dataset's files are of one kind"
+        f"{two}: is npy (uint16), but {one} is raw (uint16); all files of a dataset need the "
+        "same format and type"
     )
-    assert "is npy (int32), and" in refusal("--data", two, three)
+    assert "is npy (int32), but" in refusal("--data", two, three)
 
 
 def test_each_data_is_a_dataset_by_its_own_name(serve: Serve, write_tokens: WriteTokens) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of ingest share: text, a tokenizer of their own, and naive ways to do the same."""
+"""Helpers of the tests of ingest: text, a tokenizer, and naive implementations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_tokenizer(path: Path) -> Path:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    """Plain, or compressed as its name says."""
+    """Plain, or compressed by the suffix of its name."""
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if path.suffix == ".gz":
         content = gzip.compress(content)
@@ -64,7 +64,7 @@ def write_parquet(path: Path, columns: dict[str, Sequence[Any]], row_group_size:
 
 
 def naive(tokenizer: Path, texts: Iterable[str], *, end: str | None = None) -> list[int]:
-    """Their tokens, as anybody would make them."""
+    """Their tokens, by the plain use of the library."""
     made = Tokenizer.from_file(str(tokenizer))
     made.encode_special_tokens = True
     after = [] if end is None else [made.token_to_id(end)]
@@ -72,7 +72,7 @@ def naive(tokenizer: Path, texts: Iterable[str], *, end: str | None = None) -> l
 
 
 def stored(folder: Path, suffix: str = ".ds", dtype: str = "<u2") -> list[int]:
-    """What is in the shards of a split, one after another."""
+    """The content of the shards of a split, one after another."""
     return [
         number
         for path in sorted(folder.glob(f"*{suffix}"))

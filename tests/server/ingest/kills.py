@@ -1,8 +1,8 @@
 """python -m tests.server.ingest.kills: kill -9 at seeded moments, and the result is the same.
 
-An ingest is run by a process that counts what it asks of the file system, and kills itself at the
-N-th of such calls: in the middle of a write, before a sync, before and after a rename. Then it is
-run again until it is done, and compared byte by byte with one that nobody disturbed.
+An ingest is run by a process that counts its calls of the file system and kills itself at the N-th
+call: in the middle of a write, before a sync, before and after a rename. Then it is run again until
+it is done, and compared byte by byte with an undisturbed run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run_and_die(call: str, number: int, words: list[str]) -> int:
 
 
 def moments(counts: dict[str, int], number: int, seed: int) -> list[tuple[str, int]]:
-    """So many moments: of each call by turns, the last one of each before all is done first."""
+    """Return `number` moments, of each call in turn: first its last one while work is in flight."""
     choose = random.Random(seed)
     chosen: list[tuple[str, int]] = []
     for index in range(number):
@@ -72,8 +72,8 @@ def moments(counts: dict[str, int], number: int, seed: int) -> list[tuple[str, i
 
 
 def jobs(folder: Path) -> list[list[str]]:
-    """Permuted documents of parquet and zstd in two splits; files of text in passages, as they
-    come; pairs with their mask.
+    """Shuffled documents of parquet and zstd in two splits; files of text in several chunks; pairs
+    with their mask.
     """
     tokenizer = make_tokenizer(folder / "tokenizer.json")
     texts = documents(4000)
@@ -97,7 +97,7 @@ def jobs(folder: Path) -> list[list[str]]:
 
 
 def check(folder: Path, number: int, seed: int) -> None:
-    """Kill so many times, by turns of the jobs.  Raises: AssertionError."""
+    """Kill `number` runs, of the jobs in turn.  Raises: AssertionError."""
     module = "tests.server.ingest.kills"
     out = folder / "out"
     for job, words in enumerate(jobs(folder)):

@@ -1,4 +1,4 @@
-"""python -m server.ingest, stopped, disturbed or short of something: it goes on, or says why."""
+"""An ingest that is stopped, disturbed or short of a resource: it resumes, or reports why."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def require_gone(pids: list[str]) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """So much text that an ingest takes a few seconds."""
+    """Enough text for an ingest of a few seconds."""
     return write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 100_000} for _ in range(100)))
 
 
@@ -88,12 +88,13 @@ def test_the_second_ingest_into_a_folder_is_refused_or_waits(tmp_path: Path) -> 
         assert waiting.result().returncode == 0
 
     assert refused.returncode == 1
-    assert refused.stderr == f"error: {tmp_path / 'out'}: another ingest is writing to it\n"
+    problem = "another ingest is writing to it; pass --wait"
+    assert refused.stderr == f"error: {tmp_path / 'out'}: {problem}\n"
     assert stored(tmp_path / "out" / "train") == [97, 98, 99]
 
 
-def test_a_disk_that_does_not_answer_is_no_reason_to_leave_anything_out(tmp_path: Path) -> None:
-    """A source that is away for a minute, as a network's, is there the next time."""
+def test_a_disk_that_does_not_answer_ends_the_run_and_nothing_is_left_out(tmp_path: Path) -> None:
+    """A source that is away for a minute, as on a network, is there the next time."""
     large = write_jsonl(tmp_path / "a.jsonl", ({"text": "word " * 100_000} for _ in range(60)))
     small = write_parquet(tmp_path / "b.parquet", {"text": ["abc"]})
     out = tmp_path / "out"
@@ -109,7 +110,7 @@ def test_a_disk_that_does_not_answer_is_no_reason_to_leave_anything_out(tmp_path
     assert json.loads((out / "manifest.json").read_text())["splits"]["train"]["documents"] == 61
 
 
-def test_a_finished_folder_that_is_damaged_is_said_to_be(tmp_path: Path) -> None:
+def test_a_damaged_finished_folder_is_reported(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}, {"text": None}])
     words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes")
     ingested(*words)
@@ -120,7 +121,7 @@ def test_a_finished_folder_that_is_damaged_is_said_to_be(tmp_path: Path) -> None
 
     done = ingest(*words)
     assert done.returncode == 1
-    cure = f"is damaged; remove {tmp_path / 'out'} to make it anew"
+    cure = f"is damaged; remove {tmp_path / 'out'} and ingest again"
     assert f"error: {shard}: {cure}" in done.stderr
     with shard.open("ab") as file:
         file.truncate(6)
@@ -135,8 +136,8 @@ def test_a_finished_folder_that_is_damaged_is_said_to_be(tmp_path: Path) -> None
     assert f"error: {manifest}: {cure}" in ingest(*words).stderr
 
 
-def test_workers_leave_ctrl_c_to_whoever_started_them(large: Path, tmp_path: Path) -> None:
-    """It reaches all processes of a terminal; their tracebacks would hide what is said."""
+def test_workers_leave_ctrl_c_to_their_parent(large: Path, tmp_path: Path) -> None:
+    """It reaches all processes of a terminal; their tracebacks would hide the message."""
     with at_work(large, tmp_path / "out") as running:
         blocked = [
             int(line.split()[1], 16)
@@ -150,7 +151,7 @@ def test_workers_leave_ctrl_c_to_whoever_started_them(large: Path, tmp_path: Pat
     assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
 
 
-def test_a_reader_that_has_had_enough_is_no_traceback(tmp_path: Path) -> None:
+def test_stdout_that_cannot_be_written_gives_no_traceback(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
     words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
 
@@ -178,8 +179,8 @@ def test_one_that_ends_before_another_has_the_lock_does_not_fail_it(
         assert os.listdir(work) == ["lock"]
 
 
-def test_who_waited_keeps_others_out_as_well(tmp_path: Path) -> None:
-    """Its lock is that of the file which is there, not of one that was removed meanwhile."""
+def test_an_ingest_that_has_waited_holds_the_lock_too(tmp_path: Path) -> None:
+    """It locks the file that exists, not one that was removed meanwhile."""
     out = tmp_path / "out"
     work = out / ".ingest"
     with ThreadPoolExecutor(1) as thread:
@@ -198,7 +199,7 @@ def test_who_waited_keeps_others_out_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_interrupted_it_says_how_to_go_on_and_its_workers_end(
+def test_interrupted_it_says_how_to_resume_and_its_workers_end(
     large: Path, tmp_path: Path, name: str
 ) -> None:
     with at_work(large, tmp_path / "out") as running:
@@ -207,12 +208,12 @@ def test_interrupted_it_says_how_to_go_on_and_its_workers_end(
         _, said = running.communicate(timeout=20)
 
     assert running.returncode == 130
-    assert said.splitlines()[-1] == "interrupted: run the same command again to go on"
+    assert said.splitlines()[-1] == "interrupted: run the same command again to resume"
     require_gone(children)
 
 
 def test_killed_it_leaves_no_process(large: Path, tmp_path: Path) -> None:
-    """Or the next one would compete with orphans."""
+    """Otherwise the next one would compete with orphans."""
     with at_work(large, tmp_path / "out") as running:
         children = children_of(running)
         running.kill()
@@ -229,7 +230,7 @@ def test_a_source_that_changes_meanwhile_is_named(large: Path, tmp_path: Path) -
         _, said = running.communicate(timeout=60)
 
     assert running.returncode == 1
-    assert f"error: {large}: was written to while it was ingested; start anew" in said
+    assert f"error: {large}: changed while it was ingested; ingest it again" in said
     assert not (out / "train").exists()
 
 
@@ -243,7 +244,7 @@ def test_memory_does_not_grow_with_the_text_in_a_row_group(tmp_path: Path) -> No
     assert path.stat().st_size < 2 << 20
     words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--workers", "2"]
 
-    # A process begins with the peak of whoever started it, and a shell has none to speak of.
+    # A process begins with the peak of its parent, and that of a shell is small.
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "server.ingest", *words],
         cwd=ROOT, capture_output=True, text=True, timeout=100,
@@ -271,7 +272,7 @@ cp -r "$SMALL/out" "$KEPT"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
-def test_a_full_disk_is_said_and_with_room_it_goes_on(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_with_space_it_resumes(tokenizer: Path, tmp_path: Path) -> None:
     """Nothing that is finished is lost, and the result is the same."""
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": text} for text in documents(9000)))
     words = [str(path), "--tokenizer", str(tokenizer), "--shard-tokens", "30000", "--workers", "1"]
@@ -291,7 +292,9 @@ def test_a_full_disk_is_said_and_with_room_it_goes_on(tokenizer: Path, tmp_path:
 
     assert done.returncode == 0, done.stderr
     said, code, *finished = log.read_text().splitlines()
-    assert "No space left on device; what is done is kept: make room and run the same" in said
+    assert (
+        "No space left on device; finished work is kept; free some space and run the same" in said
+    )
     assert code == "1"
     assert len(finished) > 2
     assert tree(kept) == tree(tmp_path / "calm")

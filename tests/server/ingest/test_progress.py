@@ -1,4 +1,4 @@
-"""How far an ingest is, on a terminal and in a log."""
+"""The progress of an ingest, on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_log_has_a_line_now_and_then_with_speed_and_time_left(clock: list[floa
     ]
 
 
-def test_what_was_done_before_a_kill_is_no_speed_of_this_run(clock: list[float]) -> None:
-    """Else the time left would be far too short at first."""
+def test_work_before_a_kill_does_not_count_for_the_speed(clock: list[float]) -> None:
+    """Otherwise the time left would be far too short at first."""
     log = io.StringIO()
     shown = Progress(1000, log)
     shown.show(500, 1_000_000)
@@ -63,5 +63,5 @@ def test_a_terminal_has_one_live_line_that_goes_away(clock: list[float]) -> None
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00"), (59.4, "0:59"), (61, "1:01"), (3723, "1:02:03")]
 )
-def test_time_is_said_as_on_a_clock(seconds: float, text: str) -> None:
+def test_time_is_shown_as_on_a_clock(seconds: float, text: str) -> None:
     assert duration(seconds) == text

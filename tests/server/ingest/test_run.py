@@ -1,4 +1,4 @@
-"""python -m server.ingest: the same bytes, whoever makes them and however often that is stopped."""
+"""The result of an ingest: the same bytes for any number of workers and interruptions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_kind_of_file_becomes_the_tokens_of_its_documents(
 def test_the_bytes_depend_neither_on_workers_nor_on_how_files_are_packed(
     pages: Path, tokenizer: Path, texts: list[str], tmp_path: Path
 ) -> None:
-    """Only so can two machines make the same corpus, and a killed run go on."""
+    """So that two machines make the same corpus, and a killed run can resume."""
     options = ("--tokenizer", tokenizer, "--append-token", END, "--val-fraction", "0.1")
     options += ("--shuffle-buffer", "500", "--seed", "3", "--shard-tokens", "20000")
     one = write_parquet(tmp_path / "one.parquet", {"text": texts}, row_group_size=77)
@@ -100,7 +100,7 @@ def test_shuffled_documents_are_whole_and_all_there(
 def test_a_document_moves_to_the_next_shard_whole_unless_it_is_longer_than_one(
     tokenizer: Path, tmp_path: Path
 ) -> None:
-    """So that few windows are lost, and documents can be served one day."""
+    """So that few windows are lost."""
     sizes = [400, 400, 300, 2500, 10]
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "x" * size} for size in sizes])
 
@@ -118,7 +118,7 @@ def test_a_document_moves_to_the_next_shard_whole_unless_it_is_longer_than_one(
 def test_adding_files_moves_no_document_to_the_other_split(
     pages: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Else what was trained on would be evaluated on."""
+    """Otherwise training documents would be used for evaluation."""
     options = ("--tokenizer", tokenizer, "--append-token", END, "--val-fraction", "0.2")
     more = write_jsonl(tmp_path / "0.jsonl", [{"text": text} for text in documents(300, seed=7)])
     ingested(pages, "--out", tmp_path / "before", *options)
@@ -136,10 +136,10 @@ def test_adding_files_moves_no_document_to_the_other_split(
 @pytest.mark.parametrize(
     ("fraction", "missing", "other"), [("0.01", "val", "larger"), ("0.99", "train", "smaller")]
 )
-def test_a_split_that_no_document_fell_into_is_said(
+def test_a_split_without_a_document_is_reported(
     tmp_path: Path, fraction: str, missing: str, other: str
 ) -> None:
-    """Who asked for validation and got none would find out when the trainer asks for it."""
+    """Otherwise the missing split would be found only when the trainer requests it."""
     path = tmp_path / "book.txt"
     path.write_text("One text is one document, which is in one split.")
     words = (path, "--tokenizer", "bytes", "--val-fraction", fraction)
@@ -156,7 +156,7 @@ def test_a_split_that_no_document_fell_into_is_said(
 
 
 def test_pairs_have_a_mask_beside_their_tokens(tokenizer: Path, tmp_path: Path) -> None:
-    """Prompts are read, responses and their end are learned."""
+    """Responses and their end are training targets, prompts are not."""
     pairs = [(f"question {n}? ", f"answer {n} {'x' * (n % 9)}") for n in range(500)]
     path = write_parquet(
         tmp_path / "x.parquet", {"q": [q for q, _ in pairs], "a": [a for _, a in pairs]}
@@ -185,7 +185,7 @@ def test_pairs_have_a_mask_beside_their_tokens(tokenizer: Path, tmp_path: Path) 
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> tuple[str | Path, ...]:
-    """What makes a folder "out" of pairs, in two shards."""
+    """The arguments that make a folder "out" of pairs, in two shards."""
     path = write_jsonl(tmp_path / "x.jsonl", [{"q": "why? ", "a": f"since {n}"} for n in range(99)])
     words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--append-token", END)
     return (*words, "--prompt-column", "q", "--response-column", "a", "--shard-tokens", "1000")
@@ -194,10 +194,10 @@ def pairs(tmp_path: Path) -> tuple[str | Path, ...]:
 def test_the_manifest_names_the_mask_of_each_shard_and_its_hash(
     pairs: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
-    """Else a mask that is lost or changed on its way to a server would go unnoticed."""
+    """Otherwise a mask that is lost or changed on its way to a server would go unnoticed."""
     said = ingested(*pairs)
 
-    assert f"serve it: python -m server --data {tmp_path / 'out'} --ignore-loss-mask\n" in said
+    assert f"serve it: tokenfeed serve --data {tmp_path / 'out'} --ignore-loss-mask\n" in said
     train = tmp_path / "out" / "train"
     made = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]["train"]
     assert [(shard["loss_mask"], shard["loss_mask_sha256"]) for shard in made["shards"]] == [
@@ -208,10 +208,10 @@ def test_the_manifest_names_the_mask_of_each_shard_and_its_hash(
 
 
 @pytest.mark.parametrize("damage", [os.unlink, lambda mask: os.truncate(mask, 10)])
-def test_a_finished_folder_whose_mask_is_damaged_is_not_taken_for_whole(
+def test_a_finished_folder_with_a_damaged_mask_is_not_accepted(
     pairs: tuple[str | Path, ...], tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """Whoever runs the command again to be sure of the folder must not be told that all is well."""
+    """Running the command again is a way to check the folder."""
     ingested(*pairs)
     mask = tmp_path / "out" / "train" / "000001.ds.loss"
     damage(mask)
@@ -219,11 +219,14 @@ def test_a_finished_folder_whose_mask_is_damaged_is_not_taken_for_whole(
     done = ingest(*pairs)
 
     assert done.returncode == 1
-    assert done.stderr == f"error: {mask}: is damaged; remove {tmp_path / 'out'} to make it anew\n"
+    cure = f"is damaged; remove {tmp_path / 'out'} and ingest again"
+    assert done.stderr == f"error: {mask}: {cure}\n"
 
 
-def test_what_cannot_be_ingested_is_counted_by_file_and_fatal_if_asked(tmp_path: Path) -> None:
-    """Never silent: a hole in a corpus is found by nobody."""
+def test_input_that_cannot_be_ingested_is_counted_by_file_and_fatal_with_strict(
+    tmp_path: Path,
+) -> None:
+    """A silent gap in a corpus would never be found."""
     good = [{"text": f"page {n}"} for n in range(50)]
     one = write_jsonl(
         tmp_path / "one.jsonl", [*good, {"text": None}, {"body": "x"}, {"text": None}]
@@ -273,12 +276,12 @@ def test_a_finished_folder_is_left_as_it_is_and_another_job_is_refused(tmp_path:
     changed = ingest(*words)
 
     assert tree(tmp_path / "out") == made
-    assert "holds an ingest with other append_token, seed; choose another" in other.stderr
-    assert "holds an ingest with other sources; choose another" in changed.stderr
+    assert "contains an ingest with other append_token, seed; pass another --out" in other.stderr
+    assert "contains an ingest with other sources; pass another --out" in changed.stderr
     assert (other.returncode, changed.returncode) == (1, 1)
 
 
-def test_a_folder_with_somebody_elses_data_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_data_is_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
     for name in ("train", "manifest.json"):
         out = tmp_path / f"with-{name}"
@@ -287,11 +290,11 @@ def test_a_folder_with_somebody_elses_data_is_refused(tmp_path: Path) -> None:
 
         done = ingest(path, "--out", out, "--tokenizer", "bytes")
 
-        assert f"holds {name}, which no ingest has made" in done.stderr
+        assert f"contains {name}, not made by ingest" in done.stderr
         assert os.listdir(out) == [name]
 
 
-def test_what_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
     out = tmp_path / "out"
     ingested(path, "--out", out, "--tokenizer", "bytes")
@@ -304,7 +307,7 @@ def test_what_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path: Path)
 
     done = ingest(path, "--out", out, "--tokenizer", "bytes")
 
-    assert f"error: {out / 'train'}: is not ours; move it away" in done.stderr
+    assert f"error: {out / 'train'}: is not from this ingest; move it away" in done.stderr
     (out / "train").rmdir()
     ingested(path, "--out", out, "--tokenizer", "bytes")
     assert stored(out / "train") == list(b"abc")
@@ -318,19 +321,17 @@ def test_what_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path: Path)
         (("--shard-tokens", "0"), "--shard-tokens: "),
         (("--workers", "0"), "--workers: "),
         (("--seed", "-1"), "--seed: "),
-        (("--append-token", "<|nope|>"), "--append-token: '<|nope|>' is no token of bytes"),
+        (("--append-token", "<|nope|>"), "--append-token: '<|nope|>' is not a token of bytes"),
         (("--prompt-column", "q"), "--response-column: is missing"),
         (("--prompt-column", "q", "--response-column", "a"), "--append-token: is missing"),
         (
             ("--prompt-column", "q", "--response-column", "a", "--text-column", "t"),
-            "--text-column: cannot stand beside",
+            "--text-column: cannot be combined",
         ),
         (("--executor", "ray"), "--executor: "),
     ],
 )
-def test_an_option_that_cannot_be_is_named(
-    tmp_path: Path, options: tuple[str, ...], problem: str
-) -> None:
+def test_an_invalid_option_is_named(tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
 
     done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes", *options)

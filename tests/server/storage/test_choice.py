@@ -22,7 +22,7 @@ LOCAL = ("ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "squashfs", "unknown
 
 
 def test_the_command_line_knows_each_store_there_is() -> None:
-    """Its words stand where nothing is opened: names alone need no way to read files."""
+    """The values of --read are listed in a module that imports no store."""
     local = "server.storage.local"
     loaded = f"{{'{local}.mapped_store', '{local}.pread_store'}} & set(sys.modules)"
     code = (
@@ -35,7 +35,7 @@ def test_the_command_line_knows_each_store_there_is() -> None:
 
 @pytest.mark.parametrize("system", NETWORK)
 def test_files_on_a_network_file_system_are_read_by_pread(system: str) -> None:
-    """Their errors heal, and a map has no way to say so."""
+    """Their errors go away, and a map cannot report errors that go away."""
     assert is_read_by_pread(system)
 
 
@@ -58,7 +58,7 @@ def mountinfo(folder: Path, system: str) -> str:
 
 
 def test_the_file_system_is_found_by_the_device_of_the_files(tmp_path: Path) -> None:
-    """A path says nothing of it: it may lead anywhere by links."""
+    """A path does not tell: its links may lead anywhere."""
     (tmp_path / "a.bin").write_bytes(b"12")
     paths = [str(tmp_path / "a.bin")]
 
@@ -105,7 +105,7 @@ def test_one_folder_on_a_network_file_system_is_enough(monkeypatch: pytest.Monke
 
 
 def test_the_log_says_how_files_are_read_and_why(serve: Serve, write_tokens: WriteTokens) -> None:
-    """Whoever compares two machines wants to know."""
+    """Operators need it to compare two machines."""
     one, two = write_tokens(range(100), "one.bin"), write_tokens(range(100), "two.bin")
     server = serve("--data", one, "--data", two, "--read", "two=pread")
     (system,) = file_systems([str(one)])

@@ -50,7 +50,7 @@ def test_tokens_keep_their_value(name: str) -> None:
         ("int64", 2**63 - 1, 65_535), ("uint64", 2**64 - 1, None), ("uint64", 65_536, 6),
     ],
 )  # fmt: skip
-def test_a_number_that_is_no_token_is_named_with_its_place(
+def test_a_number_that_is_not_a_token_is_found_with_its_position(
     name: str, value: int, token_max: int | None
 ) -> None:
     """-100 masks a label; cut to 16 bits it would be a token."""
@@ -60,8 +60,8 @@ def test_a_number_that_is_no_token_is_named_with_its_place(
     assert Narrowing(STORED[name], token_max).scan(tokens).wrong_place == 2
 
 
-def test_what_is_beyond_the_vocabulary_is_no_token_though_it_could_be_served() -> None:
-    """Every number is looked at anyway."""
+def test_a_number_beyond_the_vocabulary_is_not_a_token_even_if_it_could_be_served() -> None:
+    """Every number is checked anyway."""
     tokens = np.array([0, 50_256, 50_257], "<i4")
 
     assert Narrowing(STORED["int32"], 50_256).scan(tokens[:2]) == TokenScan(50_256)

@@ -1,4 +1,4 @@
-"""Whatever spans are asked for, every store gathers the same rows; and one in memory is served."""
+"""For any spans, every store gathers the same rows; and a store in memory can be served."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def spans_within(draw: st.DrawFn, counts: list[int]) -> Spans:
 @settings(max_examples=200)
 @given(st.data())
 def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> None:
-    """What a dataset lies on decides how fast its rows come, and never which."""
+    """The kind of store decides how fast rows come, and never which rows."""
     arrays = data.draw(corpora())
     spans = data.draw(spans_within([array.size for array in arrays]))
     token_max = int(max(array.max() for array in arrays))
@@ -112,10 +112,10 @@ def require_bytes(store: TokenStore) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("change", ["written", "cut", "grown"])
-def test_no_store_reads_a_file_at_the_start_that_is_not_as_it_was(
+def test_no_store_reads_a_file_at_the_start_that_has_changed(
     write_tokens: WriteTokens, kind: str, change: str
 ) -> None:
-    """Its fingerprint would be of what nobody is served."""
+    """Its fingerprint would be that of other tokens than those served."""
     path = write_tokens(range(1, 5000))
     with closing(STORES[kind]("train", [str(path)], options("<u2"), PollRate())) as store:
         assert store.read(0, 2, 4) == b"\2\0\3\0"
@@ -164,7 +164,7 @@ def test_planes_come_with_their_rows() -> None:
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i8"])
 def test_a_store_in_memory_is_served(dtype: str) -> None:
-    """Nothing above a store knows what its tokens lie on."""
+    """Nothing above a store knows where its tokens are."""
     store = MemoryStore("train", [np.arange(1000, dtype=dtype), np.arange(50, dtype=dtype)])
     dataset = dataset_of(store, TokenChecks())
     calls = AdmissionControl(StreamLimits())

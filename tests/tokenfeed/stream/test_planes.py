@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "protocol.md"
 
 
 def test_the_kinds_are_those_that_the_page_lists() -> None:
-    """A kind that the page does not explain is one that nobody else can send."""
+    """A kind that the page does not explain cannot be sent by other implementations."""
     table = re.findall(r"^\| (\d\d) \| `(\w+)` \|", PAGE.read_text(), flags=re.MULTILINE)
 
     assert {int(number): name for number, name in table} == planes.KINDS
@@ -53,5 +53,7 @@ def test_a_kind_that_the_contract_does_not_have_is_named_with_those_that_it_has(
 @pytest.mark.parametrize("kinds", [(51, 51), (51, 50), (50, 52, 51), (50, 51, 50)])
 def test_a_kind_twice_or_out_of_order_is_refused(kinds: tuple[int, ...]) -> None:
     """The checksum takes them in one order; two orders would be two streams."""
-    with pytest.raises(InvalidRequest, match=r"^planes: .* twice, or is not in ascending order"):
+    with pytest.raises(
+        InvalidRequest, match=r"^planes: .* duplicates, or is not in ascending order"
+    ):
         planes.require_known(kinds)

@@ -107,7 +107,7 @@ def test_a_seed_that_is_not_used_counts_as_0() -> None:
 
 
 def test_a_spec_is_a_value() -> None:
-    """It is compared, kept as a key, and never changed under somebody's hands."""
+    """It is compared, used as a key, and never changed."""
     spec = spec_of()
 
     assert spec == spec_of()

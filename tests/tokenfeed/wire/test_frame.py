@@ -249,7 +249,7 @@ PART = st.one_of(
     st.sampled_from([delimited(53, b"\xa2\x06\x01\x00"), varint(49 << 3 | 1) + b"\xa2\x06" * 4]),
     st.binary(max_size=3),
 )
-"""A part of a frame as somebody may write it, most often a valid one."""
+"""A part of a frame in any encoding, most often a valid one."""
 
 
 @given(

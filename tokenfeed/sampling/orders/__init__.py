@@ -1,7 +1,7 @@
-"""The orders by the name that they have on the wire: one published algorithm per file.
+"""The orders by their name on the wire: one published algorithm per file.
 
-A released order is never edited: `random-1` gives the same windows for ever. A better one is a new
-file and a new name.
+A released order is never edited: `random-1` gives the same windows for ever. A better order gets a
+new file and a new name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ _RELEASED: tuple[Order, ...] = (random_v1, shuffled_v1, sequential_v1)
 ORDERS = {order.NAME: order for order in _RELEASED}
 DEFAULT = random_v1.NAME
 
-
 LATEST = {order.NAME.partition("-")[0]: order.NAME for order in _RELEASED}
-"""What people say -> the name on the wire."""
+"""Name without a version -> the latest name on the wire."""
 
 
 def versioned(name: str) -> str:
-    """Return the name on the wire of an order that may be named without its version."""
+    """Return the name on the wire of an order, given with or without its version."""
     return LATEST.get(name, name)
 
 
@@ -29,4 +28,4 @@ def find(name: str) -> Order:
     try:
         return ORDERS[name or DEFAULT]
     except KeyError:
-        raise NotFound("order", f"{shortened(name)!r} is none of {', '.join(ORDERS)}") from None
+        raise NotFound("order", f"{shortened(name)!r} is not one of {', '.join(ORDERS)}") from None

@@ -2,7 +2,7 @@
 
 `mix` is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014; the constants are Stafford's variant 13). Its only arithmetic is
-modulo 2^64, so any language reproduces it. docs/decisions/0001-orders.md says why it is this and
+modulo 2^64, so any language can reproduce it. docs/decisions/0001-orders.md explains why this and
 not Philox.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Words: TypeAlias = npt.NDArray[np.uint64]
-"""Arrays of 64-bit words. Never plain numpy scalars: those warn where arrays wrap."""
+"""Arrays of 64-bit words. Never plain numpy scalars: they warn on overflow, arrays wrap."""
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -24,7 +24,7 @@ _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
 def mix(words: Words) -> Words:
-    """Return a hash of each word, a bijection of the 64-bit words.  uint64[n] -> uint64[n]."""
+    """Return a hash of each word, a bijection on 64-bit words.  uint64[n] -> uint64[n]."""
     z = words + _GAMMA
     z ^= z >> _SHIFT_30
     z *= _FACTOR_1
@@ -35,14 +35,14 @@ def mix(words: Words) -> Words:
 
 
 def subkeys(count: int, seed: int) -> Words:
-    """Return so many keys derived from a seed in [0, 2^64): key j is mix(mix(j) ^ seed)."""
+    """Return count keys derived from a seed in [0, 2^64): key j is mix(mix(j) ^ seed)."""
     return mix(mix(np.arange(count, dtype=np.uint64)) ^ np.uint64(seed))
 
 
 def reduce_64(words: Words, limit: int) -> Words:
     """Return floor(word * limit / 2^64), in [0, limit): the high half of a 128-bit product.
 
-    words: uint64[n].  limit: in [1, 2^63].  Put together from 32-bit halves, since numpy has no
+    words: uint64[n].  limit: in [1, 2^63].  Computed from 32-bit halves, since numpy has no
     128-bit integers.
     """
     limit_low, limit_high = np.uint64(limit & 0xFFFFFFFF), np.uint64(limit >> 32)

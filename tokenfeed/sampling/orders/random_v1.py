@@ -1,7 +1,7 @@
-"""`random-1`: windows at any token offset, with replacement, without end.
+"""`random-1`: windows at any token offset, with replacement, endless.
 
-What nanoGPT's get_batch draws, but by sample index and not by a generator that advances: the start
-is a keyed hash of the sample, so sample 10^14 costs what sample 0 costs. Released; never edited.
+Like nanoGPT's get_batch, but by sample index and not by a generator that advances. The start is a
+keyed hash of the sample, so sample 10^14 costs the same as sample 0. Released; never edited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HAS_EPOCHS = False
 
 
 def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:
-    """Return which of the places each sample's window starts at.
+    """Return the place at which the window of each sample starts.
 
     samples: int64[n], each >= 0.  seed: in [0, 2^64).  place_count: in [1, 2^63).
     Returns: int64[n], each in [0, place_count), uniform.

@@ -1,6 +1,6 @@
 """`sequential-1`: the windows in the order of the corpus, epoch after epoch.
 
-Ignores the seed, which is 0 in its identity. Released; never edited.
+Ignores the seed; the identity contains 0. Released; never edited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HAS_EPOCHS = True
 
 
 def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:
-    """Return which of the windows each sample is.
+    """Return the window of each sample.
 
     samples: int64[n], each >= 0.  seed: not used.  place_count: windows per epoch, in [1, 2^63).
     Returns: int64[n], each in [0, place_count).

@@ -1,10 +1,10 @@
-"""`shuffled-1`: every window once per epoch, in an order permuted anew each epoch.
+"""`shuffled-1`: every window once per epoch, in a new permutation for each epoch.
 
-A keyed permutation of [0, N) computed point by point: nothing is stored, and any sample of any
+A keyed permutation of [0, N), computed point by point: nothing is stored, and any sample of any
 epoch costs the same. It is a generalized Feistel network over Z_a x Z_b with cycle walking (Black
 and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, method 3). a and b are both about
-sqrt(N), so a * b exceeds N by less than 2 * sqrt(N) + 2 and hardly a point has to walk; with halves
-of whole bits up to every second would. Released; never edited.
+sqrt(N), so a * b exceeds N by less than 2 * sqrt(N) + 2, and few points have to walk. With halves
+of whole bits, up to every second point would. Released; never edited.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NAME = "shuffled-1"
 USES_SEED = True
 HAS_EPOCHS = True
 
-# Few windows need more rounds: at N = 5 to 8 permutations are measurably uneven after 12 rounds and
-# even after 16; from N = 9 on, 10 are enough (chi-squared over 200,000 epochs;
+# Few windows need more rounds: at N = 5 to 8 permutations are measurably non-uniform after 12
+# rounds and uniform after 16; from N = 9 on, 10 are enough (chi-squared over 200,000 epochs;
 # tests/tokenfeed/sampling/orders/test_shuffled_v1.py).
 _ROUNDS = 12
 _ROUNDS_SMALL = 24
@@ -29,7 +29,7 @@ _SMALL = 64
 
 
 def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:
-    """Return which of the windows each sample is.
+    """Return the window of each sample.
 
     samples: int64[n], each >= 0.  seed: in [0, 2^64).  place_count: windows per epoch N, in [1,
     2^63).
@@ -41,8 +41,7 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
     keys = _round_keys(seed, epochs.view(np.uint64), rounds)
     side_a, side_b = _sides(place_count)
     places = _feistel(indices.view(np.uint64), keys, side_a, side_b)
-    # A point that left [0, N) walks on along its cycle until it is back: fewer than a * b - N
-    # steps.
+    # A point outside [0, N) follows its cycle until it is inside: fewer than a * b - N steps.
     outside = np.flatnonzero(places >= np.uint64(place_count))
     while outside.size:
         places[outside] = _feistel(
@@ -55,7 +54,7 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
 def _sides(place_count: int) -> tuple[int, int]:
     """Return a, the smallest even number with a * a >= N, and b, the smallest with a * b >= N.
 
-    An odd a beside an odd b would allow even permutations only.
+    If both a and b were odd, only even permutations would be possible.
     """
     side_a = isqrt(place_count - 1) + 1
     side_a += side_a % 2
@@ -63,8 +62,8 @@ def _sides(place_count: int) -> tuple[int, int]:
 
 
 def _round_keys(seed: int, epochs: Words, rounds: int) -> Words:
-    """Return a key per round and sample, uint64[rounds, n]; uint64[rounds, 1] where all samples are
-    of one epoch.
+    """Return a key per round and sample, uint64[rounds, n]; uint64[rounds, 1] if all samples are of
+    the same epoch.
     """
     if epochs.size and (epochs[0] == epochs).all():
         epochs = epochs[:1]
@@ -87,8 +86,8 @@ def _feistel(points: Words, keys: Words, side_a: int, side_b: int) -> Words:
 
 
 def _add(value: Words, addend: Words, modulus: np.uint64) -> Words:
-    """Return (value + addend) mod modulus for both below it: what wrapped around on subtracting is
-    the greater.
+    """Return (value + addend) mod modulus, for both below modulus: the smaller of the sum and the
+    difference, which wraps around to a large number if the sum is below modulus.
     """
     total = value + addend
     reduced: Words = np.minimum(total, total - modulus)

@@ -1,4 +1,4 @@
-"""The hashes of sources, taken while the run goes on."""
+"""The hashes of sources, computed during the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_source_is_hashed_whether_or_not_it_was_begun(paths: list[Path]) -
     assert hashes.known == {number: sha256(path) for number, path in enumerate(paths)}
 
 
-def test_what_a_run_before_has_taken_is_not_read_again(paths: list[Path]) -> None:
+def test_a_source_that_an_earlier_run_has_hashed_is_not_read_again(paths: list[Path]) -> None:
     sources = find_sources(list(map(str, paths)))
     os.unlink(paths[0])
 
@@ -72,10 +72,10 @@ def test_a_source_that_changes_before_it_is_hashed_is_an_error(paths: list[Path]
         hashes.finish(no_keep)
 
     assert caught.value.subject == str(paths[2])
-    assert "written to while it was ingested" in caught.value.problem
+    assert "changed while it was ingested" in caught.value.problem
 
 
-def test_many_short_sources_are_kept_and_said_on_the_way(
+def test_many_short_sources_are_saved_and_logged_on_the_way(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each of them takes less time than there is between two lines of the log."""
@@ -87,11 +87,11 @@ def test_many_short_sources_are_kept_and_said_on_the_way(
         hashes.finish(lambda: kept.append(len(hashes.known)))
 
     assert kept[-1] == len(paths)
-    assert caplog.messages[-1] == "reading sources once more, for their hashes: 100.0%"
+    assert caplog.messages[-1] == "hashing sources done=100.0%"
 
 
 def test_closing_leaves_a_long_source_where_it_is(tmp_path: Path) -> None:
-    """After Ctrl-C nobody waits for a hash of a terabyte."""
+    """Ctrl-C must not wait for the hash of a terabyte."""
     path = tmp_path / "long.txt"
     path.touch()
     os.truncate(path, 10**12)
@@ -99,7 +99,7 @@ def test_closing_leaves_a_long_source_where_it_is(tmp_path: Path) -> None:
     with closing(Hashes(find_sources([str(path)]), {})) as hashes:
         hashes.begin(0)
 
-    # Not even later, as if what was read were all of it.
+    # Not even later, as if the part that was read were the whole file.
     with pytest.raises(CancelledError):
         hashes.collect()
 

@@ -1,4 +1,4 @@
-"""Files -> units: all of the text, once, from wherever reading begins again."""
+"""Files -> units: all of the text, once, also if reading is resumed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def units(path: Path, offset: int = 0) -> list[Unit]:
     def split_text(blocks: Iterator[str]) -> Iterator[str]:
         return splitting.split_text(blocks, lambda texts: [text.encode() for text in texts])
 
-    how = ReaderContext(("text",), split_text, lambda _: False, lambda *_: None)
-    found = list(READERS[source.kind].units(source, 0, offset, how))
+    context = ReaderContext(("text",), split_text, lambda _: False, lambda *_: None)
+    found = list(READERS[source.kind].units(source, 0, offset, context))
     assert all(one.end == other.place for one, other in pairwise(found))
     return found
 
@@ -86,8 +86,8 @@ def test_all_text_comes_once_and_in_order(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reading_begins_again_wherever_a_unit_ended(tmp_path: Path, kind: str) -> None:
-    """With the same units, or a damaged file would give more one time and less another."""
+def test_reading_resumes_at_the_end_of_any_unit(tmp_path: Path, kind: str) -> None:
+    """With the same units; otherwise a damaged file would give different text each time."""
     path = write(tmp_path, kind, documents(350))
     found = units(path)
 
@@ -97,10 +97,10 @@ def test_reading_begins_again_wherever_a_unit_ended(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst"])
-def test_a_compressed_file_cut_short_gives_what_it_has_and_says_so(
+def test_a_truncated_compressed_file_gives_its_content_and_a_problem(
     tmp_path: Path, kind: str
 ) -> None:
-    """Silently half a file is the worst that can happen."""
+    """Half a file without a problem would be the worst result."""
     path = write(tmp_path, kind, documents(3000))
     path.write_bytes(path.read_bytes()[:-200])
 
@@ -127,8 +127,8 @@ def test_a_compressed_file_may_have_several_members(tmp_path: Path, kind: str) -
     assert texts(units(both)) == "".join(text + "\0" for text in one + two)
 
 
-def test_padding_behind_gzip_is_none_of_it(tmp_path: Path) -> None:
-    """As tapes and block devices leave it; gunzip says nothing either."""
+def test_padding_behind_gzip_is_ignored(tmp_path: Path) -> None:
+    """Tapes and block devices add it; gunzip ignores it too."""
     path = write(tmp_path, "jsonl.gz", documents(3000))
     path.write_bytes(path.read_bytes() + bytes(700))
 
@@ -136,7 +136,7 @@ def test_padding_behind_gzip_is_none_of_it(tmp_path: Path) -> None:
     assert texts(units(path)) == "".join(text + "\0" for text in documents(3000))
 
 
-def test_what_stands_before_garbage_behind_gzip_is_read(tmp_path: Path) -> None:
+def test_content_before_garbage_behind_gzip_is_read(tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl.gz", documents(300))
     path.write_bytes(path.read_bytes() + b"no gzip")
 
@@ -146,7 +146,7 @@ def test_what_stands_before_garbage_behind_gzip_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst"])
 def test_nothing_but_a_wrapping_is_an_empty_file(tmp_path: Path, name: str) -> None:
-    """A download that failed, say."""
+    """For example after a failed download."""
     path = write_jsonl(tmp_path / name, [])
 
     assert problems(units(path)) == [("empty file", "0 bytes")]
@@ -174,10 +174,10 @@ def test_two_columns_of_one_name_are_a_problem(tmp_path: Path) -> None:
     assert problems(units(tmp_path / "x.parquet")) == [("several columns 'text'", "its schema")]
 
 
-def test_a_line_beyond_all_bounds_is_left_out_alone(
+def test_a_line_above_the_limit_is_left_out_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file without line breaks is no jsonl; it must not fill the memory."""
+    """A file without line breaks is not jsonl; it must not fill the memory."""
     monkeypatch.setattr(jsonl, "_LINE_BYTES_MAX", 5000)
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": t} for t in ("a", "b" * 20_000, "c", "d")])
 
@@ -190,7 +190,7 @@ def test_a_line_beyond_all_bounds_is_left_out_alone(
     assert len(problems(units(path))) == 1
 
 
-def test_text_that_is_no_utf8_is_left_out_as_a_whole(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_left_out_as_a_whole(tmp_path: Path) -> None:
     """It is one document; the byte is named."""
     path = tmp_path / "x.txt"
     for content, place in ((b"a" * 3_000_000 + b"\xff" + b"b" * 9, 3_000_000), (b"abc\xc3", 3)):
@@ -274,7 +274,7 @@ def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:
 
 
 def test_lines_are_known_by_what_is_in_them(tmp_path: Path) -> None:
-    """Where the name does not say."""
+    """If the name does not tell."""
     path = tmp_path / "pages"
     path.write_text(json.dumps({"text": "a"}) + "\n")
 

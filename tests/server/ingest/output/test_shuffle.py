@@ -1,4 +1,4 @@
-"""In which order documents are written."""
+"""The order in which documents are written."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def written(batches: Iterator[DocumentBatch]) -> list[int]:
     return order
 
 
-def test_each_bufferful_is_permuted_by_itself() -> None:
-    """Nothing is lost, nothing repeated, nothing moves further than the buffer is large."""
+def test_each_group_is_shuffled_by_itself() -> None:
+    """Nothing is lost, nothing repeated, nothing moves to another group."""
     order = written(shuffled(skip_documents(parts(20), 0), 16, seed=5, documents=0))
 
     assert sorted(order) == list(range(140))
     for first in range(0, 140, 16):
-        bufferful = order[first : first + 16]
-        assert sorted(bufferful) == list(range(first, min(140, first + 16)))
+        group = order[first : first + 16]
+        assert sorted(group) == list(range(first, min(140, first + 16)))
     assert order != sorted(order)
     assert order == written(shuffled(skip_documents(parts(20), 0), 16, seed=5, documents=0))
     assert order != written(shuffled(skip_documents(parts(20), 0), 16, seed=6, documents=0))
 
 
-def test_each_bufferful_is_where_one_can_go_on() -> None:
-    """After a kill nothing but a place is known, and how many documents there were."""
+def test_a_run_can_resume_after_each_group() -> None:
+    """After a kill only a place and the number of documents are known."""
     batches = list(shuffled(skip_documents(parts(20), 0), 16, seed=5, documents=0))
     order = written(iter(batches))
 
@@ -66,7 +66,7 @@ def test_each_bufferful_is_where_one_can_go_on() -> None:
         assert order[:done] + rest == order
 
 
-def test_documents_to_leave_out_may_be_more_than_a_unit_has() -> None:
+def test_more_documents_can_be_skipped_than_a_unit_has() -> None:
     left = [(found.lengths.size, dropped) for _, found, dropped in skip_documents(parts(3), 9)]
 
     assert left == [(0, 7), (5, 2), (7, 0)]
@@ -90,10 +90,10 @@ def test_a_document_in_several_parts_stays_where_it_is() -> None:
     ]  # fmt: skip
 
 
-def test_long_documents_fill_a_buffer_before_it_has_its_number(
+def test_long_documents_end_a_group_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or a buffer of books would need more memory than there is."""
+    """Otherwise a group of books would not fit into memory."""
     monkeypatch.setattr(shuffle, "BUFFER_TOKENS_MAX", 20)
 
     batches = list(shuffled(skip_documents(parts(20), 0), 1000, seed=5, documents=0))

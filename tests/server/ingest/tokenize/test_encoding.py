@@ -1,4 +1,4 @@
-"""A unit of text -> tokens, masks and splits; what cannot be read is counted."""
+"""A unit of text -> tokens, masks and splits; problems are counted."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def recipe(
     return Recipe(tokenizer_file, columns, prepend, append, val_fraction)
 
 
-def encoded(content: Rows | Lines | TextChunk, how: Recipe) -> EncodedUnit:
-    return encode_unit(Unit(SourceOffset(0, 0), SourceOffset(0, 1), content, 0), how)
+def encoded(content: Rows | Lines | TextChunk, recipe: Recipe) -> EncodedUnit:
+    return encode_unit(Unit(SourceOffset(0, 0), SourceOffset(0, 1), content, 0), recipe)
 
 
 def rows(*texts: str | bytes | None) -> Rows:
@@ -39,7 +39,7 @@ def rows(*texts: str | bytes | None) -> Rows:
 
 
 def test_documents_are_encoded_one_by_one(tokenizer: Path) -> None:
-    """No token spans two of them, and nothing stands between them that was not asked for."""
+    """No token spans two of them, and only requested tokens are added between them."""
     texts = documents(500)
 
     part = encoded(rows(*texts), recipe(tokenizer))
@@ -80,7 +80,7 @@ def test_prompts_are_not_learned_and_responses_with_their_end_are(tokenizer: Pat
 
 
 def test_a_document_belongs_to_validation_by_its_own_hash_alone() -> None:
-    """Whatever stands beside it, and in whatever kind of file."""
+    """In any kind of file, and with any other documents."""
     texts = documents(3000)
     chosen = [
         int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < 2**64 // 10
@@ -97,7 +97,7 @@ def test_a_document_belongs_to_validation_by_its_own_hash_alone() -> None:
 
 
 def test_a_pair_has_a_hash_of_its_own() -> None:
-    """Else "a" and "bc" would be "ab" and "c"."""
+    """Otherwise "a" and "bc" would be the same as "ab" and "c"."""
     content = Rows(
         [(b"a%d" % n, b"b") for n in range(200)] + [(b"a", b"%db" % n) for n in range(200)], 0
     )
@@ -127,7 +127,7 @@ def test_a_long_document_is_cut_without_a_trace(tokenizer: Path) -> None:
         (b"", "empty document"),
     ],
 )
-def test_a_row_that_is_no_text_is_counted_and_left_out(value: bytes | None, what: str) -> None:
+def test_a_row_that_is_not_text_is_counted_and_left_out(value: bytes | None, what: str) -> None:
     part = encoded(rows("a", value, "b"), recipe())
 
     assert part.tokens.tolist() == [97, 98]
@@ -135,7 +135,7 @@ def test_a_row_that_is_no_text_is_counted_and_left_out(value: bytes | None, what
 
 
 def test_a_document_that_has_no_tokens_is_counted_and_left_out(tmp_path: Path) -> None:
-    """A tokenizer without a token for what is unknown drops it in silence."""
+    """A tokenizer without an unknown token silently drops unknown text."""
     from tokenizers import Tokenizer, models
 
     path = tmp_path / "abc.json"
@@ -148,7 +148,7 @@ def test_a_document_that_has_no_tokens_is_counted_and_left_out(tmp_path: Path) -
 
 
 def test_a_document_that_cannot_be_encoded_is_left_out_alone(tmp_path: Path) -> None:
-    """And not the thousands beside it."""
+    """The thousands of others are kept."""
     part = encoded(rows("a a", "a c", "b"), recipe(two_words(tmp_path)))
 
     assert part.tokens.tolist() == [0, 0, 1]
@@ -169,7 +169,7 @@ def test_a_file_of_text_that_cannot_be_encoded_is_an_error_that_names_it(tmp_pat
 
 
 def two_words(folder: Path) -> Path:
-    """A tokenizer of "a" and "b", which knows nothing for what is neither."""
+    """A tokenizer of "a" and "b" without a token for anything else."""
     made = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     path = folder / "words.json"
@@ -208,7 +208,7 @@ def test_a_tokenizer_that_leaves_out_merges_by_chance_is_made_not_to(
         (b'{"text": ' + b"9" * 5000 + b"}", "torn line, or no JSON"),
     ],
 )
-def test_a_line_that_is_no_document_is_counted_and_left_out(line: bytes, what: str) -> None:
+def test_a_line_that_is_not_a_document_is_counted_and_left_out(line: bytes, what: str) -> None:
     content = b'{"text": "a"}\n' + line + b'\n\n  \r\n{"text": "b", "more": [1]}'
 
     part = encoded(Lines(content, 1000), recipe())

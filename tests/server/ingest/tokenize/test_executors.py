@@ -1,4 +1,4 @@
-"""Who encodes: processes here, or machines of a Ray cluster, of which one may die."""
+"""Executors: processes of this machine, or nodes of a Ray cluster, which may die."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def hands_over(worker: int, shard: Path) -> bool:
         (hands_over, 1),
     ],
 )
-def test_a_worker_that_is_killed_is_said_and_what_is_done_is_kept(
+def test_a_killed_worker_is_reported_and_finished_work_is_kept(
     tmp_path: Path, moment: Callable[[int, Path], bool], workers: int
 ) -> None:
-    """As the kernel does where memory is short: also while it starts, which must not hang."""
+    """As the kernel does when memory is short, also during the start: it must not hang."""
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(100)))
     words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
     words += ["--workers", str(workers)]
@@ -82,7 +82,7 @@ def test_a_worker_that_is_killed_is_said_and_what_is_done_is_kept(
             running.kill()
 
     assert running.returncode == 1
-    assert "error: --workers: a process that encodes was killed; for want of memory?" in said
+    assert "error: --workers: a worker process was killed, maybe because memory ran out;" in said
     ingested(*words)
 
 

@@ -1,4 +1,4 @@
-"""Where long text is cut: only where none of its tokens changes."""
+"""Long text is split only where none of its tokens changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokenizers() -> dict[str, Any]:
         "GPT-2, with a space before": pre_tokenizers.ByteLevel(add_prefix_space=True),
         "Llama 3": pre_tokenizers.Sequence(
             [
-                pre_tokenizers.SplitWriter(Regex(llama3), "isolated"),
+                pre_tokenizers.Split(Regex(llama3), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         ),
@@ -67,7 +67,7 @@ def made() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tokens_of_the_pieces_are_those_of_the_whole(made: dict[str, Any], name: str) -> None:
-    """Whatever the tokenizer; one that cannot be cut gets all of it at once."""
+    """For any tokenizer; one that allows no split gets all of the text at once."""
     tokenizer = made[name]
 
     def encode(texts: list[str]) -> list[list[int]]:
@@ -116,7 +116,7 @@ def test_text_without_a_place_to_cut_stays_whole_or_is_too_long(
         list(splitting.split_text(iter([text]), encode))
 
 
-def test_text_that_repeats_itself_is_not_cut_by_a_lucky_look(made: dict[str, Any]) -> None:
+def test_repetitive_text_is_not_split_by_coincidence(made: dict[str, Any]) -> None:
     """Merges of whole phrases, aligned to the text's beginning, look the same from many places."""
     from tokenizers import Tokenizer, models
 

@@ -1,4 +1,4 @@
-"""The tokenizer: text is text, whatever a tokenizer.json says besides."""
+"""Tokenizers: text is text, whatever else a tokenizer.json configures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server.ingest.corpus import END
 from tokenfeed.errors import InvalidRequest
 
 
-def test_a_special_token_written_in_text_is_text_unless_asked_for(tokenizer: Path) -> None:
+def test_a_special_token_written_in_text_is_text_by_default(tokenizer: Path) -> None:
     """A page about tokenizers must not end a document, nor a user's words become control."""
     text = f"see {END} there"
     plain = load_tokenizer(TokenizerFile.read(str(tokenizer), parses_special=False))
@@ -25,7 +25,7 @@ def test_a_special_token_written_in_text_is_text_unless_asked_for(tokenizer: Pat
     assert end in parsing.encode([text])[0]
 
 
-def test_what_a_tokenizer_says_of_length_is_ignored(tokenizer: Path, tmp_path: Path) -> None:
+def test_truncation_and_padding_of_a_tokenizer_are_ignored(tokenizer: Path, tmp_path: Path) -> None:
     """Cut at 512 tokens, or filled up to them, as for a classifier."""
     content = json.loads(tokenizer.read_text())
     content["truncation"] = {
@@ -56,7 +56,7 @@ def test_what_a_tokenizer_says_of_length_is_ignored(tokenizer: Path, tmp_path: P
 
 
 def test_bytes_are_tokens_of_themselves() -> None:
-    """For trying things out, without a tokenizer.json."""
+    """For trials, without a tokenizer.json."""
     made = load_tokenizer(TokenizerFile.read("bytes", parses_special=False))
 
     assert [list(ids) for ids in made.encode(["aé", ""])] == [[97, 195, 169], []]
@@ -79,11 +79,11 @@ def test_the_width_follows_from_the_greatest_id(size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"model": 1}'])
-def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
 
     with pytest.raises(InvalidRequest, match=r"--tokenizer: tokenizer\.json cannot be read"):
         load_tokenizer(TokenizerFile.read(str(path), parses_special=False))
-    with pytest.raises(InvalidRequest, match=r"none\.json is no file"):
+    with pytest.raises(InvalidRequest, match=r"none\.json is not a file"):
         TokenizerFile.read(str(tmp_path / "none.json"), parses_special=False)

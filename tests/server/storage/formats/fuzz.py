@@ -1,8 +1,8 @@
 """python -m tests.server.storage.formats.fuzz: reads damaged files of every format.
 
-Most are valid files with a few bytes changed, cut off, doubled or filled in; whatever comes of them
-has to be a layout within the file, or an error that names a file. Without that, or above the limit
-of memory, or with more than a few seconds for one of them, it prints the input and fails.
+Most are valid files with a few bytes changed, cut off, doubled or inserted. The result has to be a
+layout within the file, or an error that names a file. If it is neither, or if a file needs too much
+memory or more than a few seconds, the command prints the input and fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.server.storage.formats.writing import llmc_header, megatron_index
 from tokenfeed.errors import InvalidCorpus
 
 MEMORY_BYTES = 512 << 20
-"""Above what the process has when it begins."""
+"""On top of what the process uses at the start."""
 SECONDS = 5.0
 """For one file."""
 
@@ -39,7 +39,7 @@ TOKENS = np.arange(1, 40, dtype="<u2")
 
 @dataclass(frozen=True)
 class Seeds:
-    """A valid file of tokens, by its name, and what lies beside it, by its suffix."""
+    """A valid file of tokens, by its name, and the files beside it, by suffix."""
 
     name: str
     files: dict[str, bytes]
@@ -170,7 +170,7 @@ def plant_hang() -> None:
 
 
 def plant_belief() -> None:
-    """Plant a bug: llm.c's header is believed."""
+    """Plant a bug: llm.c's header is not checked."""
     right = llmc.layout
 
     def believing(file: OpenFile, options: FormatOptions) -> Layout:
@@ -186,7 +186,7 @@ PLANTS = {"belief": plant_belief, "hang": plant_hang}
 
 
 class Hung(KeyboardInterrupt):
-    """A file takes too long; no input is made smaller at such a price."""
+    """A file takes too long; such an input is not minimized."""
 
 
 def _hung(number: int, frame: object) -> None:
@@ -212,7 +212,7 @@ def main() -> int:
         test = _test(arguments.examples, arguments.seed, folder_check, valid, outcomes)
         try:
             test()
-        except (Exception, Hung) as error:  # noqa: BLE001 - it is what was looked for
+        except (Exception, Hung) as error:  # noqa: BLE001 - any error is a finding
             print(f"FOUND with --seed {arguments.seed}: {type(error).__name__}: {error}")
             print(*getattr(error, "__notes__", ()), sep="\n")
             return 1

@@ -1,4 +1,4 @@
-"""What the tests of formats share: a layout as a server sees it, and tokens as anybody would."""
+"""Helpers of the tests of formats: a layout as a server reads it, and the tokens of a file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from server.storage.formats import FormatOptions, Layout, read_layout
 def read(
     path: Path, dtype: str | None = None, *, form: str | None = None, tensor: str | None = None
 ) -> Layout:
-    """Its layout, with what a user says of it.  Raises: InvalidCorpus."""
+    """Its layout, with the options of a user.  Raises: InvalidCorpus."""
     name = None if dtype is None else np.dtype(dtype).name
     with open_file(str(path)) as file:
         return read_layout(file, FormatOptions.parse(form, name, tensor))
 
 
 def tokens(path: Path, layout: Layout) -> list[int]:
-    """What lies where the layout says."""
+    """The tokens at the place that the layout gives."""
     content = path.read_bytes()[layout.first_byte :][: layout.content_bytes]
     found: list[int] = np.frombuffer(content, layout.dtype).tolist()
     return found

@@ -1,4 +1,4 @@
-"""datatrove's .ds, written by datatrove, with and without what lies beside it."""
+"""datatrove's .ds, written by datatrove, with and without the files beside it."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_without_an_index_nothing_is_known_of_documents(write) -> None:
 @pytest.mark.parametrize(
     ("index", "problem"),
     [
-        (struct.pack("<3Q", 4, 6, 12), "within 11"),
-        (struct.pack("<3Q", 4, 3, 11), "do not end one after the other"),
-        (struct.pack("<3Q", 4, 6, 2**63 + 11), "do not end one after the other"),
-        (struct.pack("<2Q", 4, 6), "the last document ends at 6, and there are 11"),
-        (struct.pack("<2Q", 4, 6)[:-1], "no whole number of uint64"),
+        (struct.pack("<3Q", 4, 6, 12), "at most 11"),
+        (struct.pack("<3Q", 4, 3, 11), "document ends have to ascend"),
+        (struct.pack("<3Q", 4, 6, 2**63 + 11), "document ends have to ascend"),
+        (struct.pack("<2Q", 4, 6), "the last document ends at 6, not at 11"),
+        (struct.pack("<2Q", 4, 6)[:-1], r"not a multiple of 8 \(uint64\)"),
         (b"", "the last document ends at 0"),
     ],
 )
@@ -125,10 +125,10 @@ def test_metadata_that_does_not_fit_is_refused(write, metadata: str) -> None:
         read(path)
 
 
-def test_tokens_cut_short_are_noticed_by_their_number(write) -> None:
+def test_truncated_tokens_are_noticed_by_their_number(write) -> None:
     path = write()
     path.write_bytes(path.read_bytes()[:-2])
 
-    with pytest.raises(InvalidCorpus, match="says 11 tokens, and the file has room for 10"):
+    with pytest.raises(InvalidCorpus, match=r"records 11 tokens, but 000_corpus\.ds has 10"):
         read(path)
     assert np.dtype("<u2") == read(path, "<u2", form="raw").dtype

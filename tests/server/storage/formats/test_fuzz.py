@@ -18,7 +18,7 @@ def fuzz(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
 
-def test_whatever_is_in_a_file_is_a_layout_within_it_or_a_clear_error() -> None:
+def test_any_content_gives_a_layout_within_the_file_or_a_clear_error() -> None:
     """With little memory. The long run is `python -m tests.server.storage.formats.fuzz`."""
     answer = fuzz("--examples", "3000", "--seed", "7")
 
@@ -29,7 +29,7 @@ def test_whatever_is_in_a_file_is_a_layout_within_it_or_a_clear_error() -> None:
     assert outcomes["refused"] > 500
 
 
-def test_a_header_that_is_believed_is_found() -> None:
+def test_a_header_that_is_not_checked_is_found() -> None:
     """A planted bug: or the test above could not fail."""
     answer = fuzz("--examples", "3000", "--plant", "belief")
 
@@ -39,7 +39,7 @@ def test_a_header_that_is_believed_is_found() -> None:
 
 
 def test_a_header_that_is_read_for_ever_is_found() -> None:
-    """With what was read, or nobody could find out why."""
+    """With the input, so that the cause can be found."""
     answer = fuzz("--examples", "3000", "--plant", "hang", "--seconds", "0.5")
 
     assert answer.returncode == 1

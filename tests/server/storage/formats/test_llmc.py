@@ -39,11 +39,11 @@ def test_the_header_is_not_served_as_tokens(tmp_path: Path, kind: tuple[int, int
     ("wrong", "problem"),
     [
         ({"version": 2}, r"version 2, not 1 \(pass --format raw if all of it is tokens\)"),
-        ({"beyond": 5}, "not only zeros after the token count"),
-        ({"count": 5}, "says 5 uint16 tokens, and 8 bytes follow it"),
-        ({"count": 3}, "says 3 uint16 tokens, and 8 bytes follow it"),
-        ({"count": 0}, "says 0 uint16 tokens"),
-        ({"count": -1}, "says -1 uint16 tokens"),
+        ({"beyond": 5}, "more than zeros after the token count"),
+        ({"count": 5}, "records 5 uint16 tokens, but 8 bytes follow"),
+        ({"count": 3}, "records 3 uint16 tokens, but 8 bytes follow"),
+        ({"count": 0}, "records 0 uint16 tokens"),
+        ({"count": -1}, "records -1 uint16 tokens"),
         ({"magic": 20240522}, "evaluation examples"),
         ({"magic": 20240527}, "a training state"),
     ],
@@ -51,7 +51,7 @@ def test_the_header_is_not_served_as_tokens(tmp_path: Path, kind: tuple[int, int
 def test_a_header_that_does_not_fit_is_refused(
     tmp_path: Path, wrong: dict[str, int], problem: str
 ) -> None:
-    """Whether it is cut short or no header at all, nothing is guessed."""
+    """A truncated file and a file without a header: nothing is guessed."""
     path = write(tmp_path / "x.bin", GPT2, [1, 2, 3, 4], **wrong)
 
     with pytest.raises(InvalidCorpus, match=rf"x\.bin: .*{problem}"):
@@ -60,7 +60,7 @@ def test_a_header_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("cut", [1, 2, 1024, 1030])
-def test_a_file_cut_short_is_refused(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "x.bin", GPT2, list(range(100)))
     path.write_bytes(path.read_bytes()[: max(4, 1224 - cut)])
 
@@ -68,11 +68,11 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, cut: int) -> None:
         read(path)
 
 
-def test_another_magic_is_no_header_and_may_be_asked_for_in_vain(tmp_path: Path) -> None:
+def test_another_magic_is_not_a_header_even_with_the_option(tmp_path: Path) -> None:
     path = write(tmp_path / "x.bin", GPT2, [1, 2], magic=20240521)
 
     assert read(path).format == "raw"
-    with pytest.raises(InvalidCorpus, match="begins with 20240521, none of llm"):
+    with pytest.raises(InvalidCorpus, match="begins with 20240521, not with llm"):
         read(path, form="llm.c")
 
 

@@ -79,19 +79,19 @@ def changed(path: Path, at: int, new: bytes) -> None:
     [
         (0, b"MMIDIDY", r"begins with b'MMIDIDY.*pass --format raw"),
         (9, struct.pack("<Q", 2), "version 2"),
-        (17, b"\x07", "type 7; tokens are uint8, int8, int16, int32, int64, uint16"),
+        (17, b"\x07", "type 7, not uint8, int8, int16, int32, int64, uint16"),
         (17, b"\x09", "type 9"),
-        (18, struct.pack("<Q", 5), "5 sequences and 4 places"),
-        (18, struct.pack("<Q", 2**63), "sequences and 4 places"),
-        (26, struct.pack("<Q", 2**64 - 1), "6 sequences and 18446744073709551615 places"),
-        (34, struct.pack("<i", 4), "do not lie end to end"),
-        (34, struct.pack("<i", -3), "do not lie end to end"),
-        (34 + 24, struct.pack("<q", 2), "do not lie end to end"),
-        (34 + 24 + 8, struct.pack("<q", 2**62), "do not lie end to end"),
-        (34 + 72, struct.pack("<q", 1), "documents begin at 1, not at 0"),
-        (34 + 72, struct.pack("<q", -1), "documents begin at -1"),
-        (34 + 72 + 8, struct.pack("<q", 7), "documents do not end one after the other"),
-        (34 + 72 + 24, struct.pack("<q", 5), "the last document ends at 5, and there are 6"),
+        (18, struct.pack("<Q", 5), "5 sequences and 4 document offsets"),
+        (18, struct.pack("<Q", 2**63), "sequences and 4 document offsets"),
+        (26, struct.pack("<Q", 2**64 - 1), "6 sequences and 18446744073709551615 document"),
+        (34, struct.pack("<i", 4), "are not end to end"),
+        (34, struct.pack("<i", -3), "are not end to end"),
+        (34 + 24, struct.pack("<q", 2), "are not end to end"),
+        (34 + 24 + 8, struct.pack("<q", 2**62), "are not end to end"),
+        (34 + 72, struct.pack("<q", 1), "the first document begins at 1, not at 0"),
+        (34 + 72, struct.pack("<q", -1), "the first document begins at -1"),
+        (34 + 72 + 8, struct.pack("<q", 7), "document ends have to ascend"),
+        (34 + 72 + 24, struct.pack("<q", 5), "the last document ends at 5, not at 6"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(
@@ -105,7 +105,7 @@ def test_an_index_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("kept", [0, 10, 33, 34, 60, 137])
-def test_an_index_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
+def test_a_truncated_index_is_refused(tmp_path: Path, kept: int) -> None:
     path = write(tmp_path)
     index = path.with_suffix(".idx")
     index.write_bytes(index.read_bytes()[:kept])
@@ -119,7 +119,8 @@ def test_tokens_of_another_size_than_the_index_says_are_refused(tmp_path: Path, 
     path = write(tmp_path)
     path.write_bytes(bytes(size))
 
-    with pytest.raises(InvalidCorpus, match=rf"its sequences have 22 bytes, and its file {size}"):
+    problem = f"its sequences have 22 bytes, but the token file has {size}"
+    with pytest.raises(InvalidCorpus, match=problem):
         read(path)
 
 

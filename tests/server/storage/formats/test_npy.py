@@ -61,10 +61,10 @@ def test_what_has_to_be_converted_first_comes_with_the_command_that_does(
 @pytest.mark.parametrize(
     ("array", "problem"),
     [
-        (np.arange(6, dtype="<f4"), "float32, no integers"),
-        (np.array([None, 1], dtype=object), "object, no integers"),
-        (np.zeros(3, dtype=[("a", "<u2")]), "no integers"),
-        (np.zeros(3, dtype="?"), "no integers"),
+        (np.arange(6, dtype="<f4"), "float32; tokens are integers"),
+        (np.array([None, 1], dtype=object), "object; tokens are integers"),
+        (np.zeros(3, dtype=[("a", "<u2")]), "tokens are integers"),
+        (np.zeros(3, dtype="?"), "tokens are integers"),
         (np.array(5, dtype="<u2"), r"shape \(\); tokens are 1-D"),
         (np.zeros((2, 2, 2), "<u2"), "tokens are 1-D, or 2-D rows"),
         (np.zeros(0, "<u2"), "no tokens"),
@@ -103,7 +103,7 @@ def shaped(shape: str, version: int = 1) -> bytes:
         (shaped("(-3,)"), "2\\^63"),
         (shaped("(True,)"), "2\\^63"),
         (shaped(f"(0x{'f' * 6000},)"), "2\\^63"),
-        (shaped(f"({'9' * 18}, {'9' * 18})"), "6 follow it"),
+        (shaped(f"({'9' * 18}, {'9' * 18})"), "6 bytes follow"),
         (shaped("(2**99,)"), "numpy cannot"),
         (header("{'descr': '<u2', 'shape': (3,), }\n") + bytes(6), "numpy cannot read"),
         (header("(" * 9000), "numpy cannot read"),
@@ -112,7 +112,7 @@ def shaped(shape: str, version: int = 1) -> bytes:
         (b"\x93NUMPY", "numpy cannot read"),
     ],
 )
-def test_a_header_that_is_none_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_an_invalid_header_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "tokens.npy"
     path.write_bytes(content)
 

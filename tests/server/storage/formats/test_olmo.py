@@ -25,15 +25,15 @@ def describe(path: Path, lines: str) -> None:
         file.write(lines)
 
 
-def test_what_is_no_array_is_taken_as_it_is(path: Path) -> None:
-    """Its type is written nowhere."""
+def test_a_file_that_is_not_an_array_is_all_tokens(path: Path) -> None:
+    """Its type is recorded nowhere."""
     assert read(path).format == "olmo"
     assert read(path).dtype_assumed
     assert tokens(path, read(path, "<u4")) == list(range(11))
     assert read(path, "<u4").documents is None
 
 
-def test_documents_are_what_the_lines_beside_it_say(path: Path) -> None:
+def test_documents_are_those_of_the_lines_beside_it(path: Path) -> None:
     describe(path, "0,4,id-1,source.gz\n4,6,id-2\n6,11\n")
 
     layout = read(path, "<u4")
@@ -74,7 +74,7 @@ def test_lines_that_do_not_fit_are_refused(path: Path, lines: str) -> None:
 
 
 def test_no_lines_are_no_documents(path: Path) -> None:
-    """A writer with nothing to say of a file leaves an empty index."""
+    """A writer may leave an empty index."""
     describe(path, "")
 
     documents = read(path, "<u4").documents
@@ -87,20 +87,20 @@ def test_an_array_is_none_of_its_files_whatever_the_user_says(tmp_path: Path) ->
     path = tmp_path / "array.npy"
     np.save(path, np.arange(9, dtype="<u2"))
 
-    with pytest.raises(InvalidCorpus, match="has NumPy's header, which OLMo's files have not"):
+    with pytest.raises(InvalidCorpus, match="has NumPy's header, so it is not OLMo's"):
         read(path, form="olmo")
 
 
 @pytest.mark.timeout(5)
 def test_a_pipe_for_an_index_is_refused(path: Path) -> None:
-    """Nobody writes to it: the server would wait for ever."""
+    """It has no writer: the server would wait for ever."""
     os.mkfifo(path.with_suffix(".csv.gz"))
 
-    with pytest.raises(InvalidCorpus, match=r"part-0-00000\.csv\.gz: is no regular file"):
+    with pytest.raises(InvalidCorpus, match=r"part-0-00000\.csv\.gz: is not a regular file"):
         read(path, "<u4")
 
 
-def test_lines_cut_short_are_refused(path: Path) -> None:
+def test_truncated_lines_are_refused(path: Path) -> None:
     describe(path, "0,4\n" * 1000)
     beside = path.with_suffix(".csv.gz")
     beside.write_bytes(beside.read_bytes()[:-9])

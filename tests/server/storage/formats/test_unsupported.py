@@ -1,4 +1,4 @@
-"""What people have that cannot be mapped: named, with what would make tokens of it."""
+"""Files that cannot be served: the error names the kind and the cure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FOREIGN = {
         "\u3000\u7b2c\u4e00\xa0\u884c" * 400
     ),
     "jsonl, with a mark of its encoding": lambda path: path.write_text("\ufeff" + TEXT * 10),
-    "what lies beside tokens": lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(200)),
+    "an index or mask of tokens": lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(200)),
     "Feather or ORC": lambda path: path.write_bytes(b"FEA1" + bytes(50)),
     "compressed by 7z": lambda path: path.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(50)),
 }
@@ -67,7 +67,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("what", FOREIGN)
 def test_it_is_named_and_comes_with_a_cure(tmp_path: Path, what: str) -> None:
-    """Whatever it is called; and whoever knows better says so."""
+    """Whatever its name is; --format overrides the decision."""
     path = tmp_path / "train.bin"
     FOREIGN[what](path)
 
@@ -93,10 +93,10 @@ def test_tokens_are_not_taken_for_anything_else(tmp_path: Path, seed: int) -> No
 
 
 @pytest.mark.parametrize("name", ["x.ds.index", "x.ds.metadata", "x.ds.loss"])
-def test_what_lies_beside_tokens_is_not_served_without_them(tmp_path: Path, name: str) -> None:
-    """As after a copy that was not finished."""
+def test_a_companion_of_tokens_is_not_served_without_them(tmp_path: Path, name: str) -> None:
+    """As after an incomplete copy."""
     path = tmp_path / name
     path.write_bytes(bytes(80))
 
-    with pytest.raises(InvalidCorpus, match="the file of tokens itself is not there"):
+    with pytest.raises(InvalidCorpus, match="the file of tokens itself is missing"):
         read(path)

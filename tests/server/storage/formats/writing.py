@@ -1,4 +1,4 @@
-"""Headers and indices as their writers lay them out, for tests, the fuzz and the benchmark."""
+"""Headers and indices in the layout of their writers, for tests, the fuzzer and the benchmark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def llmc_header(count: int, *, magic: int = 20240520, version: int = 1, beyond: int = 0) -> bytes:
-    """As dev/data/data_common.py of llm.c writes it.  beyond: the first number behind the count."""
+    """As dev/data/data_common.py of llm.c writes it.  beyond: the first number after the count."""
     header = np.zeros(256, "<i4")
     header[:4] = magic, version, count, beyond
     return header.tobytes()

@@ -57,7 +57,7 @@ def gathered(store: Store, row_tokens: int, *places: tuple[int, int]) -> list[li
 
 
 class Changing(list[str]):
-    """Paths, of which something changes once all of them have been looked at."""
+    """Paths of files that change once all of them have been read."""
 
     def __init__(self, paths: Iterable[Path], change: Callable[[], object]) -> None:
         super().__init__(map(str, paths))
@@ -79,7 +79,7 @@ class Changing(list[str]):
 def test_a_shard_that_changes_between_listing_and_opening_is_named(
     write_tokens: WriteTokens, change: str, problem: str
 ) -> None:
-    """Somebody is still writing: half a corpus is another corpus."""
+    """It is still being written: half a corpus is another corpus."""
     one, two = (write_tokens(range(1, 10), name) for name in ("one.bin", "two.bin"))
     changes = {
         "grow": lambda: write_tokens(range(9000), "two.bin"),
@@ -259,7 +259,7 @@ def test_a_hole_in_a_file_that_ended_in_zeros_is_told_from_growth(
         gathered(corpus, 3000, (0, 10 * PAGE_TOKENS - 20))
 
 
-def test_once_a_file_was_found_cut_nothing_more_is_handed_out(
+def test_once_a_file_was_found_truncated_nothing_more_is_delivered(
     open_corpus: OpenCorpus, write_tokens: WriteTokens
 ) -> None:
     """Half a corpus is another corpus: even rows that could still be read are refused."""
@@ -273,16 +273,16 @@ def test_once_a_file_was_found_cut_nothing_more_is_handed_out(
         gathered(corpus, 10, (0, 0))
 
 
-@pytest.mark.parametrize("how", ["replaced", "removed", "grown"])
-def test_a_file_replaced_removed_or_grown_is_served_on(
-    open_corpus: OpenCorpus, write_tokens: WriteTokens, how: str
+@pytest.mark.parametrize("change", ["replaced", "removed", "grown"])
+def test_a_file_replaced_removed_or_grown_is_still_served(
+    open_corpus: OpenCorpus, write_tokens: WriteTokens, change: str
 ) -> None:
-    """The opened content is still all there, whatever its name stands for now."""
+    """The opened content is still there, whatever its name leads to now."""
     path = write_tokens([1, 2, 3, 0])
     corpus = open_corpus(path)
-    if how == "replaced":
+    if change == "replaced":
         write_tokens([9], "new.bin").replace(path)
-    elif how == "removed":
+    elif change == "removed":
         path.unlink()
     else:
         with path.open("ab") as file:
@@ -313,14 +313,14 @@ def test_a_file_replaced_removed_or_grown_is_served_on(
     ],
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_look_at_the_files_finds_what_reading_them_cannot(
+def test_a_check_of_the_files_finds_what_reading_them_cannot(
     open_corpus: OpenCorpus,
     write_tokens: WriteTokens,
     caplog: pytest.LogCaptureFixture,
     change: Callable[[Path], Any],
     lost: bool,
 ) -> None:
-    """Other tokens in the same place read as well as the right ones."""
+    """Wrong tokens can be read as well as the right ones."""
     path = write_tokens([70_000, 80_000, 90_000], dtype="<u4")
     corpus = open_corpus(path, dtype="<u4")
     let_time_pass(path)
@@ -353,12 +353,12 @@ def test_a_log_line_names_a_file_and_not_its_folder(
     look(corpus)
 
     replaced, lost = caplog.messages
-    assert "name=one.bin: replaced or removed" in replaced
-    assert r"'two\n.bin': cut short or written to" in lost
+    assert "file=one.bin change=replaced or removed" in replaced
+    assert r"'two\n.bin': truncated or written to" in lost
     assert str(tmp_path) not in caplog.text
 
 
-def test_a_file_that_grew_once_is_still_looked_at(
+def test_a_file_that_grew_once_is_still_checked(
     open_corpus: OpenCorpus, write_tokens: WriteTokens
 ) -> None:
     """The warning about it must not be the last thing that is noticed."""

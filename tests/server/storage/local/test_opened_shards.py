@@ -1,4 +1,4 @@
-"""What is known of opened files: what a look finds, what it does not, and what is read anew."""
+"""Changes of opened files: what a check finds, what it does not, and what causes a reread."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def refusing(code: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT])
-def test_a_stat_that_fails_says_nothing_and_is_said_once(
+def test_a_stat_that_fails_is_logged_once_and_changes_nothing(
     open_store: Open,
     write_tokens: WriteTokens,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     code: int,
 ) -> None:
-    """Nobody can tell whether the file is there: it is served on, and looked at again."""
+    """It is unknown whether the file is there: it is still served, and checked again."""
     paths = [write_tokens(range(1, 9), f"{index}.bin") for index in range(3)]
     store = open_store(*paths)
     with monkeypatch.context() as patched:
@@ -78,13 +78,12 @@ def test_a_stat_that_fails_says_nothing_and_is_said_once(
             look(store)
 
     (line,) = caplog.messages
-    assert (
-        line == f"could not look at dataset=train file=0.bin: {os.strerror(code)}; it is served on"
-    )
+    reason = os.strerror(code)
+    assert line == f"check failed, still serving dataset=train file=0.bin reason={reason}"
     look(store)
     paths[1].unlink()
     look(store)
-    assert "name=1.bin: replaced or removed" in caplog.messages[1]
+    assert "file=1.bin change=replaced or removed" in caplog.messages[1]
     assert not store.failed
 
 
@@ -105,10 +104,10 @@ def test_a_file_that_is_not_there_any_more_was_removed(
 
 
 @pytest.mark.parametrize(("then", "lost"), [(True, False), (False, True)])
-def test_what_cannot_be_read_anew_is_read_after_the_next_look(
+def test_a_reread_that_fails_is_repeated_after_the_next_check(
     open_store: Open, write_tokens: WriteTokens, then: bool, lost: bool
 ) -> None:
-    """Its new time is known by then: nothing else would lead to it again."""
+    """Its new time is known by then, so nothing else would cause another reread."""
     path = write_tokens(np.arange(1, 5000))
     other = write_tokens(np.arange(1, 9), "other.bin")
     store = open_store(path, other)
@@ -120,14 +119,14 @@ def test_what_cannot_be_read_anew_is_read_after_the_next_look(
     store.poll_file(1, lambda: answers.pop(0), run_inline)
     assert not store.failed
     store.poll_file(0, lambda: answers.pop(0), run_inline)
-    store.poll_file(1, lambda: pytest.fail("it was read once more"), run_inline)
+    store.poll_file(1, lambda: pytest.fail("it was reread"), run_inline)
 
     assert answers == []
     assert store.failed is lost
 
 
 def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any], None]:
-    """Reads tokens as a store does, but a shard only after so many failures."""
+    """Reads tokens as a store does, but a shard only after some failures."""
     right = store._read_tokens
 
     def read(spans: Spans, room: Any) -> None:
@@ -147,10 +146,10 @@ def row_of(store: Store, shard: int, patient: bool = True) -> list[int]:
         return block.tokens[0].tolist()
 
 
-def test_an_error_that_heals_costs_no_dataset_although_its_file_was_replaced(
+def test_an_error_that_goes_away_fails_no_dataset_although_its_file_was_replaced(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To replace files by rename is what operators are told to do."""
+    """Operators are told to replace files by rename."""
     path = write_tokens(range(1, 9))
     store = open_store(path)
     os.replace(write_tokens(range(11, 19), "new.bin"), path)
@@ -159,10 +158,10 @@ def test_an_error_that_heals_costs_no_dataset_although_its_file_was_replaced(
     assert row_of(store, 0) == [1, 2, 3, 4]
 
 
-def test_what_has_no_name_and_cannot_be_read_to_the_end_is_lost_where_nothing_else_leads_to_it(
+def test_a_removed_file_that_cannot_be_read_fails_the_dataset_unless_a_descriptor_is_open(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been cut; with a descriptor one can still ask."""
+    """It may have been truncated; with a descriptor its size is still known."""
     path = write_tokens(range(1, 9))
     store = open_store(path)
     path.unlink()
@@ -173,10 +172,10 @@ def test_what_has_no_name_and_cannot_be_read_to_the_end_is_lost_where_nothing_el
     assert store.failed is (store.kind == "map")
 
 
-def test_many_that_wait_for_a_file_to_heal_keep_nobody_from_another_file(
+def test_many_retries_of_one_file_do_not_block_another_file(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than there may be gathers at once."""
+    """More retries than concurrent gathers are allowed."""
     monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
     store = open_store(write_tokens(range(1, 9), "sick.bin"), write_tokens(range(11, 19)))
     tries: list[int] = []
@@ -206,10 +205,10 @@ def test_many_that_wait_for_a_file_to_heal_keep_nobody_from_another_file(
             thread.join()
 
 
-def test_files_that_never_change_are_not_looked_at(
+def test_files_that_never_change_are_not_checked(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither to keep a digest; though what was lost is lost."""
+    """Not to store a digest either; but a dataset that failed stays failed."""
     store = open_store(write_tokens(range(1, 9)), poll_rate=PollRate(never=True))
     monkeypatch.setattr(os, "stat", refusing(errno.EIO))
 
@@ -218,13 +217,13 @@ def test_files_that_never_change_are_not_looked_at(
     assert not store.unchanged_since(store.facts, lambda: False)
 
 
-def test_a_file_of_zeros_that_never_changes_is_not_looked_at_for_its_rows(
+def test_a_file_of_zeros_that_never_changes_is_not_checked_for_its_rows(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end does not tell, and nobody asks."""
+    """Its end cannot tell a truncation, and no stat call is made."""
     poll_rate = PollRate(never=True)
     store = open_store(write_tokens(np.zeros(2 << 20)), poll_rate=poll_rate)
-    monkeypatch.setattr(poll_rate, "acquire", lambda: pytest.fail("it was looked at"))
+    monkeypatch.setattr(poll_rate, "wait_turn", lambda: pytest.fail("it was checked"))
 
     for _ in range(2):
         spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([100]))
@@ -245,7 +244,7 @@ def test_a_file_touched_since_is_not_unchanged(open_store: Open, write_tokens: W
 
 
 def test_a_warm_up_ends_at_a_file_that_was_cut(open_store: Open, write_tokens: WriteTokens) -> None:
-    """And goes no further than what was there, whichever way it reads."""
+    """It ends where the file ends, in both stores."""
     path = write_tokens(np.full(4 * PIECE_BYTES // 2, 7))
     store = open_store(path)
 
@@ -256,10 +255,10 @@ def test_a_warm_up_ends_at_a_file_that_was_cut(open_store: Open, write_tokens: W
     assert warm(store, cut) == PIECE_BYTES
 
 
-def test_what_is_brought_in_by_reading_is_all_there_is_and_in_order(
+def test_a_warm_up_that_reads_yields_all_content_in_order(
     open_store: Open, write_tokens: WriteTokens
 ) -> None:
-    """So it can be hashed on the way."""
+    """So that it can be hashed on the way."""
     tokens = np.random.default_rng(3).integers(1, 1 << 16, 1_300_000)
     store = open_store(
         write_tokens(tokens[:700_001], "a.bin"), write_tokens(tokens[700_001:], "b.bin")
@@ -275,12 +274,10 @@ def test_what_is_brought_in_by_reading_is_all_there_is_and_in_order(
     assert b"".join(pieces) == (tokens.astype("<u2").tobytes() if store.kind == "pread" else b"")
 
 
-def test_a_warm_up_counts_what_lies_behind_the_tokens_of_the_last_file_too(
+def test_a_warm_up_counts_the_bytes_behind_the_tokens_of_the_last_file_too(
     tmp_path: Path, storing: Storing
 ) -> None:
-    """Another tensor, say, which need not be read: its end is the end of what has to be there for
-    a digest.
-    """
+    """Another tensor, for example, which need not be read: a digest is complete at its end."""
     header = json.dumps({
         "tokens": {"dtype": "U16", "shape": [4], "data_offsets": [0, 8]},
         "others": {"dtype": "U16", "shape": [50], "data_offsets": [8, 108]},
@@ -300,11 +297,11 @@ def test_a_warm_up_counts_what_lies_behind_the_tokens_of_the_last_file_too(
 
 @pytest.mark.parametrize("zeros", [64 << 10, 200 << 10])
 @pytest.mark.parametrize("tokens", [0, 5000])
-def test_a_file_that_ends_in_many_zeros_is_looked_at_for_its_first_rows_alone(
+def test_a_file_that_ends_in_many_zeros_is_checked_for_its_first_rows_alone(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, zeros: int,
     tokens: int,
 ) -> None:  # fmt: skip
-    """Padded shards would use up the budget otherwise, and wait for it at every frame."""
+    """Otherwise padded shards would use up the rate limit, and wait for it at every frame."""
     path = write_tokens(np.append(np.full(tokens, 257), np.zeros(zeros)))
     store = open_store(path)
     spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([tokens + 100]))
@@ -313,7 +310,7 @@ def test_a_file_that_ends_in_many_zeros_is_looked_at_for_its_first_rows_alone(
             assert not block.tokens.any()
     with monkeypatch.context() as patched:
         for name in ("stat", "fstat"):
-            patched.setattr(os, name, lambda *_: pytest.fail("it was looked at"))
+            patched.setattr(os, name, lambda *_: pytest.fail("it was checked"))
         with store.gather(spans) as block:
             assert not block.tokens.any()
     os.truncate(path, tokens)
@@ -327,10 +324,10 @@ def test_a_file_that_ends_in_many_zeros_is_looked_at_for_its_first_rows_alone(
             assert not block.tokens.any()
 
 
-def test_a_mapped_file_that_was_cut_and_removed_will_never_be_known_about(
+def test_a_mapped_file_that_was_truncated_and_removed_fails_the_dataset(
     write_tokens: WriteTokens,
 ) -> None:
-    """Its name was all that led to it: waiting for it to heal would be for ever."""
+    """Only its name led to it, so retries would never end."""
     path = write_tokens(range(1, 20_001))
     with closing(MapStore("train", [str(path)], options("<u2"), PollRate())) as store:
         os.truncate(path, 0)
@@ -341,7 +338,7 @@ def test_a_mapped_file_that_was_cut_and_removed_will_never_be_known_about(
             pass
 
 
-def test_touching_all_files_does_not_read_the_dataset_anew_for_each_of_them(
+def test_touching_all_files_does_not_reread_the_dataset_for_each_of_them(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`chmod -R` on 10,000 shards would be 10,000 times the whole corpus."""

@@ -1,4 +1,4 @@
-"""What is the matter of files that are read by pread: descriptors, threads, stale handles."""
+"""Files that are read by pread: descriptors, threads, stale handles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gathered(store: PreadStore, row_tokens: int, offsets: Sequence[int]) -> list
 
 
 def failing(right: Callable[..., int], code: int, times: int) -> Callable[..., int]:
-    """A preadv that fails so often before it reads."""
+    """A preadv that fails some times before it reads."""
     left = times
 
     def read(*arguments: Any) -> int:
@@ -82,13 +82,13 @@ def drop_from_memory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_rows_that_are_not_in_memory_are_read_all_the_same(
+def test_rows_that_are_not_in_memory_are_read_too(
     open_store: Open, write_tokens: WriteTokens, tells: bool
 ) -> None:
-    """By many threads, whether or not the file system says what is in memory."""
+    """By many threads, whether or not the file system reports what is in memory."""
     path = write_tokens(np.arange(60_000))
     store = open_store(path)
-    store._tells = tells
+    store._has_nowait = tells
     for _ in range(3):
         drop_from_memory(path)
         offsets = list(range(0, 50_000, 700))
@@ -98,12 +98,12 @@ def test_rows_that_are_not_in_memory_are_read_all_the_same(
         assert rows == [list(range(first, first + 1000)) for first in offsets]
 
 
-def test_where_no_thread_can_be_started_rows_are_read_all_the_same(
+def test_rows_are_read_even_if_no_thread_can_be_started(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the room would still hold the rows of a gather before."""
+    """Otherwise the buffer would still hold the rows of an earlier gather."""
     store = open_store(write_tokens(np.arange(60_000)))
-    store._tells = False  # then all rows are left to threads
+    store._has_nowait = False  # then all rows are left to threads
     monkeypatch.setattr(
         store._readers, "_adjust_thread_count", raising(RuntimeError("can't start new thread"))
     )
@@ -115,12 +115,12 @@ def test_where_no_thread_can_be_started_rows_are_read_all_the_same(
         assert rows == [list(range(first, first + 1000)) for first in offsets]
 
 
-def test_a_thread_that_comes_late_writes_into_no_room_that_was_lent_on(
+def test_a_late_thread_does_not_write_into_a_buffer_that_is_in_use_again(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be given to a thread may still lie in its queue."""
+    """A read that no thread has taken may still be in the queue."""
     store = open_store(write_tokens(np.arange(60_000)))
-    store._tells = False
+    store._has_nowait = False
     late: list[Callable[[], object]] = []
 
     def refuse(read: Callable[..., object], *arguments: object) -> None:
@@ -142,15 +142,15 @@ def test_a_thread_that_comes_late_writes_into_no_room_that_was_lent_on(
 def test_a_store_closed_while_rows_are_read_ends_the_gather(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that a thread has not begun is read any more."""
+    """Reads that no thread has begun are cancelled."""
     store = open_store(write_tokens(np.arange(60_000)))
-    store._tells = False
+    store._has_nowait = False
     right = os.preadv
     may_end = threading.Event()
     calls = []
 
     def close() -> None:
-        # One of the 64 shares is read by who asks, 32 by threads; the others lie in the queue.
+        # One of the 64 shares is read by the caller, 32 by threads; the others are in the queue.
         assert eventually(lambda: (len(calls), store._readers._work_queue.qsize()) == (33, 31))
         store.close()
         may_end.set()
@@ -173,7 +173,7 @@ def test_a_store_closed_while_rows_are_read_ends_the_gather(
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM])
-def test_a_file_system_that_does_not_say_what_is_in_memory_is_judged_by_time(
+def test_a_file_system_that_does_not_report_what_is_in_memory_is_judged_by_time(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """NFS has no RWF_NOWAIT, nor have old kernels; and a sandbox may forbid it."""
@@ -199,7 +199,7 @@ def test_a_file_system_that_does_not_say_what_is_in_memory_is_judged_by_time(
     assert store.cold
 
 
-def test_what_was_opened_is_served_on_whatever_its_name_stands_for(
+def test_the_opened_file_is_served_whatever_its_name_leads_to(
     open_store: Open, write_tokens: WriteTokens
 ) -> None:
     path = write_tokens(np.arange(5000))
@@ -232,16 +232,16 @@ def test_descriptors_are_closed_with_the_store_and_after_a_failed_start(
 def test_more_files_than_there_may_be_descriptors_are_an_error_that_says_the_cure(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Or the server would stop in the middle of opening them, with a word of no help."""
+    """Otherwise the server would fail while opening them, with an unhelpful error."""
     for index in range(900):
         (tmp_path / f"{index:03}.bin").write_bytes(b"\1\0\2\0\3\0")
     few = ("bash", "-c", 'ulimit -n 1024; exec "$@"', "-")
 
-    with pytest.raises(AssertionError, match="900 files are read by a descriptor each") as caught:
+    with pytest.raises(AssertionError, match="900 files need a descriptor each") as caught:
         serve("--data", tmp_path, "--read", "pread", wrapper=few)
 
     told = str(caught.value)
-    assert "may have 1024" in told
+    assert "the hard limit is 1024" in told
     assert "ulimit -Hn" in told
     assert "--read map" in told
 
@@ -262,14 +262,14 @@ def test_the_soft_limit_of_descriptors_is_raised_as_far_as_it_takes(
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO])
-def test_an_error_that_heals_is_no_error(
+def test_an_error_that_goes_away_is_retried(
     open_store: Open,
     write_tokens: WriteTokens,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     code: int,
 ) -> None:
-    """A failover takes a moment; the log says once that there was one."""
+    """A failover takes a moment; it is logged once."""
     store = open_store(write_tokens(np.arange(5000)))
     for _ in range(3):
         with monkeypatch.context() as patched:
@@ -277,13 +277,13 @@ def test_an_error_that_heals_is_no_error(
             assert gathered(store, 3, [4000]) == [[4000, 4001, 4002]]
 
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("cannot be read dataset=train file=train.bin: ")
+    assert caplog.messages[0].startswith("read failed, retrying dataset=train file=train.bin ")
 
 
-def test_an_error_that_lasts_is_unreadable_and_then_heals(
+def test_an_error_that_lasts_is_unreadable_until_it_goes_away(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dataset is served on: whoever asks later gets what it asks for."""
+    """The dataset is still served: later calls get their rows."""
     store = open_store(write_tokens(np.arange(5000)))
     with monkeypatch.context() as patched:
         patched.setattr(os, "preadv", failing(os.preadv, errno.EIO, 1 << 30))
@@ -298,10 +298,10 @@ def test_an_error_that_lasts_is_unreadable_and_then_heals(
     assert gathered(store, 3, [0]) == [[0, 1, 2]]
 
 
-def test_a_stale_handle_is_opened_anew_where_it_is_the_same_file(
+def test_a_stale_handle_is_reopened_if_it_is_the_same_file(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failover a server may not know what was opened before: no waiting heals that."""
+    """After a failover a file server may have lost its handles: waiting does not help."""
     path = write_tokens(np.arange(5000))
     store = open_store(path)
     (descriptor,) = store._descriptors
@@ -323,10 +323,10 @@ def test_a_stale_handle_is_opened_anew_where_it_is_the_same_file(
     assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_NONBLOCK
 
 
-def test_a_file_that_a_failover_moved_to_another_device_is_still_watched(
+def test_a_file_that_a_failover_moved_to_another_device_is_still_checked(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would be another file for ever, and a cut of it no loss."""
+    """Otherwise it would always be another file, and a truncation would not be found."""
     path = write_tokens(np.arange(5000))
     store = open_store(path)
     before = FileStat.of(path.stat())

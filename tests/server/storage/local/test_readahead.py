@@ -1,4 +1,4 @@
-"""Advice where the corpus is cold, and silence where it is warm."""
+"""Read-ahead while the corpus is cold, and none while it is warm."""
 
 from __future__ import annotations
 
@@ -47,16 +47,14 @@ def resident_share(corpus: MapStore, windows: Spans) -> float:
     return float(np.mean([syscalls.resident(address, 4096) for address in first.tolist()]))
 
 
-@pytest.mark.parametrize("run_inline", [True, False])
-def test_advised_windows_are_read_before_anybody_gathers_them(
-    corpus: MapStore, run_inline: bool
-) -> None:
+@pytest.mark.parametrize("batched", [True, False])
+def test_advised_windows_are_read_before_they_are_gathered(corpus: MapStore, batched: bool) -> None:
     """Cold random windows are read many at a time instead of one by one."""
     windows = some_windows()
     drop_from_memory(corpus)
     assert resident_share(corpus, windows) < 0.5
     readahead = ReadAhead(corpus)
-    corpus._at_once = run_inline
+    corpus._batched = batched
 
     readahead.advise(windows)
 
@@ -66,7 +64,7 @@ def test_advised_windows_are_read_before_anybody_gathers_them(
         time.sleep(0.001)
 
 
-def test_a_warm_corpus_is_left_in_peace(corpus: MapStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_corpus_gets_no_advice(corpus: MapStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Advice costs more than the gather of a row that is in memory."""
     given: list[int] = []
     monkeypatch.setattr(syscalls, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
@@ -85,7 +83,7 @@ def test_a_warm_corpus_is_left_in_peace(corpus: MapStore, monkeypatch: pytest.Mo
 def test_faults_outweigh_what_the_kernel_says_is_resident(
     corpus: MapStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of files that we could not write it says that everything is: only faults show the truth."""
+    """For files that this process may not write it reports all pages: only faults tell."""
     given: list[int] = []
     monkeypatch.setattr(syscalls, "resident", lambda *_: True)
     monkeypatch.setattr(syscalls, "read_ahead", lambda ranges: given.append(len(ranges)) or True)

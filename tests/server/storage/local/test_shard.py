@@ -1,4 +1,4 @@
-"""What is known of a token file: the end of it, above all."""
+"""What is known of a token file, above all its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refuse(*_: object) -> int:
 def test_the_sentinel_is_the_last_byte_that_is_not_0(
     tmp_path: Path, zeros_bytes: int, are_written: bool
 ) -> None:
-    """A hole behind it, or zeros that somebody wrote."""
+    """Behind it are a hole, or zeros that were written."""
     found = tail(write(tmp_path / "x.bin", zeros_bytes, are_written=are_written))
 
     assert (found.sentinel_byte, found.sentinel_value) == (20 * PAGE_BYTES - 1, 7)
@@ -51,7 +51,7 @@ def test_behind_64_kib_of_zeros_there_is_none(tmp_path: Path, are_written: bool)
 def test_of_a_long_hole_only_one_page_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten thousand sparse files would have 640 MB to be looked through."""
+    """Otherwise 640 MB of ten thousand sparse files would be searched."""
     read_bytes = []
     right = os.pread
 

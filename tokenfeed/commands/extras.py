@@ -1,0 +1,31 @@
+"""What is installed with an extra, and what a command says where it is missing."""
+
+from __future__ import annotations
+
+import sys
+from importlib import util
+
+
+def is_installed(package: str) -> bool:
+    """Say whether a package can be imported, without importing it."""
+    return bool(sys.modules.get(package) or util.find_spec(package))
+
+
+def require_installed(command: str, extra: str, *packages: str) -> None:
+    """Exit with code 1 and a line on stderr unless all packages are installed.
+
+    To be called before they are imported.  extra: what they come with.
+    """
+    for package in packages:
+        if not is_installed(package):
+            raise SystemExit(f"error: {command}: {missing(package, extra)}")
+
+
+def missing(package: str | ImportError, extra: str) -> str:
+    """Return what to say of a package that is not installed, or cannot be imported."""
+    problem = f"{package} is missing"
+    if isinstance(package, ModuleNotFoundError):
+        problem = f"{package.name} is missing"
+    elif isinstance(package, ImportError):
+        problem = str(package)
+    return f"{problem}: pip install 'tokenfeed[{extra}]' (in a clone, '.[{extra}]')"
