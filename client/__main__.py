@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.commands import program
+from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.sampling import orders
@@ -64,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     showing.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="tokenizer.json that decodes the rows; needs the tokenizers package",
+        help='print text: a tokenizer.json, which needs the tokenizers package, or "bytes"',
     )
     showing.set_defaults(run=run_show, parser=showing)
 
@@ -215,23 +216,14 @@ def run_bench(arguments: argparse.Namespace) -> None:
         print(measure(feed, duration_seconds))
 
 
-def _decoder(tokenizer_path: str | None) -> Callable[[npt.NDArray[np.unsignedinteger]], str]:
-    if tokenizer_path is None:
+def _decoder(tokenizer: str | None) -> Callable[[npt.NDArray[np.unsignedinteger]], str]:
+    if tokenizer is None:
         return lambda row: (
             " ".join(map(str, row[:_TOKENS_SHOWN].tolist()))
-            + (" ..." if len(row) > _TOKENS_SHOWN else "")
+            + (f" ... ({len(row)} tokens)" if len(row) > _TOKENS_SHOWN else "")
         )
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
-    try:
-        tokenizer = Tokenizer.from_file(tokenizer_path)
-    except Exception as error:  # the library raises plain Exception
-        raise InvalidRequest(
-            "--tokenizer", f"{tokenizer_path} cannot be read as a tokenizer.json: {error}"
-        ) from error
-    return lambda row: repr(tokenizer.decode(row.tolist()))
+    decode = decoder(tokenizer)
+    return lambda row: repr(decode(row.tolist()))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenfeed.commands import program
-from tokenfeed.commands.extras import missing
-from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.commands.decoding import decoder
+from tokenfeed.errors import TokenfeedError
 from tokenfeed.stream.position import require_range
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="tokenizer.json to decode these tokens; needs the tokenizers package",
+        help='decode them: "bytes", or a tokenizer.json, which needs the tokenizers package',
     )
     return parser
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> None:
+def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
     """Print what is known about a dataset.  Raises: TokenfeedError."""
     store, layout = dataset.store, dataset.store.shards[0].layout
     print(f"dataset {dataset.name}")
@@ -107,8 +107,8 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer_path: str | None) -> Non
     count = min(max(0, tokens_shown), layout.token_count)
     tokens = np.frombuffer(store.read(0, 0, count * store.stored.itemsize), store.stored).tolist()
     print(f"  first tokens: {' '.join(map(str, tokens))}")
-    if tokenizer_path is not None:
-        print(f"  decoded: {_decoded(tokens, tokenizer_path)!r}")
+    if tokenizer is not None:
+        print(f"  decoded: {decoder(tokenizer)(tokens)!r}")
 
 
 def _why_served(store: TokenStore) -> str:
@@ -117,19 +117,6 @@ def _why_served(store: TokenStore) -> str:
     if not store.narrowing.needs_scan:
         return ", which all of them fit"
     return ", by the checked tokens; a server checks every token, unless it has --vocab-size"
-
-
-def _decoded(tokens: list[int], tokenizer_path: str) -> str:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
-    try:
-        return str(Tokenizer.from_file(tokenizer_path).decode(tokens))
-    except Exception as error:  # the library raises Exception itself
-        raise InvalidRequest(
-            "--tokenizer", f"{tokenizer_path} cannot be read as a tokenizer.json: {error}"
-        ) from error
 
 
 if __name__ == "__main__":

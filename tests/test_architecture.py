@@ -26,7 +26,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "sampling": {"errors", "stream"},
         "wire": {"errors", "v1", "stream", "sampling"},
         "_aliases": set(),
-        "commands": {"__init__"},
+        "commands": {"__init__", "errors"},
         "__init__": {"commands"},  # only once it is touched
         "__main__": {"_aliases", "commands"},
     },
@@ -86,8 +86,8 @@ REACHES: dict[str, set[str]] = {
 EXTRA_IMPORTS: dict[str, set[str]] = {
     "server.ingest.tokenize.executors": {"ray"},
     "server.ingest.tokenize.tokenizer": {"tokenizers"},
-    "server.inspect": {"tokenizers"},
-    "client.__main__": {"tokenizers", "torch"},
+    "tokenfeed.commands.decoding": {"tokenizers"},
+    "client.__main__": {"torch"},
 }
 # What only acts, and has no place where it is decided which tokens arrive.
 ACTS = {"os", "socket", "threading", "time", "subprocess", "asyncio", "multiprocessing", "signal"}

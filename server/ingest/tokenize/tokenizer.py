@@ -12,12 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
+from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.errors import InvalidRequest
-
-BYTES = "bytes"
-"""Name of the tokenizer for which each byte of UTF-8 is a token."""
-END_OF_BYTES = "<|endoftext|>"
-"""Its only special token: 256."""
 
 
 @dataclass(frozen=True, slots=True)
