@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
@@ -35,10 +36,12 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse_dataset(arguments: argparse.Namespace) -> tuple[Source, FormatOptions]:
     """Return the dataset of a command line.  Raises: InvalidCorpus."""
-    source, *others = parse_datasets(arguments.data)
+    source, *others = sources = parse_datasets(arguments.data)
     if others:
-        folder = arguments.data[0]
-        raise InvalidCorpus(folder, f"has several datasets; pass one: {folder}/{source.name}")
+        folders = [os.path.dirname(one.paths[0]) for one in sources]
+        raise InvalidCorpus(
+            arguments.data[0], f"has several datasets; pass one: {' or '.join(folders)}"
+        )
     return source, FormatOptions.parse(arguments.format, arguments.dtype, source.tensor)
 
 

@@ -91,6 +91,7 @@ def parse_data(words: Sequence[str]) -> Source:
     Raises: InvalidCorpus if there is no such file, or no name can be derived.
     """
     name, first = _without_name(words[0])
+    _require_one_split((first, *words[1:]))
     parts = [_without_tensor(word) for word in (first, *words[1:])]
     tensors = {tensor for _, tensor in parts}
     if len(tensors) > 1:
@@ -111,6 +112,19 @@ def require_distinct_names(sources: Sequence[Source]) -> None:
                 "name one: --data NAME=PATH",
             )
         seen[source.name] = source
+
+
+def _require_one_split(words: Sequence[str]) -> None:
+    """Raise InvalidCorpus for two splits of one ingest: train and val are no dataset together."""
+    seen: dict[str, str] = {}
+    for word in filter(os.path.isdir, words):
+        ingest, split = os.path.split(os.path.abspath(word))
+        if (
+            os.path.exists(os.path.join(ingest, MANIFEST))
+            and seen.setdefault(ingest, split) != split
+        ):
+            problem = f"is another split than {seen[ingest]} of the same ingest"
+            raise InvalidCorpus(word, f"{problem}; pass each as a dataset of its own")
 
 
 def _without_name(word: str) -> tuple[str, str]:

@@ -216,3 +216,18 @@ def test_a_folder_of_text_is_text_unless_it_has_tokens(tmp_path: Path) -> None:
     source = parse_text([f"web={tmp_path}"])
     assert (source.name, names(source.paths)) == ("web", ["a.txt", "b.jsonl"])
     assert parse_text([str(tmp_path / "*.jsonl")]).name == "b"
+
+
+def test_two_splits_of_one_ingest_are_no_dataset_together(tmp_path: Path) -> None:
+    """A run that trains on both has seen what it is validated on."""
+    for place in ("corpus/train", "corpus/val", "other/train"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "0.ds").write_bytes(b"12")
+        (tmp_path / place).with_name("manifest.json").write_text("{}")
+    train, val, other = (
+        str(tmp_path / place) for place in ("corpus/train", "corpus/val", "other/train")
+    )
+
+    with pytest.raises(InvalidCorpus, match="val: is another split than train of the same ingest"):
+        parse_data([f"both={train}", val])
+    assert len(parse_data([train, other]).paths) == 2
