@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import TokenChecks, full_digest, open_dataset
-from .datasets.sources import Source
+from .datasets.sources import DatasetSource
 from .runtime.output import print_error
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def verify(source: Source, options: FormatOptions, storing: Storing | None = None) -> None:
+def verify(source: DatasetSource, options: FormatOptions, storing: Storing | None = None) -> None:
     """Read a dataset in full, compare its digest with the stored one, and store it.
 
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
-from ..datasets.sources import Source, parse_datasets
+from ..datasets.sources import DatasetSource, parse_datasets
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS
 
@@ -34,7 +34,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_dataset(arguments: argparse.Namespace) -> tuple[Source, FormatOptions]:
+def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, FormatOptions]:
     """Return the dataset of a command line.  Raises: InvalidCorpus."""
     source, *others = sources = parse_datasets(arguments.data)
     if others:

@@ -18,7 +18,13 @@ from tokenfeed.wire.frame import require_fast_checksum
 
 from ..datasets import loss_masks
 from ..datasets.dataset import Dataset, TokenChecks, open_dataset
-from ..datasets.sources import Source, is_text, parse_datasets, parse_text, require_distinct_names
+from ..datasets.sources import (
+    DatasetSource,
+    is_text,
+    parse_datasets,
+    parse_text,
+    require_distinct_names,
+)
 from ..datasets.text_cache import TextCache
 from ..datasets.warmup import WarmUp
 from ..rpc import listener
@@ -195,7 +201,7 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     return datasets
 
 
-def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Source]:
+def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[DatasetSource]:
     """Return the datasets of one --data. Text is ingested first.  Raises: TokenfeedError."""
     if not is_text(words):
         return parse_datasets(words)

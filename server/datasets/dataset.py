@@ -24,7 +24,7 @@ from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, digest_of, fingerprint_of
 from .loss_masks import require_listed
 from .manifest import ManifestSplit
-from .sources import Source
+from .sources import DatasetSource
 
 _LOG = logging.getLogger("tokenfeed.server")
 _PROGRESS_SECONDS = 5.0
@@ -112,25 +112,28 @@ class TokenChecks:
 
 
 def open_dataset(
-    source: Source, options: FormatOptions, checks: TokenChecks, storing: Storing | None = None
+    source: DatasetSource,
+    options: FormatOptions,
+    checks: TokenChecks,
+    storing: Storing | None = None,
 ) -> Dataset:
     """Open a dataset's files, check them and compute their fingerprint.
 
     Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
-    if source.made is not None:
-        require_listed(source.made)
+    if source.split is not None:
+        require_listed(source.split)
     store, why_store = open_store(source.name, source.paths, options, storing or Storing())
     try:
-        return dataset_of(store, checks, source.made, why_store)
+        return dataset_of(store, checks, source.split, why_store)
     except BaseException:
         store.close()
         raise
 
 
 def dataset_of(
-    store: TokenStore, checks: TokenChecks, made: ManifestSplit | None = None, why_store: str = ""
+    store: TokenStore, checks: TokenChecks, split: ManifestSplit | None = None, why_store: str = ""
 ) -> Dataset:
     """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
 
@@ -151,13 +154,13 @@ def dataset_of(
             token_max = max(token_max, block.token_max)
     store.narrow(token_max)
     fingerprint = fingerprint_of(store, first_pass)
-    if made is not None and made.fingerprint != fingerprint:
+    if split is not None and split.fingerprint != fingerprint:
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
         raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
     if whole:
         digest = digest_of(store, (block.sha256 for block in first_pass))
-    elif made is not None:
-        digest = made.digest
+    elif split is not None:
+        digest = split.digest
     else:
         digest = store.kept_digest()
     return Dataset(store.name, store, fingerprint, Digest(digest), why_store)

@@ -15,7 +15,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..runtime.exceptions import log_safe_name
 from ..storage.formats.datatrove import SUFFIX
 from .manifest import ManifestSplit
-from .sources import Source
+from .sources import DatasetSource
 
 _LOG = logging.getLogger("tokenfeed.server")
 _OPTION = "--ignore-loss-mask"
@@ -35,7 +35,7 @@ def masks_beside(paths: Sequence[str]) -> list[str]:
     return found
 
 
-def require_none(source: Source, *, ignored: bool) -> None:
+def require_none(source: DatasetSource, *, ignored: bool) -> None:
     """Refuse a dataset that has masks, or warn if they are ignored on purpose.
 
     Raises: InvalidCorpus, with the path of the first mask.
@@ -56,9 +56,9 @@ def require_none(source: Source, *, ignored: bool) -> None:
         )
 
 
-def require_listed(made: ManifestSplit) -> None:
+def require_listed(split: ManifestSplit) -> None:
     """Raise InvalidCorpus unless each mask of a manifest exists and has the listed size."""
-    for path, size_bytes in made.loss_masks:
+    for path, size_bytes in split.loss_masks:
         try:
             found = os.stat(path).st_size
         except OSError as error:

@@ -21,20 +21,20 @@ _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DatasetSource:
     """A dataset of the command line.
 
     name: on the wire.  paths: its shards in order, at least one.  tensor: which one of each file to
-    serve, if a file has several.  made: its split of a manifest, if it was ingested.
+    serve, if a file has several.  split: its split of a manifest, if it was ingested.
     """
 
     name: str
     paths: tuple[str, ...]
     tensor: str | None = None
-    made: ManifestSplit | None = None
+    split: ManifestSplit | None = None
 
 
-def parse_datasets(words: Sequence[str]) -> list[Source]:
+def parse_datasets(words: Sequence[str]) -> list[DatasetSource]:
     """Return the datasets of the words after one --data.
 
     A folder of ingested text is a dataset for each split: train and val, or NAME-train and
@@ -46,9 +46,9 @@ def parse_datasets(words: Sequence[str]) -> list[Source]:
     if splits is None:
         return [parse_data(words)]
     if len(splits) == 1:
-        return [Source(name or splits[0].name, splits[0].paths, made=splits[0])]
+        return [DatasetSource(name or splits[0].name, splits[0].paths, split=splits[0])]
     return [
-        Source(f"{name}-{split.name}" if name else split.name, split.paths, made=split)
+        DatasetSource(f"{name}-{split.name}" if name else split.name, split.paths, split=split)
         for split in splits
     ]
 
@@ -74,14 +74,14 @@ def _is_text(path: str) -> bool:
     return path.endswith(TEXT_SUFFIXES)
 
 
-def parse_text(words: Sequence[str]) -> Source:
+def parse_text(words: Sequence[str]) -> DatasetSource:
     """Return the name and the text files of the words after one --data.  Raises: InvalidCorpus."""
     name, first = _without_name(words[0])
     paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
-    return Source(name or _own_name(first, paths[0]), tuple(paths))
+    return DatasetSource(name or _own_name(first, paths[0]), tuple(paths))
 
 
-def parse_data(words: Sequence[str]) -> Source:
+def parse_data(words: Sequence[str]) -> DatasetSource:
     """Return the dataset of the words after one --data: [NAME=]PATH [PATH ...].
 
     A path may be a file, a glob or a folder. The files of a glob and of a folder come in byte order
@@ -98,12 +98,12 @@ def parse_data(words: Sequence[str]) -> Source:
         raise InvalidCorpus(first, "has another #TENSOR than other files of the dataset")
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
-    return Source(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
+    return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
 
 
-def require_distinct_names(sources: Sequence[Source]) -> None:
+def require_distinct_names(sources: Sequence[DatasetSource]) -> None:
     """Raise InvalidRequest if two datasets have the same name."""
-    seen: dict[str, Source] = {}
+    seen: dict[str, DatasetSource] = {}
     for source in sources:
         if other := seen.get(source.name):
             raise InvalidRequest(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from .manifest import VERSION, read_manifest
-from .sources import Source, parse_datasets
+from .sources import DatasetSource, parse_datasets
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -40,7 +40,7 @@ class TextCache:
     append_token: str | None
     cache: str
 
-    def tokenized(self, text: Source, words: Sequence[str]) -> Source:
+    def tokenized(self, text: DatasetSource, words: Sequence[str]) -> DatasetSource:
         """Return the tokens of text. Ingests it if it is not in the cache.
 
         words: the files as given on the command line.  Raises: InvalidCorpus.
@@ -54,9 +54,9 @@ class TextCache:
             problem = "changed while it was ingested, or files were added; start again"
             raise InvalidCorpus(text.paths[0], problem)
         (found,) = parse_datasets([folder])
-        return Source(text.name, found.paths, made=found.made)
+        return DatasetSource(text.name, found.paths, split=found.split)
 
-    def _ingest(self, text: Source, words: Sequence[str], folder: str) -> None:
+    def _ingest(self, text: DatasetSource, words: Sequence[str], folder: str) -> None:
         command = [sys.executable, "-m", "tokenfeed.server.ingest", *map(os.path.abspath, words)]
         command += ["--wait", f"--out={folder}", f"--parent-pid={os.getpid()}"]
         command += [f"--tokenizer={self.tokenizer}", f"--text-column={self.text_column}"]

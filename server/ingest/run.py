@@ -23,7 +23,7 @@ from ..datasets.dataset import TokenChecks, full_digest, open_dataset
 from ..datasets.loss_masks import mask_path
 from ..datasets.manifest import NAME as MANIFEST
 from ..datasets.manifest import VERSION, WORK_FOLDER, read_manifest
-from ..datasets.sources import Source as TokenSource
+from ..datasets.sources import DatasetSource
 from ..storage.files import open_file
 from ..storage.formats import FormatOptions
 from .inputs import READERS
@@ -367,7 +367,7 @@ def _split_facts(
     folder: str, name: str, counts: SplitProgress, *, dtype: str, has_mask: bool
 ) -> dict[str, Any]:
     names = list(map(shard_name, range(len(counts.shards))))
-    source = TokenSource(name, tuple(os.path.join(folder, shard) for shard in names))
+    source = DatasetSource(name, tuple(os.path.join(folder, shard) for shard in names))
     dataset = open_dataset(
         source, FormatOptions.parse("datatrove", dtype, None), TokenChecks(serves=False)
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
-from server.datasets.sources import Source
+from server.datasets.sources import DatasetSource
 from server.storage.choice import Storing
 from server.storage.formats import FormatOptions
 from tests.conftest import WriteTokens
@@ -29,7 +29,7 @@ def open_(storing: Storing) -> Iterator[OpenDataset]:
     opened: list[Dataset] = []
 
     def start(*paths: Path, dtype: str | None = None, checks: TokenChecks | None = None) -> Dataset:
-        source = Source("train", tuple(map(str, paths)))
+        source = DatasetSource("train", tuple(map(str, paths)))
         opened.append(open_dataset(source, options(dtype), checks or TokenChecks(), storing))
         return opened[-1]
 
@@ -276,7 +276,9 @@ def served(tmp_path: Path, storing: Storing) -> Iterator[tuple[Path, Dataset]]:
     """A file of 10 kB and its dataset; what is done to it now shows in its times."""
     path = tmp_path / "train.bin"
     np.arange(1, 5000).astype("<u2").tofile(path)
-    dataset = open_dataset(Source("train", (str(path),)), FormatOptions(), TokenChecks(), storing)
+    dataset = open_dataset(
+        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storing
+    )
     let_time_pass(path)
     yield path, dataset
     dataset.close()
@@ -311,7 +313,9 @@ def test_a_file_overwritten_with_invalid_tokens_fails_too(tmp_path: Path, storin
     """It can be read, and is another."""
     path = tmp_path / "train.npy"
     np.save(path, np.arange(1, 5000, dtype="<i4"))
-    dataset = open_dataset(Source("train", (str(path),)), FormatOptions(), TokenChecks(), storing)
+    dataset = open_dataset(
+        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storing
+    )
     status = path.stat()
     let_time_pass(path)
     with path.open("r+b") as file:

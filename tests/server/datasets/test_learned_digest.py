@@ -22,7 +22,7 @@ from server.datasets import warmup
 from server.datasets.content import InOrder
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.manifest import ManifestSplit
-from server.datasets.sources import Source
+from server.datasets.sources import DatasetSource
 from server.datasets.warmup import WarmUp, take_digest
 from server.storage.choice import Storing
 from server.storage.local.sidecar import read_sidecar
@@ -59,7 +59,7 @@ def opened(storing: Storing) -> Open:
     """Open a dataset: opened(paths, made)."""
 
     def start(paths: list[Path], made: ManifestSplit | None = None) -> Dataset:
-        source = Source("train", tuple(map(str, paths)), made=made)
+        source = DatasetSource("train", tuple(map(str, paths)), split=made)
         return open_dataset(source, options("<u2"), TokenChecks(), storing)
 
     return start

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
-from server.datasets.sources import Source
+from server.datasets.sources import DatasetSource
 from server.rpc.fair_scheduler import FairScheduler
 from server.rpc.frame_producer import FrameProducer
 from server.storage.choice import Storing
@@ -54,7 +54,7 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     paths: list[Path] = [
         write_tokens(np.arange(1, ROWS * T + 2), name) for name in ("well.bin", "sick.bin")
     ]
-    source = Source("train", tuple(map(str, paths)))
+    source = DatasetSource("train", tuple(map(str, paths)))
     dataset = open_dataset(source, FormatOptions(), TokenChecks(), storing)
     scheduler = FairScheduler(1)
     store = dataset.store
@@ -98,7 +98,9 @@ def test_a_failed_read_is_still_retried(
 ) -> None:
     """Both with and without a slot."""
     path = write_tokens(np.arange(1, ROWS * T + 2))
-    dataset = open_dataset(Source("train", (str(path),)), FormatOptions(), TokenChecks(), storing)
+    dataset = open_dataset(
+        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storing
+    )
     store = dataset.store
     assert isinstance(store, LocalStore)
     right = store._read_tokens

@@ -20,7 +20,7 @@ from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
-from server.datasets.sources import Source
+from server.datasets.sources import DatasetSource
 from server.rpc import listener
 from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
@@ -126,7 +126,7 @@ def serving(
 
 
 @contextmanager
-def opened(*sources: Source) -> Iterator[dict[str, Dataset]]:
+def opened(*sources: DatasetSource) -> Iterator[dict[str, Dataset]]:
     datasets = {
         source.name: open_dataset(source, options("<u2"), TokenChecks()) for source in sources
     }
@@ -149,7 +149,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Dat
     folder = tmp_path_factory.mktemp("service")
     short = (write(folder / "short-0.bin", 300, seed=1), write(folder / "short-1.bin", 100, seed=2))
     with opened(
-        Source("long", (write(folder / "long.bin", 20_000),)), Source("short", short)
+        DatasetSource("long", (write(folder / "long.bin", 20_000),)), DatasetSource("short", short)
     ) as both:
         yield both
 
@@ -350,7 +350,7 @@ def test_a_row_above_the_limit_is_refused(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate((1 << 30) + 4096)  # a hole: it takes no room on the disk
     with (
-        opened(Source("huge", (str(path),))) as datasets,
+        opened(DatasetSource("huge", (str(path),))) as datasets,
         serving(datasets, 1 << 40) as peer,
     ):
         found = peer.refusal(
@@ -823,7 +823,9 @@ def test_a_failure_in_mid_stream_leaves_whole_frames_and_a_discreet_end(
 
 def test_a_file_cut_short_is_data_loss_for_its_dataset_alone(tmp_path: Path) -> None:
     """The caller learns that no retry helps here, and no path; the other dataset is served on."""
-    sources = [Source(name, (write(tmp_path / f"{name}.bin", 9000),)) for name in ("cut", "whole")]
+    sources = [
+        DatasetSource(name, (write(tmp_path / f"{name}.bin", 9000),)) for name in ("cut", "whole")
+    ]
     with opened(*sources) as datasets, serving(datasets) as peer:
         request = {"context_length": 8999, "batch_size": 1, "num_batches": 1}
         assert len(peer.rows(asking(dataset="cut", **request))) == 1
