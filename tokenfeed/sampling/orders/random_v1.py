@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .mix import mix, reduce_64, subkeys
+from .splitmix import mix, reduce_64, subkeys
 
 NAME = "random-1"
 USES_SEED = True

@@ -14,7 +14,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from .mix import Words, mix, reduce_32, subkeys
+from .splitmix import Words, mix, reduce_32, subkeys
 
 NAME = "shuffled-1"
 USES_SEED = True
