@@ -34,6 +34,11 @@ from .validation import first_position, seconds
 
 _WAIT_SECONDS = 5.0
 _TOKENS_SHOWN = 16
+_TARGET_HELP = "address of a server, or unix:PATH"
+_ENVIRONMENT = (
+    "TLS files and a token are read from the environment: TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, "
+    "TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or TOKENFEED_TOKEN_FILE"
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,32 +50,50 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    describing = commands.add_parser("describe", help="print what a server serves")
-    describing.add_argument("target", metavar="HOST:PORT")
+    describing = commands.add_parser(
+        "describe",
+        help="print what a server serves",
+        description="Print what a server serves: datasets, orders, fingerprints and limits.",
+        epilog=_ENVIRONMENT,
+    )
+    describing.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP)
     describing.add_argument(
-        "--context-length", type=int, metavar="T", help="also count the windows of T tokens"
+        "--context-length",
+        type=int,
+        metavar="T",
+        help="also print how many windows of T tokens each order has",
     )
     describing.set_defaults(run=run_describe, parser=describing)
 
-    showing = commands.add_parser("show", help="print one batch")
-    showing.add_argument("target", metavar="HOST:PORT")
+    showing = commands.add_parser(
+        "show",
+        help="print one batch",
+        description="Print one batch, as token ids or as text.",
+        epilog=_ENVIRONMENT,
+    )
+    showing.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP)
     _add_stream_arguments(showing, batch_size=4, context_length=64)
     showing.add_argument(
         "--start-sample",
         type=int,
         default=0,
         metavar="SAMPLE",
-        help="sample index of the first row (default: %(default)s)",
+        help="sample index of the first row, from 0 (default: %(default)s)",
     )
     showing.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help='print text: a tokenizer.json, which needs the tokenizers package, or "bytes"',
+        help='print text: "bytes", or a tokenizer.json, which needs the tokenizers package',
     )
     showing.set_defaults(run=run_show, parser=showing)
 
-    benching = commands.add_parser("bench", help="measure how fast batches arrive; needs torch")
-    benching.add_argument("target", metavar="HOST:PORT")
+    benching = commands.add_parser(
+        "bench",
+        help="measure how fast batches arrive; needs torch",
+        description="Measure how fast batches arrive on this machine; needs torch.",
+        epilog=_ENVIRONMENT,
+    )
+    benching.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP)
     _add_stream_arguments(benching, batch_size=32, context_length=2048)
     benching.add_argument(
         "--seconds",
@@ -90,16 +113,18 @@ def _add_stream_arguments(
 ) -> None:
     """Add the options that select a stream, with the defaults of a command."""
     parser.add_argument(
-        "--batch-size", type=int, default=batch_size, help="rows of a batch (default: %(default)s)"
+        "--batch-size", type=int, default=batch_size, help="rows per batch (default: %(default)s)"
     )
     parser.add_argument(
         "--context-length",
         type=int,
         default=context_length,
         metavar="T",
-        help="tokens of a row (default: %(default)s)",
+        help="context length: tokens of x in a row (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="shuffle seed (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the order (default: %(default)s)"
+    )
     parser.add_argument(
         "--dataset", default="", help="dataset name; optional if the server has only one"
     )
@@ -107,7 +132,7 @@ def _add_stream_arguments(
         "--order",
         default="random",
         choices=tuple(orders.LATEST),
-        help="order of the samples (default: %(default)s)",
+        help="order of the rows (default: %(default)s)",
     )
 
 

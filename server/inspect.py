@@ -33,7 +33,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_dataset_arguments(parser)
     parser.add_argument(
-        "--vocab-size", type=int, metavar="N", help="number of token ids, as for the server"
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="number of token ids; an id of N or more is an error",
     )
     parser.add_argument(
         "--tokens",
@@ -45,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help='decode them: "bytes", or a tokenizer.json, which needs the tokenizers package',
+        help='show them as text: "bytes", or a tokenizer.json, which needs the tokenizers package',
     )
     return parser
 

@@ -29,7 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.probe"),
-        description="Report the health of a server by the exit code.",
+        description="Report the health of a server by the exit code: 0 if it is SERVING, 1 if "
+        "not, or without an answer.",
         epilog="example: tokenfeed probe unix:/run/tokenfeed.sock",
     )
     parser.add_argument(

@@ -26,7 +26,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.verify"),
-        description="Read every byte of a dataset, and store its digest next to its files.",
+        description="Read every byte of a dataset, and store its digest, a hash of all of its "
+        "content, next to its files.",
         epilog="example: tokenfeed verify shards/ --dtype uint16",
     )
     add_dataset_arguments(parser)

@@ -47,8 +47,8 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         action="append",
         required=True,
         metavar=("[NAME=]PATH", "PATH"),
-        help="a dataset: token files, a glob or a folder, whose files are its shards; may be given "
-        "several times",
+        help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made; or "
+        "text, with --tokenizer; may be given several times",
     )
     group.add_argument(
         "--format",
@@ -86,7 +86,8 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "--vocab-size",
         type=int,
         metavar="N",
-        help="number of token ids; refuse to start if a checked token is N or more",
+        help="number of token ids; refuse to start if a checked token is N or more (of a corpus "
+        "above 1 GiB a sample is checked)",
     )
     group.add_argument(
         "--check-all-tokens",
@@ -96,7 +97,8 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--ignore-loss-mask",
         action="store_true",
-        help="serve shards with a loss mask (X.ds.loss) without it; prompts are then learned too",
+        help="serve shards with a loss mask (X.ds.loss) without the mask; prompts are then "
+        "learned too",
     )
     group.add_argument(
         "--warm-up-bytes",
@@ -118,10 +120,12 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "--text-column",
         default="text",
         metavar="NAME",
-        help="column of parquet and field of jsonl that has the text (default: %(default)s)",
+        help="column of parquet, or key of jsonl, that holds the text (default: %(default)s)",
     )
     group.add_argument(
-        "--append-token", metavar="TEXT", help="token after each document, such as <|endoftext|>"
+        "--append-token",
+        metavar="TEXT",
+        help="token to add after each document, such as <|endoftext|> (default: none)",
     )
     group.add_argument(
         "--cache-dir",
@@ -158,7 +162,8 @@ def _add_addresses(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allow-plaintext-token",
         action="store_true",
-        help="accept bearer tokens without TLS, on a network that is protected otherwise",
+        help="accept bearer tokens without TLS on every address, for example behind a proxy that "
+        "ends TLS",
     )
 
 
@@ -182,14 +187,15 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=512,
         metavar="N",
-        help="maximum number of concurrent streams (two threads each); further clients are told to "
-        "retry (default: %(default)s)",
+        help="maximum number of concurrent streams (up to two threads each); further clients are "
+        "told to retry (default: %(default)s)",
     )
     group.add_argument(
         "--max-streams-per-peer",
         type=int,
         metavar="N",
-        help="maximum number of streams from one address (default: half of --max-streams)",
+        help="maximum number of concurrent streams from one address (default: half of "
+        "--max-streams)",
     )
     group.add_argument(
         "--send-timeout-seconds",

@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.ingest"),
-        description="Tokenizes text (parquet, jsonl, jsonl.gz, jsonl.zst, or plain text) into "
+        description="Tokenize text (parquet, jsonl, jsonl.gz, jsonl.zst, or plain text) into "
         "token shards. After an interruption, the same command resumes.",
         epilog="example: tokenfeed ingest pages/*.parquet --out tokens --tokenizer "
         "tokenizer.json --append-token '<|endoftext|>'",
@@ -37,20 +37,38 @@ def build_parser() -> argparse.ArgumentParser:
     number = partial(add, type=int, metavar="N")
     flag = partial(add, action="store_true")
     add("sources", nargs="+", metavar="SOURCE", help="file, glob or folder of text")
-    add("--out", required=True, metavar="DIR", help="output folder, for --data of a server")
+    add(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="output folder, which --data of tokenfeed serve takes",
+    )
     add(
         "--tokenizer",
         required=True,
         metavar="PATH",
         help='tokenizer.json of Hugging Face, or "bytes": each byte of UTF-8 is a token',
     )
-    add("--text-column", metavar="NAME", help="column, or key, of the text (default: text)")
-    add("--prompt-column", metavar="NAME", help="column of prompts, which the loss mask excludes")
-    add("--response-column", metavar="NAME", help="column of the responses to these prompts")
+    add(
+        "--text-column",
+        metavar="NAME",
+        help="column of parquet, or key of jsonl, that holds the text (default: text)",
+    )
+    add(
+        "--prompt-column",
+        metavar="NAME",
+        help="column of prompts, which the loss mask excludes; needs --response-column",
+    )
+    add(
+        "--response-column",
+        metavar="NAME",
+        help="column of the responses to these prompts; both need --append-token",
+    )
     add("--prepend-token", metavar="TEXT", help="token to add before each document (default: none)")
     add("--append-token", metavar="TEXT", help="token to add after each document (default: none)")
     flag(
-        "--parse-special-tokens", help="parse special tokens in text (default: leave them as text)"
+        "--parse-special-tokens",
+        help="turn special tokens that are written in the text into tokens (default: plain text)",
     )
     add(
         "--val-fraction",
@@ -59,8 +77,10 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="F",
         help="share of documents in [0, 1), chosen by hash, for the val split (default: 0)",
     )
-    number("--shuffle-buffer", default=1, help="shuffle documents in groups of N (default: 1, off)")
-    add("--seed", type=int, default=0, help="shuffle seed (default: %(default)s)")
+    number(
+        "--shuffle-buffer", default=1, help="shuffle documents within groups of N (default: 1, off)"
+    )
+    add("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: %(default)s)")
     number(
         "--shard-tokens",
         default=100_000_000,

@@ -22,13 +22,15 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("server.__main__", "serve token files, or text, over gRPC"),
     "ingest": Command("server.ingest.__main__", "turn text into shards of tokens"),
-    "inspect": Command("server.inspect", "say what token files are"),
-    "verify": Command("server.verify", "read all of a dataset and print its digest"),
-    "probe": Command("server.probe", "say by the exit code whether a server is well"),
-    "describe": Command("client.__main__", "say what a server serves", ("describe",)),
+    "inspect": Command("server.inspect", "show what token files are"),
+    "verify": Command("server.verify", "read all of a dataset, print its digest and store it"),
+    "probe": Command("server.probe", "report by the exit code whether a server is healthy"),
+    "describe": Command("client.__main__", "show what a server serves", ("describe",)),
     "show": Command("client.__main__", "show one batch of a server", ("show",)),
-    "bench": Command("client.__main__", "measure how fast batches arrive here", ("bench",)),
-    "completion": Command("commands.completion", "print what a shell completes"),
+    "bench": Command(
+        "client.__main__", "measure how fast batches arrive on this machine", ("bench",)
+    ),
+    "completion": Command("commands.completion", "print the completion script of a shell"),
 }
 
 
@@ -36,8 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the name of a command."""
     parser = argparse.ArgumentParser(
         prog="tokenfeed",
-        description="Serves tokens to those who train language models.",
-        epilog="tokenfeed COMMAND --help says more of each",
+        description="Prepare tokens, serve them to training runs, and query the servers.",
+        epilog="tokenfeed COMMAND --help shows the options of a command",
     )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)

@@ -18,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="tokenfeed completion",
-        description="Prints what a shell completes after `tokenfeed`.",
+        description="Print the script by which a shell completes `tokenfeed` commands.",
         epilog='example: eval "$(tokenfeed completion bash)", in ~/.bashrc',
     )
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
