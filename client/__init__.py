@@ -82,7 +82,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    from tokenfeed.commands.extras import is_installed
+    from tokenfeed.commands.extras import shown
 
-    # help() touches each of these, and RemoteBatches imports torch.
-    return [name for name in __all__ if name != "RemoteBatches" or is_installed("torch")]
+    return shown(__all__)

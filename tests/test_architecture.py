@@ -7,7 +7,6 @@ import subprocess
 import sys
 from graphlib import TopologicalSorter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -159,15 +158,11 @@ def test_no_folder_has_more_entries_than_one_takes_in_at_a_glance() -> None:
     crowded = {
         folder: count
         for folder in folders()
-        if (count := sum(_is_entry(path) for path in modules()[folder].parent.iterdir()))
+        if (count := sum(path.name != "__pycache__" for path in modules()[folder].parent.iterdir()))
         > ENTRIES_MAX
     }
 
     assert crowded == {}
-
-
-def _is_entry(path: Path) -> bool:
-    return path.name != "__pycache__"
 
 
 def test_the_sides_know_nothing_of_each_other() -> None:

@@ -37,7 +37,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from .commands.extras import is_installed
+    from .commands.extras import shown
 
-    # help() touches each of these, and RemoteBatches imports torch.
-    return [name for name in __all__ if name != "RemoteBatches" or is_installed("torch")]
+    return shown(__all__)

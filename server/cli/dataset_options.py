@@ -36,12 +36,13 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, FormatOptions]:
     """Return the dataset of a command line.  Raises: InvalidCorpus."""
-    source, *others = sources = parse_datasets(arguments.data)
-    if others:
+    sources = parse_datasets(arguments.data)
+    if len(sources) > 1:
         folders = [os.path.dirname(one.paths[0]) for one in sources]
         raise InvalidCorpus(
             arguments.data[0], f"has several datasets; pass one: {' or '.join(folders)}"
         )
+    (source,) = sources
     return source, FormatOptions.parse(arguments.format, arguments.dtype, source.tensor)
 
 

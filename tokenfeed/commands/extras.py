@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib import util
 
 
 def is_installed(package: str) -> bool:
     """Say whether a package can be imported, without importing it."""
     return bool(sys.modules.get(package) or util.find_spec(package))
+
+
+def shown(names: Iterable[str]) -> list[str]:
+    """Return the names that help() can touch: RemoteBatches imports torch."""
+    return [name for name in names if name != "RemoteBatches" or is_installed("torch")]
 
 
 def require_installed(command: str, extra: str, *packages: str) -> None:
