@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
 import statistics
@@ -21,7 +22,8 @@ def print_table(title: str, unit: str, rounds: dict[str, list[float]]) -> None:
     print(f"{'':{width}}  {f'median {unit}':>14} {'lowest':>9} {'highest':>9} {'ratio':>6}")
     for name, figures in rounds.items():
         median = statistics.median(figures)
-        line = f"{median:14.1f} {min(figures):9.1f} {max(figures):9.1f} {median / first:6.2f}"
+        ratio = median / first if first else math.nan
+        line = f"{median:14.1f} {min(figures):9.1f} {max(figures):9.1f} {ratio:6.2f}"
         print(f"{name:{width}}  {line}")
 
 

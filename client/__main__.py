@@ -195,7 +195,7 @@ def run_show(arguments: argparse.Namespace) -> None:
     decode = _decoder(arguments.tokenizer)
     spec = StreamSpec.of_dataset(
         arguments.dataset,
-        orders.find(orders.versioned(arguments.order)),
+        orders.latest(arguments.order),
         arguments.seed,
         arguments.context_length,
     )

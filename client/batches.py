@@ -127,7 +127,7 @@ class RemoteBatches(IterableDataset[Batch]):
         self._request = StreamRequest(
             StreamSpec.of_dataset(
                 text("dataset", dataset),
-                orders.find(orders.versioned(text("order", order))),
+                orders.latest(text("order", order)),
                 integer("seed", seed),
                 integer("context_length", context_length),
             ),
@@ -215,6 +215,14 @@ class RemoteBatches(IterableDataset[Batch]):
     def __enter__(self) -> RemoteBatches:
         """Return this iterator; the `with` block closes it."""
         return self
+
+    def __repr__(self) -> str:
+        """Show the shape, order and ranks, and the sample that comes next."""
+        spec, position = self._spec, self._request.position
+        return (
+            f"<RemoteBatches {position.batch_size} x {spec.context_length} {spec.order.NAME}, rank "
+            f"{position.rank} of {position.world_size}, at sample {self._cursor.sample}>"
+        )
 
     def __exit__(self, *_: object) -> None:
         """Close."""

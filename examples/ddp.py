@@ -50,6 +50,8 @@ def main() -> int:
         help="checkpoint format (default: %(default)s)",
     )
     options = arguments.parse_args()
+    if "RANK" not in os.environ:
+        arguments.error("no RANK in the environment; run it with python -m torch.distributed.run")
     torch.set_num_threads(1)
     torch.manual_seed(1337)
     dist.init_process_group("gloo")

@@ -13,9 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from tokenfeed import RemoteBatches
+from tokenfeed.commands.decoding import BYTES, decoder
 from tokenfeed.errors import TokenfeedError
 
 TOKENS_SHOWN = 12
@@ -33,15 +32,15 @@ def main() -> int:
     parser.add_argument("--steps-per-second", type=float, default=20.0)
     parser.add_argument(
         "--tokenizer",
-        type=Path,
-        help="tokenizer.json to print text instead of tokens, if it exists",
+        default="",
+        help='"bytes", or a tokenizer.json: print text instead of tokens, if the file exists',
     )
     arguments = parser.parse_args()
     # Handled like Ctrl-C: a signal without a handler does not end the first process of a container.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     path = arguments.tokenizer
-    tokenizer = Tokenizer.from_file(str(path)) if path and path.exists() else None
+    decode = decoder(path) if path == BYTES or Path(path).is_file() else list
     feed = RemoteBatches(
         arguments.targets,
         arguments.batch_size,
@@ -56,8 +55,7 @@ def main() -> int:
                 stats, first = feed.stats(), x[0, :TOKENS_SHOWN].tolist()
                 print(
                     f"step {step}: {stats.tokens:,} tokens, waited {stats.wait_seconds:.2f} s, "
-                    f"reconnected {stats.reconnects} times; "
-                    f"{(tokenizer.decode(first) if tokenizer else first)!r}",
+                    f"reconnected {stats.reconnects} times; {decode(first)!r}",
                     flush=True,
                 )
                 print_next = time.monotonic() + 1

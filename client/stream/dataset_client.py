@@ -266,12 +266,12 @@ class DatasetClient:
         if reference is None and self._fingerprint is not None:
             reference = pb.Dataset(fingerprint=self._fingerprint)
         found: pb.Dataset | None = None
-        refused: list[RequestError] = []
+        refused: list[tuple[str, RequestError]] = []
         for answer in answers:
             try:
                 self._require_usable(answer.replica, answer.described, reference)
             except RequestError as error:  # noqa: PERF203 - another server may fit
-                refused.append(without_traceback(error))
+                refused.append((answer.replica.address, without_traceback(error)))
             else:
                 self._accepted.add(answer.channel)
                 dataset = answer.described.datasets[0]
@@ -282,12 +282,13 @@ class DatasetClient:
                 if reference is None or found.digest or not reference.digest:
                     reference = found
         if found is None:
+            _, first = refused[0]
             if len(answers) == len(replicas):
-                raise refused[0]
+                raise first
             # A server that is unavailable may have the corpus.
-            raise Unreachable(refused[0].subject, refused[0].problem)
-        for refusal in refused:
-            _LOG.error("rejected server reason=%s", refusal)
+            raise Unreachable(first.subject, first.problem)
+        for address, refusal in refused:
+            _LOG.error("server rejected address=%s reason=%s", address, refusal.problem)
         self._learn_digest(found)
         return found
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 from tokenfeed.errors import Busy, ServerUnavailable, TokenfeedError, Unreachable
 
 from ..runtime.threads import without_traceback
+from ..transport.channel import CHECK_SERVER
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 
@@ -184,8 +185,7 @@ class Failover:
         if left_seconds <= 0:
             raise Unreachable(
                 str(self._replicas),
-                f"no batches for {awaited_seconds:.0f} s ({reason}). "
-                "Check that the server runs and the address is right",
+                f"no batches for {awaited_seconds:.0f} s ({reason}). {CHECK_SERVER}",
             )
         if time.monotonic() - self._logged >= _LOG_INTERVAL_SECONDS:
             self._logged = time.monotonic()

@@ -52,7 +52,9 @@ def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
 def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
     if theirs != ours:
         raise StreamMismatch(
-            address, f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}"
+            address,
+            f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}; serve the "
+            "files there that this stream began with",
         )
 
 

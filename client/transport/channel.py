@@ -32,6 +32,9 @@ from .addresses import UNIX, host_and_port, require_address
 from .credentials import PLAINTEXT, Credentials
 from .tls_check import TLS_CHECK_SECONDS, tls_problem
 
+CHECK_SERVER = "Check that the server runs and the address is right"
+"""The cure in errors about a server that does not answer."""
+
 RpcError = grpc.RpcError
 """What a call raises while it is iterated."""
 
@@ -243,6 +246,8 @@ def describe(
         channel = Channel(target, credentials=credentials)
         try:
             return channel.describe(request, timeout_seconds).result(is_first_contact=True)
+        except Unreachable as error:
+            raise Unreachable(error.subject, f"{error.problem}. {CHECK_SERVER}") from None
         finally:
             channel.close()
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenfeed.commands import program
+from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
@@ -194,6 +195,8 @@ def recipe_of(arguments: argparse.Namespace, has_text: bool) -> Any:
         ids[option] = None if text is None else load_tokenizer(tokenizer_file).token_id(text)
         if text is not None and ids[option] is None:
             problem = f"{text!r} is not a token of {tokenizer_file.name}"
+            if tokenizer_file.name == BYTES:
+                problem += f", which adds only {END_OF_BYTES}"
             raise InvalidRequest(f"--{option.replace('_', '-')}", problem)
     columns = columns_of(arguments, has_text)
     return Recipe(
@@ -233,6 +236,8 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
             f"{folder}: {split['tokens']:,} tokens, {split['documents']:,} documents, "
             f"{len(split['shards']):,} shard(s) of {made['dtype']}"
         )
+    vocab_size = made["tokenizer"]["vocab_size"]
+    print(f"vocabulary: {vocab_size:,} token ids, 0 to {vocab_size - 1:,}")
     if missing := _missing_split(made):
         print(missing)
     own, workers = (

@@ -179,7 +179,7 @@ def _require_same_job(out: str, begun: Any, job: Job) -> None:
     different = [name for name, value in facts.items() if begun.get(name) != value]
     if different:
         problem = f"contains an ingest with other {', '.join(different)}"
-        raise InvalidCorpus(out, f"{problem}; pass another --out, or remove it")
+        raise InvalidCorpus(out, f"{problem}; pass another --out, or remove this folder")
 
 
 def _encode_all(

@@ -160,7 +160,7 @@ def test_an_argument_that_cannot_be_is_refused_before_anything_is_sent(
 
 def test_an_unknown_order_is_refused_before_anything_is_sent() -> None:
     """With the names that there are."""
-    with pytest.raises(NotFound, match="random-1, shuffled-1, sequential-1"):
+    with pytest.raises(NotFound, match="is not one of random, shuffled, sequential"):
         RemoteBatches("localhost:1", 2, 4, order="shuffle")
 
 

@@ -46,7 +46,7 @@ EXPERIMENTS = (
     Experiment("flip", network.flipped, 50, 2000),
     Experiment("thin-line", network.thin_line, 4, 64, needs_root=True),
     Experiment("stall", clients.stalled_reader, 6, 300),
-    Experiment("neighbour", clients.neighbours, 1, 15),
+    Experiment("neighbor", clients.neighbors, 1, 15),
     Experiment("greedy", clients.greedy_client, 1, 15),
     Experiment("loris", clients.slow_loris, 50, 1000),
     Experiment("connect", clients.connects, 300, 10_000),

@@ -83,9 +83,9 @@ def stalled_reader(folder: Path, seconds: float, seed: int) -> Report:
     return report
 
 
-def neighbours(folder: Path, rounds: int, seed: int) -> Report:
+def neighbors(folder: Path, rounds: int, seed: int) -> Report:
     """The rate of a stream at full speed while other clients have stopped reading."""
-    report = Report("a healthy neighbour of stalled readers", rounds)
+    report = Report("a healthy neighbor of stalled readers", rounds)
     sentinel = Sentinel(folder, 2000)
     alone, contended = [], []
     with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
@@ -105,7 +105,7 @@ def neighbours(folder: Path, rounds: int, seed: int) -> Report:
     report.require_exact()
     # Noise exceeds 5 % in a few rounds, so few rounds have a looser limit.
     limit = 0.95 if rounds >= _ROUNDS_MIN else 0.5
-    report.require(kept > limit, f"a neighbour keeps {limit} of its rate")
+    report.require(kept > limit, f"a neighbor keeps {limit} of its rate")
     return report
 
 

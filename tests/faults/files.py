@@ -180,7 +180,7 @@ def _refused(folder: Path, path: Path, report: Report) -> Iterator[str]:
         finally:
             _LOG.removeHandler(messages)
         named = any(
-            f"rejected server reason={proxy.address}" in record.getMessage()
+            f"server rejected address={proxy.address} " in record.getMessage()
             for record in messages.buffer
         )
         report.hits += named and 0 < proxy.down_bytes < DESCRIPTION_BYTES

@@ -39,7 +39,10 @@ class TokenizerFile:
             return cls(BYTES, b"", parses_special)
         try:
             if not os.path.isfile(path):
-                raise InvalidRequest("--tokenizer", f"{path} is not a file")
+                raise InvalidRequest(
+                    "--tokenizer",
+                    f"{path} is not a file; pass the path of a tokenizer.json, or bytes",
+                )
             with open(path, "rb") as file:
                 content = file.read()
         except OSError as error:

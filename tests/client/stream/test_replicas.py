@@ -251,7 +251,7 @@ def test_a_known_digest_is_compared_when_servers_are_asked_about_another_context
 
         assert remote.await_described().digest == knowing.digest
     assert (
-        f"rejected server reason={address}: serves another corpus: digest {'02' * 32}"
+        f"server rejected address={address} reason=serves another corpus: digest {'02' * 32}"
         in caplog.text
     )
 
@@ -287,7 +287,10 @@ def test_a_fingerprint_selects_the_corpus_whichever_server_answers_first(
             assert feed.state_dict()["fingerprint"] == FINGERPRINT.hex()
 
     assert other.requests == []
-    assert caplog.text.count(f"rejected server reason={other.address}: serves another corpus") == 2
+    assert (
+        caplog.text.count(f"server rejected address={other.address} reason=serves another corpus")
+        == 2
+    )
 
 
 def test_a_fingerprint_that_no_server_has_is_an_error_at_once_that_names_both(
@@ -340,7 +343,9 @@ def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
 
     with feed_from([first.address, other.address]) as feed, caplog.at_level(logging.ERROR):
         next(feed)
-        assert f"rejected server reason={other.address}: serves another corpus" in caplog.text
+        assert (
+            f"server rejected address={other.address} reason=serves another corpus" in caplog.text
+        )
         samples(feed)
 
     assert other.requests == []

@@ -159,7 +159,8 @@ def test_a_replica_of_another_contract_is_left_out_and_named(
 
     assert older.requests == []
     assert (
-        caplog.text.count(f"rejected server reason={older.address}: speaks another contract") == 1
+        caplog.text.count(f"server rejected address={older.address} reason=speaks another contract")
+        == 1
     )
 
 

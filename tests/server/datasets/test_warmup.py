@@ -223,7 +223,7 @@ def test_a_corpus_that_does_not_fit_into_memory_is_left_alone(
 def test_the_operator_s_limit_goes_before_what_memory_has_room_for(
     make_corpus: MakeCorpus,
 ) -> None:
-    """A neighbour that starts later needs its memory, and 0 brings in nothing."""
+    """A neighbor that starts later needs its memory, and 0 brings in nothing."""
     corpus = make_corpus(PIECE_BYTES)
     for limit, expected in ((0, 0), (corpus.span[1] - 1, 0), (corpus.span[1], corpus.span[1])):
         warm_up = WarmUp([dataset_of(corpus)], limit)

@@ -146,21 +146,21 @@ def test_a_server_that_shuts_down_ends_calls_with_their_next_frame() -> None:
         pass
 
 
-def test_a_client_that_stops_reading_is_closed_and_its_neighbour_is_not(
+def test_a_client_that_stops_reading_is_closed_and_its_neighbor_is_not(
     serve: Serve, corpus: Path
 ) -> None:
     server = serve("--data", corpus, "--send-timeout-seconds", "1")
     with grpc.insecure_channel(server.address) as channel:
-        stalled, neighbour = (channel.unary_stream(METHOD)(ENDLESS) for _ in range(2))
+        stalled, neighbor = (channel.unary_stream(METHOD)(ENDLESS) for _ in range(2))
         next(stalled)
         end = time.monotonic() + 10
         while "stream closed" not in server.stderr and time.monotonic() < end:
-            next(neighbour)
+            next(neighbor)
 
         assert ending(stalled) is grpc.StatusCode.CANCELLED
         assert server.stderr.count("stream closed peer=") == 1
         assert "client='run-17 rank 3' reason=send_timeout" in server.stderr
-        next(neighbour)
+        next(neighbor)
 
 
 @pytest.mark.timeout(60)

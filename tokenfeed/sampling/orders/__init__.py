@@ -18,13 +18,15 @@ LATEST = {order.NAME.partition("-")[0]: order.NAME for order in _RELEASED}
 """Name without a version -> the latest name on the wire."""
 
 
-def versioned(name: str) -> str:
-    """Return the name on the wire of an order, given with or without its version."""
-    return LATEST.get(name, name)
+def latest(name: str) -> Order:
+    """Return the order of that name, which may omit the version.  Raises: NotFound."""
+    if name not in (*LATEST, *ORDERS):
+        raise NotFound("order", f"{shortened(name)!r} is not one of {', '.join(LATEST)}")
+    return ORDERS[LATEST.get(name, name)]
 
 
 def find(name: str) -> Order:
-    """Return the order of that name; an empty name stands for `random-1`.  Raises: NotFound."""
+    """Return the order of that name on the wire; "" stands for `random-1`.  Raises: NotFound."""
     try:
         return ORDERS[name or DEFAULT]
     except KeyError:
