@@ -123,7 +123,7 @@ def others(names: frozenset[str]) -> set[str]:
 
 @pytest.mark.parametrize("folder", LAYERS)
 def test_every_box_imports_only_what_is_below_it(folder: str) -> None:
-    """The path of a batch goes one way, and so does whoever reads it."""
+    """The path of a batch goes one way, and so does its reader."""
     layers = LAYERS[folder]
     found = arrows(folder)
 
@@ -154,7 +154,7 @@ def test_no_imports_go_in_a_circle() -> None:
 
 
 def test_no_folder_has_more_entries_than_one_takes_in_at_a_glance() -> None:
-    """Whoever looks for a place reads a dozen names, and not thirty."""
+    """A reader who looks for a place reads a dozen names, not thirty."""
     crowded = {
         folder: count
         for folder in folders()
@@ -200,7 +200,7 @@ def test_the_contract_is_pure(package: str) -> None:
 
 
 def test_what_a_docstring_says_it_knows_nothing_of_is_not_reached() -> None:
-    """Or it says so once, and nobody can rely on it."""
+    """Otherwise no reader can rely on what it says."""
     claims = 0
     for package, path in modules().items():
         for subject in re.findall(r"Knows nothing of (\w+)", path.read_text()):
@@ -291,7 +291,7 @@ def test_tests_are_no_packages() -> None:
 
 
 def test_generated_code_is_that_of_the_contract() -> None:
-    """Compiled anew and compared by content; `make proto-check` compares it by bytes."""
+    """Compiled again and compared by content; `make proto-check` compares it by bytes."""
     from google.protobuf import descriptor_pb2
     from grpc_tools import protoc
 

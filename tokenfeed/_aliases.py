@@ -14,9 +14,9 @@ A package that is an alias consists of this:
     alias(_package)
 
 It takes itself out of sys.modules first: other threads that import it wait until the alias is made.
-Python shows it to them for the 40 microseconds in which it reads these lines. Whoever imports it in
-that moment gets a module that forwards to ours; who imports `client.x` may get an ImportError or a
-KeyError, and in a checkout, rarely, a second copy. The long names have no such moment.
+Other threads can see it for the 40 microseconds in which Python reads these lines. A thread that
+imports it then gets a module that forwards to ours; one that imports `client.x` may get an
+ImportError or a KeyError, and in a checkout, rarely, a second copy. The long names are always safe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 
 class _Forwarding(ModuleType):
-    """A package that has been replaced, for those who hold it: it has what the other one has."""
+    """A replaced package, for code that still holds it: it has the attributes of the new one."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.modules[_long(self.__name__)], name)

@@ -22,13 +22,13 @@ def look(
     same_content: SameContent = lambda: True,
     later: Submit = run_inline,
 ) -> None:
-    """Look at every file of a store, one after the other."""
+    """Poll every file of a store once, one after the other."""
     for shard in range(len(store.shards)):
         store.poll_file(shard, same_content, later)
 
 
 def look_at_all(dataset: Dataset) -> None:
-    """Look at every file of a dataset, which reads anew what it has to."""
+    """Poll every file of a dataset once, which rereads what has changed."""
     for shard in range(len(dataset.store.shards)):
         dataset.poll_file(shard)
 

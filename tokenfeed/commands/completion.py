@@ -30,7 +30,7 @@ def main() -> int:
     require_installed("completion", "completion", "shtab")
     import shtab
 
-    # Whoever reads the script may stop after its first line.
+    # The reader of the script may stop after its first line.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     shell = build_parser().parse_args().shell
     # Each is the parser of that command, when it is asked what it is called.
