@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +35,11 @@ from .validation import first_position, seconds
 
 _WAIT_SECONDS = 5.0
 _TOKENS_SHOWN = 16
-_TARGET_HELP = "address of a server, or unix:PATH"
 _ENVIRONMENT = (
     "TLS files and a token are read from the environment: TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, "
     "TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or TOKENFEED_TOKEN_FILE"
 )
+_Add = Callable[..., argparse.Action]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,85 +51,76 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    describing = commands.add_parser(
+    def command(name: str, run: Callable[..., None], *, help: str, description: str) -> _Add:
+        """Add a command.  Returns: what adds its options."""
+        added = commands.add_parser(name, help=help, description=description, epilog=_ENVIRONMENT)
+        added.set_defaults(run=run, parser=added)
+        added.add_argument("target", metavar="HOST:PORT", help="address of a server, or unix:PATH")
+        return added.add_argument
+
+    add = command(
         "describe",
+        run_describe,
         help="print what a server serves",
         description="Print what a server serves: datasets, orders, fingerprints and limits.",
-        epilog=_ENVIRONMENT,
     )
-    describing.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP)
-    describing.add_argument(
+    add(
         "--context-length",
         type=int,
         metavar="T",
         help="also print how many windows of T tokens each order has",
     )
-    describing.set_defaults(run=run_describe, parser=describing)
 
-    showing = commands.add_parser(
+    add = command(
         "show",
+        run_show,
         help="print one batch",
         description="Print one batch, as token ids or as text.",
-        epilog=_ENVIRONMENT,
     )
-    showing.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP)
-    _add_stream_arguments(showing, batch_size=4, context_length=64)
-    showing.add_argument(
+    _add_stream_arguments(add, batch_size=4, context_length=64)
+    add(
         "--start-sample",
         type=int,
         default=0,
         metavar="SAMPLE",
         help="sample index of the first row, from 0 (default: %(default)s)",
     )
-    showing.add_argument(
+    add(
         "--tokenizer",
         metavar="PATH",
         help='print text: "bytes", or a tokenizer.json, which needs the tokenizers package',
     )
-    showing.set_defaults(run=run_show, parser=showing)
 
-    benching = commands.add_parser(
+    add = command(
         "bench",
+        run_bench,
         help="measure how fast batches arrive; needs torch",
         description="Measure how fast batches arrive on this machine; needs torch.",
-        epilog=_ENVIRONMENT,
     )
-    benching.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP)
-    _add_stream_arguments(benching, batch_size=32, context_length=2048)
-    benching.add_argument(
+    _add_stream_arguments(add, batch_size=32, context_length=2048)
+    add(
         "--seconds",
         type=float,
         default=10.0,
         help="duration of the measurement in seconds (default: %(default)s)",
     )
-    benching.add_argument(
-        "--device", default="cpu", help='torch device, such as "cuda:0" (default: %(default)s)'
-    )
-    benching.set_defaults(run=run_bench, parser=benching)
+    add("--device", default="cpu", help='torch device, such as "cuda:0" (default: %(default)s)')
     return parser
 
 
-def _add_stream_arguments(
-    parser: argparse.ArgumentParser, *, batch_size: int, context_length: int
-) -> None:
+def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) -> None:
     """Add the options that select a stream, with the defaults of a command."""
-    parser.add_argument(
-        "--batch-size", type=int, default=batch_size, help="rows per batch (default: %(default)s)"
-    )
-    parser.add_argument(
+    number = partial(add, type=int)
+    number("--batch-size", default=batch_size, help="rows per batch (default: %(default)s)")
+    number(
         "--context-length",
-        type=int,
         default=context_length,
         metavar="T",
         help="context length: tokens of x in a row (default: %(default)s)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the order (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--dataset", default="", help="dataset name; optional if the server has only one"
-    )
-    parser.add_argument(
+    number("--seed", default=0, help="seed of the order (default: %(default)s)")
+    add("--dataset", default="", help="dataset name; optional if the server has only one")
+    add(
         "--order",
         default="random",
         choices=tuple(orders.LATEST),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -15,12 +16,13 @@ from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
+from . import validation
 from .device.transfer import indexed, transfer_for, usable_device
 from .device.widening import WIDE_NUMPY, Batch, require_fits
 from .feed.agreement import rank_agreement
 from .feed.batch_reader import BatchReader
 from .feed.cursor import Cursor
-from .feed.epochs import Epoch, EpochPlan, Tail
+from .feed.epochs import TAILS, Epoch, EpochPlan, Tail
 from .feed.history import History, as_dicts
 from .feed.loaders import require_own_batches
 from .feed.ranks import Group, data_parallel
@@ -32,15 +34,6 @@ from .stream.row_stream import PREFETCH_BYTES, StreamClient
 from .transport.credentials import Credentials, with_environment
 from .transport.replicas import Targets
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .validation import (
-    count,
-    first_position,
-    hash_digits,
-    integer,
-    name_of_client,
-    optional_integer,
-    text,
-)
 
 
 class RemoteBatches(IterableDataset[Batch]):
@@ -111,11 +104,13 @@ class RemoteBatches(IterableDataset[Batch]):
         timeouts.reconnect_seconds.
         """
         ranks = data_parallel(
-            optional_integer("rank", rank), optional_integer("world_size", world_size), group
+            validation.optional_integer("rank", rank),
+            validation.optional_integer("world_size", world_size),
+            group,
         )
-        batch_size = integer("batch_size", batch_size)
-        num_batches = optional_integer("num_batches", num_batches)
-        prefetch_bytes = integer("prefetch_bytes", prefetch_bytes)
+        batch_size = validation.integer("batch_size", batch_size)
+        num_batches = validation.optional_integer("num_batches", num_batches)
+        prefetch_bytes = validation.integer("prefetch_bytes", prefetch_bytes)
         require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
         if not isinstance(timeouts, Timeouts):
             raise InvalidRequest(
@@ -126,12 +121,12 @@ class RemoteBatches(IterableDataset[Batch]):
         # Checks every range. Later requests differ from this one only by their position.
         self._request = StreamRequest(
             StreamSpec.of_dataset(
-                text("dataset", dataset),
-                orders.latest(text("order", order)),
-                integer("seed", seed),
-                integer("context_length", context_length),
+                validation.text("dataset", dataset),
+                orders.latest(validation.text("order", order)),
+                validation.integer("seed", seed),
+                validation.integer("context_length", context_length),
             ),
-            first_position(
+            validation.first_position(
                 start_step,
                 start_sample,
                 Position(0, batch_size, ranks.rank, ranks.world_size),
@@ -149,8 +144,8 @@ class RemoteBatches(IterableDataset[Batch]):
             self._request,
             timeouts=timeouts,
             credentials=with_environment(credentials),
-            client_name=name_of_client(client_name, ranks.rank),
-            fingerprint=hash_digits("fingerprint", fingerprint),
+            client_name=validation.name_of_client(client_name, ranks.rank),
+            fingerprint=validation.hash_digits("fingerprint", fingerprint),
             agreement=rank_agreement(ranks, self._request, target),
         )
         self._dataset.end_with(self)
@@ -200,7 +195,7 @@ class RemoteBatches(IterableDataset[Batch]):
         Every rank has to skip the same number.  Raises: InvalidRequest if negative;
         SamplesExhausted.
         """
-        samples, left = count("samples", samples), SAMPLE_END - self._cursor.sample
+        samples, left = validation.count("samples", samples), SAMPLE_END - self._cursor.sample
         if samples > left:
             raise SamplesExhausted(
                 "samples", f"{samples} is not in [0, {left}], the samples left below 2^63"
@@ -337,14 +332,16 @@ class RemoteBatches(IterableDataset[Batch]):
         iterating if no file is long enough for a window, or the feed was moved; SamplesExhausted
         for an epoch that would reach sample 2^63.
         """
-        epoch = count("epoch", epoch)
+        epoch = validation.count("epoch", epoch)
         self._require_epochs()
         if self._request.num_batches is not None:
             raise InvalidRequest(
                 "num_batches", "cannot be combined with an epoch, which ends by itself; omit it"
             )
-        world_size = self._request.position.world_size
-        return Epoch(self._cursor, self._plan_epoch, self._open, epoch, tail, world_size)
+        if tail not in TAILS:
+            raise InvalidRequest("tail", f"{tail!r} is not one of {', '.join(TAILS)}")
+        make_plan = partial(self._plan_epoch, epoch, tail)
+        return Epoch(self._cursor, make_plan, self._open, self._request.position.world_size)
 
     # --- internals ---
 

@@ -56,7 +56,7 @@ def text(name: str, value: str | None) -> str:
     """Return value, "" for None.  Raises: InvalidRequest unless UTF-8 can encode it."""
     if value is None:
         return ""
-    if not isinstance(value, str) or not _encodable(value):
+    if not isinstance(value, str) or value.encode(errors="replace").decode() != value:
         raise InvalidRequest(name, f"{shown(value)} is not text")
     return value
 
@@ -83,14 +83,6 @@ def seconds(name: str, value: float, *, zero: bool) -> float:
         first = "[0" if zero else "(0"
         raise InvalidRequest(name, f"has to be in {first}, {_SECONDS_MAX}] seconds")
     return float(value)
-
-
-def _encodable(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def name_of_client(value: str | None, rank: int) -> str:

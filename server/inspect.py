@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -63,12 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.vocab_size is not None:
             require_range("--vocab-size", arguments.vocab_size, 1, 1 << 32)
         checks = TokenChecks(arguments.vocab_size, serves=False)
-        dataset = open_dataset(*parse_dataset(arguments), checks, Storing(arguments.read))
-        try:
+        storing = Storing(arguments.read)
+        with closing(open_dataset(*parse_dataset(arguments), checks, storing)) as dataset:
             show(dataset, arguments.tokens, arguments.tokenizer)
             sys.stdout.flush()
-        finally:
-            dataset.close()
     except TokenfeedError as error:
         return print_error(error)
     except KeyboardInterrupt:

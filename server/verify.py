@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from tokenfeed.commands import program
 from tokenfeed.errors import InvalidCorpus, TokenfeedError
@@ -53,8 +54,7 @@ def verify(source: DatasetSource, options: FormatOptions, storing: Storing | Non
 
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
-    dataset = open_dataset(source, options, TokenChecks(serves=False), storing)
-    try:
+    with closing(open_dataset(source, options, TokenChecks(serves=False), storing)) as dataset:
         store = dataset.store
         known = store.kept_digest()
         found = full_digest(store)
@@ -71,8 +71,6 @@ def verify(source: DatasetSource, options: FormatOptions, storing: Storing | Non
             print(f"stored in {store.keep_digest(found)}")
         except OSError as error:
             print(f"not stored: {store.digest_path} cannot be written: {error.strerror}")
-    finally:
-        dataset.close()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -27,60 +26,30 @@ SLOTS = 4
 """Batches whose memory the device may use while the host continues."""
 
 
-class Event(Protocol):
-    """A mark in a device's queue of work."""
-
-    def synchronize(self) -> None:
-        """Make the host wait until the device has passed it."""
-
-
-EventT = TypeVar("EventT", bound=Event)
-
-
-class CopyEngine(Protocol[EventT]):
-    """What the ring needs of a device. Work is enqueued; only an event's synchronize waits."""
-
-    def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Return page-locked host memory, which the device can read directly."""
-
-    def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory on the device."""
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor, after: EventT | None) -> EventT:
-        """Copy pinned memory to the device on the side stream, after the event `after`."""
-
-    def widen(
-        self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: EventT
-    ) -> EventT:
-        """Widen on the consumer's current stream, after the event `after`."""
-
-
 @dataclass(slots=True)
-class _Slot(Generic[EventT]):
+class _Slot:
     """Memory for one batch in transfer.  copied, widened: None before the first use."""
 
     pinned: torch.Tensor
     buffer: torch.Tensor
-    copied: EventT | None = None
-    widened: EventT | None = None
+    copied: torch.cuda.Event | None = None
+    widened: torch.cuda.Event | None = None
 
 
-class PinnedRing(Generic[EventT]):
+class PinnedRing:
     """A queue of slots: batches are staged at one end and taken at the other."""
 
-    def __init__(
-        self, engine: CopyEngine[EventT], shape: tuple[int, int], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, engine: CudaCopyEngine, shape: tuple[int, int], dtype: torch.dtype) -> None:
         """Allocate the slots.
 
         shape: (B, T + 1).  dtype: of the served tokens, signed; wider tokens may follow later.
         """
         self._engine = engine
         self._shape = shape
-        self._free: deque[_Slot[EventT]] = deque(
+        self._free: deque[_Slot] = deque(
             _Slot(engine.pinned(shape, dtype), engine.buffer(shape, dtype)) for _ in range(SLOTS)
         )
-        self._staged: deque[_Slot[EventT]] = deque()
+        self._staged: deque[_Slot] = deque()
 
     @property
     def staged_count(self) -> int:
@@ -100,7 +69,7 @@ class PinnedRing(Generic[EventT]):
         slot.copied = self._engine.copy(slot.pinned, slot.buffer, slot.widened)
         self._staged.append(self._free.popleft())
 
-    def _widen_slot(self, slot: _Slot[EventT], dtype: torch.dtype) -> None:
+    def _widen_slot(self, slot: _Slot, dtype: torch.dtype) -> None:
         """Give a slot wider memory: after a failover to a server that serves wider tokens."""
         if slot.widened is not None:
             # The old buffer may not be freed while the device reads it.
@@ -116,17 +85,11 @@ class PinnedRing(Generic[EventT]):
         self._free.append(self._staged.popleft())
 
 
-@functools.cache
-def cuda_copy_engine(device: torch.device) -> CudaCopyEngine:
-    """Return the engine of a CUDA device, shared by all feeds of this process.
-
-    device: with its index.
-    """
-    return CudaCopyEngine(device)
-
-
 class CudaCopyEngine:
-    """The engine of one CUDA device. A ring uses it only on its consumer's thread."""
+    """What rings need of one CUDA device. Work is enqueued; only an event's synchronize waits.
+
+    A ring uses it only on its consumer's thread.
+    """
 
     def __init__(self, device: torch.device) -> None:
         """Create a side stream on a device. torch reuses a pool of 32 streams in turn."""
@@ -134,7 +97,7 @@ class CudaCopyEngine:
         self._side = torch.cuda.Stream(device)
 
     def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Return page-locked host memory."""
+        """Return page-locked host memory, which the device can read directly."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def buffer(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
@@ -145,7 +108,9 @@ class CudaCopyEngine:
     def copy(
         self, source: torch.Tensor, target: torch.Tensor, after: torch.cuda.Event | None
     ) -> torch.cuda.Event:
-        """Copy on the side stream.  Raises: InvalidRequest while the caller captures a graph."""
+        """Copy pinned memory to the device on the side stream, after the event `after`.  Raises:
+        InvalidRequest while the caller captures a graph.
+        """
         if torch.cuda.is_current_stream_capturing():
             raise InvalidRequest(
                 "next", "cannot be captured in a CUDA graph; call it before the capture"
@@ -161,7 +126,7 @@ class CudaCopyEngine:
     def widen(
         self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: torch.cuda.Event
     ) -> torch.cuda.Event:
-        """Widen on the current stream of this device, which the consumer chooses."""
+        """Widen on the consumer's current stream of this device, after the event `after`."""
         event = torch.cuda.Event()
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
@@ -171,3 +136,7 @@ class CudaCopyEngine:
         # The ring may be freed before the device gets here; its memory has to last until then.
         source.record_stream(current)
         return event
+
+
+cuda_copy_engine = functools.cache(CudaCopyEngine)
+"""The engine of a CUDA device, given with its index: shared by all feeds of this process."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Generic, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from tokenfeed.errors import InvalidRequest
 
-from .pinned_ring import CopyEngine, EventT, PinnedRing, cuda_copy_engine
+from .pinned_ring import CudaCopyEngine, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
 from .widening import (
     WIDE_NUMPY,
@@ -91,7 +91,7 @@ class DirectTransfer(_ToDevice):
         return batch
 
 
-class PinnedTransfer(_ToDevice, Generic[EventT]):
+class PinnedTransfer(_ToDevice):
     """To a CUDA device, through a ring: each call also starts the transfer of the next batch."""
 
     def __init__(
@@ -99,12 +99,12 @@ class PinnedTransfer(_ToDevice, Generic[EventT]):
         shape: tuple[int, int],
         x_dtype: torch.dtype,
         device: torch.device,
-        engine: CopyEngine[EventT],
+        engine: CudaCopyEngine,
     ) -> None:
         """engine: of this device."""
         super().__init__(shape, x_dtype, device)
         self._engine = engine
-        self._ring: PinnedRing[EventT] | None = None
+        self._ring: PinnedRing | None = None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch on the device. Widening is enqueued on the current stream."""

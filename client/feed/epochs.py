@@ -84,10 +84,8 @@ class Epoch(IterableDataset[Batch]):
     def __init__(
         self,
         cursor: Cursor,
-        make_plan: Callable[[int, Tail], EpochPlan],
+        make_plan: Callable[[], EpochPlan],
         open_reader: Callable[[int, int], BatchReader],
-        epoch: int,
-        tail: Tail,
         world_size: int,
     ) -> None:
         """Remember what to read; does no I/O.
@@ -95,20 +93,15 @@ class Epoch(IterableDataset[Batch]):
         cursor: of the feed.  make_plan: asks the server for the number of windows.  open_reader:
         starts to read, given a first sample and a number of batches.  world_size: ranks that share
         the epoch.
-        Raises: InvalidRequest if tail is unknown.
         """
-        if tail not in TAILS:
-            raise InvalidRequest("tail", f"{tail!r} is not one of {', '.join(TAILS)}")
         self._cursor = cursor
         self._make_plan = make_plan
         self._open_reader = open_reader
-        self._epoch = epoch
-        self._tail: Tail = tail
         self._world_size = world_size
 
     def __len__(self) -> int:
         """Return the number of batches of the whole epoch, the same on every rank."""
-        plan = self._make_plan(self._epoch, self._tail)
+        plan = self._make_plan()
         return plan.batch_count(plan.first_sample)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -120,7 +113,7 @@ class Epoch(IterableDataset[Batch]):
         return self._batches()
 
     def _batches(self) -> Iterator[Batch]:
-        plan, cursor = self._make_plan(self._epoch, self._tail), self._cursor
+        plan, cursor = self._make_plan(), self._cursor
         begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
         batch_count = plan.batch_count(begin)
         if dropped := plan.dropped_count(begin):

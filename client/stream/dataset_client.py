@@ -82,6 +82,7 @@ class DatasetClient:
         self._credentials = credentials
         self.client_name = client_name
         self._request = request
+        self._context_length = request.spec.context_length
         self._fingerprint = fingerprint
         self._agreement = agreement
         self._timeouts = timeouts
@@ -118,10 +119,7 @@ class DatasetClient:
         return self._process not in (0, os.getpid())
 
     def failover(self, awaited_since: Callable[[], float | None]) -> Failover:
-        """Return a new Failover over the servers.
-
-        awaited_since: as for Failover.
-        """
+        """Return a new Failover over the servers.  awaited_since: as for Failover."""
         return Failover(
             self._replicas,
             rank=self._request.position.rank,
@@ -142,7 +140,9 @@ class DatasetClient:
         try:
             with replica.connected() as channel:
                 if channel not in self._accepted:
-                    answer = self._describe(channel, self._own_length, timeout_seconds, open_calls)
+                    answer = self._describe(
+                        channel, self._context_length, timeout_seconds, open_calls
+                    )
                     self._require_usable(replica, answer, reference)
                     self._learn_digest(answer.datasets[0])
                     self._accepted.add(channel)
@@ -171,7 +171,7 @@ class DatasetClient:
             if self._described is None:
                 if self.closed:
                     raise _closed_unused()
-                described = self._describe_all(self._own_length, timeout_seconds, open_calls)
+                described = self._describe_all(self._context_length, timeout_seconds, open_calls)
                 if self._agreement is not None and self._fingerprint is None:
                     self._agreement.require_same(described.name, described.fingerprint)
                 self._described = described
@@ -328,10 +328,6 @@ class DatasetClient:
         self, replica: Replica, described: pb.DescribeResponse, reference: pb.Dataset | None
     ) -> None:
         require_usable(replica.address, described, self._request, self.client_name, reference)
-
-    @property
-    def _own_length(self) -> int:
-        return self._request.spec.context_length
 
 
 class _DescribeTask(Generic[Result]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from functools import partial
 
 from tokenfeed.errors import BadFrame, Unreachable
 from tokenfeed.wire import frame
@@ -88,18 +89,13 @@ class RowStream:
         self._rows_awaited = False
         self._room_awaited = False
         self._awaited_since: float | None = None
-        self._consumer_notifier, self._receiver_notifier, self._end_notifier = (
-            Notifier(),
-            Notifier(),
-            Notifier(),
-        )
+        self._consumer_notifier, self._receiver_notifier = Notifier(), Notifier()
+        self._end_notifier = Notifier()
         self.ended = True
         """Whether no thread is receiving."""
 
     def start(self, owner: object | None = None) -> None:
-        """Start to receive, until closed or until owner is garbage-collected.  Raises: RuntimeError
-        if no more threads can start.
-        """
+        """Like `RowSource.start`."""
         keep_freed_memory()
         self._supervisor = self._remote.begin_use()
         if owner is not None:
@@ -205,7 +201,11 @@ class RowStream:
         """The receiving thread."""
         self._begun = True
         try:
-            self._failover.run(self._attempt, pause=self._pause, is_over=self._is_closed)
+            self._failover.run(
+                self._attempt,
+                pause=partial(self._receiver_notifier.wait_until, self._is_closed),
+                is_over=self._is_closed,
+            )
         except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
             self._error = detach_error(error)
         self.ended = True
@@ -249,11 +249,6 @@ class RowStream:
                 replica.address, f"read timeout: sent nothing for {self._silent_seconds:.1f} s"
             )
         return error_from_rpc(error, replica.address) if isinstance(error, RpcError) else error
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self._is_closed() and (left := end - time.monotonic()) > 0:
-            self._receiver_notifier.wait(left)
 
     def _is_closed(self) -> bool:
         return self._closed or self._remote.closed

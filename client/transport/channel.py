@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
@@ -243,13 +244,11 @@ def describe(
     request = pb.DescribeRequest(context_length=context_length)
 
     def ask() -> pb.DescribeResponse:
-        channel = Channel(target, credentials=credentials)
         try:
-            return channel.describe(request, timeout_seconds).result(is_first_contact=True)
+            with closing(Channel(target, credentials=credentials)) as channel:
+                return channel.describe(request, timeout_seconds).result(is_first_contact=True)
         except Unreachable as error:
             raise Unreachable(error.subject, f"{error.problem}. {CHECK_SERVER}") from None
-        finally:
-            channel.close()
 
     # Not in the caller's thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
     answer: Outcome[pb.DescribeResponse] = Outcome()

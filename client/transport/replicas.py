@@ -9,6 +9,7 @@ import itertools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -42,7 +43,7 @@ class Replica:
         self._lock = threading.RLock()
         self._generations = itertools.count()
         self._channel: Channel | None = None
-        self._users: dict[Channel, int] = {}
+        self._users: Counter[Channel] = Counter()
         self._closed = False
         self.has_served = False
         """Whether it has ever sent rows."""
@@ -54,14 +55,29 @@ class Replica:
         After an exception the connection is not lent again: the next call opens a new one, so a
         fault of the connection does not persist.
         """
-        channel = self._take()
+        with self._lock:
+            if self._channel is None:
+                self._channel = Channel(
+                    self.address, next(self._generations), self._credentials, self._authority
+                )
+            channel = self._channel
+            self._users[channel] += 1
         try:
             yield channel
         except BaseException:
-            self._retire(channel)
+            with self._lock:
+                if self._channel is channel:
+                    self._channel = None
             raise
         finally:
-            self._put_back(channel)
+            with self._lock:
+                self._users[channel] -= 1
+                is_unused = not self._users[channel]
+                if is_unused:
+                    del self._users[channel]
+                is_retired = self._closed or self._channel is not channel
+            if is_unused and is_retired:
+                channel.close()
 
     def close(self) -> None:
         """Cancel all calls and close what is open. May be called twice."""
@@ -70,30 +86,6 @@ class Replica:
             channels = {*self._users, *([self._channel] if self._channel else [])}
             self._channel = None
         for channel in channels:
-            channel.close()
-
-    def _take(self) -> Channel:
-        with self._lock:
-            if self._channel is None:
-                self._channel = Channel(
-                    self.address, next(self._generations), self._credentials, self._authority
-                )
-            self._users[self._channel] = self._users.get(self._channel, 0) + 1
-            return self._channel
-
-    def _retire(self, channel: Channel) -> None:
-        with self._lock:
-            if self._channel is channel:
-                self._channel = None
-
-    def _put_back(self, channel: Channel) -> None:
-        with self._lock:
-            self._users[channel] -= 1
-            last = not self._users[channel]
-            if last:
-                del self._users[channel]
-            unauthorities = last and (self._closed or self._channel is not channel)
-        if unauthorities:
             channel.close()
 
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from .addresses import DNS
+from .addresses import DNS, host_and_port
 
 
 class TargetResolver:
@@ -20,8 +20,7 @@ class TargetResolver:
     def __init__(self, target: str) -> None:
         """Remember a target; does no I/O."""
         self.target = target
-        host = target.removeprefix(DNS).rpartition(":")[0].strip("[]")
-        self.authority = host if target.startswith(DNS) else None
+        self.authority = host_and_port(target)[0] if target.startswith(DNS) else None
         """The name in the certificate of each address; None is that of the target itself."""
         self.addresses: list[str] = [] if target.startswith(DNS) else [target]
         """In gRPC's format, in an order that is the same on every machine."""
@@ -53,9 +52,8 @@ class TargetResolver:
             self._thread.join(seconds)
 
     def _resolve(self) -> None:
-        host, _, port = self.target.removeprefix(DNS).rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(*host_and_port(self.target), type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # the latter for a label above 63 characters
             self.problem = f"cannot be resolved: {error}"
             return

@@ -41,7 +41,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_datasets(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    flag = partial(add, action="store_true")
+    several = partial(add, action="append", default=[])
+    add(
         "--data",
         nargs="+",
         action="append",
@@ -50,57 +53,47 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made; or "
         "text, with --tokenizer; may be given several times",
     )
-    group.add_argument(
+    several(
         "--format",
-        action="append",
-        default=[],
         type=partial(_of_a_dataset, FORMAT_NAMES),
         metavar="[NAME=]FORMAT",
         help=f"file format of one or all datasets: {', '.join(FORMAT_NAMES)}; may be given several "
         "times (default: detected)",
     )
-    group.add_argument(
+    several(
         "--dtype",
-        action="append",
-        default=[],
         type=partial(_of_a_dataset, tuple(STORED)),
         metavar="[NAME=]TYPE",
         help=f"token type for files that do not record one: {', '.join(STORED)}; a file that "
         "records another type is refused; may be given several times (default: uint16)",
     )
-    group.add_argument(
+    several(
         "--read",
-        action="append",
-        default=[],
         type=partial(_of_a_dataset, WAYS),
         metavar="[NAME=]WAY",
         help=f"how to read the files of one or all datasets: {', '.join(WAYS)}; may be given "
         "several times (default: pread on network file systems, else map)",
     )
-    group.add_argument(
-        "--immutable",
-        action="store_true",
-        help="do not poll the files, because they never change while they are served",
+    flag(
+        "--immutable", help="do not poll the files, because they never change while they are served"
     )
-    group.add_argument(
+    add(
         "--vocab-size",
         type=int,
         metavar="N",
         help="number of token ids; refuse to start if a checked token is N or more (of a corpus "
         "above 1 GiB a sample is checked)",
     )
-    group.add_argument(
+    flag(
         "--check-all-tokens",
-        action="store_true",
         help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
     )
-    group.add_argument(
+    flag(
         "--ignore-loss-mask",
-        action="store_true",
         help="serve shards with a loss mask (X.ds.loss) without the mask; prompts are then "
         "learned too",
     )
-    group.add_argument(
+    add(
         "--warm-up-bytes",
         type=int,
         metavar="BYTES",
@@ -168,47 +161,38 @@ def _add_addresses(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    number = partial(group.add_argument, type=int, metavar="N")
+    size = partial(group.add_argument, type=int, metavar="BYTES")
+    seconds = partial(group.add_argument, type=float, metavar="S")
+    size(
         "--max-batch-bytes",
-        type=int,
         default=1 << 30,
-        metavar="BYTES",
         help="maximum size of a batch in bytes (default: %(default)s)",
     )
-    group.add_argument(
+    size(
         "--max-request-bytes",
-        type=int,
         default=1 << 16,
-        metavar="BYTES",
         help="maximum size of a request in bytes (default: %(default)s)",
     )
-    group.add_argument(
+    number(
         "--max-streams",
-        type=int,
         default=512,
-        metavar="N",
         help="maximum number of concurrent streams (up to two threads each); further clients are "
         "told to retry (default: %(default)s)",
     )
-    group.add_argument(
+    number(
         "--max-streams-per-peer",
-        type=int,
-        metavar="N",
         help="maximum number of concurrent streams from one address (default: half of "
         "--max-streams)",
     )
-    group.add_argument(
+    seconds(
         "--send-timeout-seconds",
-        type=float,
         default=30.0,
-        metavar="S",
         help="close a stream if its client reads nothing for S seconds (default: %(default)s)",
     )
-    group.add_argument(
+    seconds(
         "--drain-seconds",
-        type=float,
         default=2.0,
-        metavar="S",
         help="maximum number of seconds from SIGTERM to exit (default: %(default)s)",
     )
 

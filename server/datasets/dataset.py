@@ -19,7 +19,6 @@ from tokenfeed.stream import identity
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
-from ..storage.local.sidecar import Digest
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, digest_of, fingerprint_of
 from .loss_masks import require_listed
@@ -38,24 +37,19 @@ class Documents:
     file_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Dataset:
     """What is served under one name.
 
-    fingerprint: 32 bytes.  full_digest: of all content; it may become known later.  why_store: the
-    reason for its kind of store.
+    fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
+    while it is served.  why_store: the reason for its kind of store.
     """
 
     name: str
     store: TokenStore
     fingerprint: bytes
-    full_digest: Digest
+    digest: bytes
     why_store: str = "unknown"
-
-    @property
-    def digest(self) -> bytes:
-        """32 bytes; b"" while it is unknown."""
-        return self.full_digest.known
 
     @property
     def documents(self) -> Documents | None:
@@ -163,7 +157,7 @@ def dataset_of(
         digest = split.digest
     else:
         digest = store.kept_digest()
-    return Dataset(store.name, store, fingerprint, Digest(digest), why_store)
+    return Dataset(store.name, store, fingerprint, digest, why_store)
 
 
 def full_digest(store: TokenStore) -> bytes:

@@ -162,7 +162,7 @@ def take_digest(
     # Compare more than the modification times, which can be set back.
     if not store.unchanged_since(reading.facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
-    dataset.full_digest.known = found = reading.digest()
+    dataset.digest = found = reading.digest()
     kept = sidecar = log_safe_name(store.digest_path)
     try:
         store.keep_digest(found)

@@ -368,10 +368,8 @@ def _split_facts(
 ) -> dict[str, Any]:
     names = list(map(shard_name, range(len(counts.shards))))
     source = DatasetSource(name, tuple(os.path.join(folder, shard) for shard in names))
-    dataset = open_dataset(
-        source, FormatOptions.parse("datatrove", dtype, None), TokenChecks(serves=False)
-    )
-    try:
+    options = FormatOptions.parse("datatrove", dtype, None)
+    with closing(open_dataset(source, options, TokenChecks(serves=False))) as dataset:
         digest = dataset.digest or full_digest(dataset.store)
         return {
             "tokens": counts.all_tokens,
@@ -384,8 +382,6 @@ def _split_facts(
                 for shard, (tokens, ends) in zip(names, counts.shards, strict=True)
             ],
         }
-    finally:
-        dataset.close()
 
 
 def _mask_facts(shard_path: str) -> dict[str, str]:

@@ -87,9 +87,13 @@ def open_file(path: str) -> OpenFile:
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     try:
-        return _opened(path, descriptor)
-    except BaseException:
+        status = os.fstat(descriptor)
+        _require_regular(path, status)
+        return OpenFile(path, descriptor, status, os.pread(descriptor, HEAD_BYTES, 0))
+    except BaseException as error:
         os.close(descriptor)
+        if isinstance(error, OSError):
+            raise _unreadable(path, error) from error
         raise
 
 
@@ -112,15 +116,6 @@ def size_on_disk(path: str) -> int:
     if status.st_size == 0:
         raise InvalidCorpus(path, "is empty")
     return status.st_size
-
-
-def _opened(path: str, descriptor: int) -> OpenFile:
-    try:
-        status = os.fstat(descriptor)
-        _require_regular(path, status)
-        return OpenFile(path, descriptor, status, os.pread(descriptor, HEAD_BYTES, 0))
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def _require_regular(path: str, status: os.stat_result) -> None:

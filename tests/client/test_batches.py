@@ -14,7 +14,7 @@ import torch
 from client import RemoteBatches
 from client.device.transfer import DirectTransfer, PinnedTransfer
 from tests.client.conftest import ScriptedServer
-from tests.client.device.simulated_device import Device, Event
+from tests.client.device.simulated_device import Device
 from tests.conftest import Serve, WriteTokens
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest, NotFound, SamplesExhausted, TokenfeedError
@@ -311,7 +311,7 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     """Each call sends the following batch on its way, and none is lost in between."""
     device = Device()
 
-    def staged(*place: Any) -> PinnedTransfer[Event]:
+    def staged(*place: Any) -> PinnedTransfer:
         return PinnedTransfer(place[1], place[2], place[0], device)
 
     monkeypatch.setattr("client.batches.transfer_for", staged)

@@ -7,6 +7,7 @@ nothing more.
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +23,9 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.wire.row_block import RowBlock
 
 from ...runtime.exceptions import log_safe_name
+from ...runtime.poll_rate import PollRate
 from ..formats import Stored
 from ..narrowing import Narrowing
-from ..store import Piece, SameContent, Submit
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
 from .scratch import Room, ScratchPool, Tokens
@@ -47,11 +48,8 @@ class _Sentinels(NamedTuple):
     missing: list[int]
 
 
-class LocalStore(ABC, Generic[RoomKind]):
-    """A dataset's files on file systems of this machine: a TokenStore without the reading.
-
-    files: their changes since they were opened.
-    """
+class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
+    """A dataset's files on file systems of this machine: a TokenStore without the reading."""
 
     kind: ClassVar[str]
 
@@ -60,11 +58,11 @@ class LocalStore(ABC, Generic[RoomKind]):
         name: str,
         shards: Sequence[Shard],
         make_room: Callable[[], RoomKind],
-        files: OpenedShards,
+        poll_rate: PollRate | None,
+        status_of: Callable[[int], os.stat_result] | None = None,
     ) -> None:
         """Take opened shards.  Raises: InvalidCorpus unless all have the same format and type."""
-        self.name = name
-        self.files = files
+        super().__init__(name, shards, poll_rate or PollRate(), status_of)
         self.stored = _one_kind(shards)
         self.narrowing = Narrowing(self.stored)
         self.shape = Shape(np.array([shard.layout.token_count for shard in shards], dtype=np.int64))
@@ -103,19 +101,6 @@ class LocalStore(ABC, Generic[RoomKind]):
     def read_ahead(self, spans: Spans) -> None:
         """Start to read tokens that will be needed soon."""
 
-    @abstractmethod
-    def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
-        """Return token bytes while the store is served.  Raises: CorpusChanged, Unreadable."""
-
-    @abstractmethod
-    def bring_in(self) -> Iterator[Piece]:
-        """Preload all of it, piece by piece."""
-
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """The opened files, in order."""
-        return self.files.shards
-
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """Type of the served tokens: uint16 or uint32, little-endian."""
@@ -133,7 +118,7 @@ class LocalStore(ABC, Generic[RoomKind]):
         assert not planes
         self.require_intact()
         size_bytes = spans.size_tokens * self.stored.itemsize
-        room = self.files.with_retries(lambda: self._filled(spans, size_bytes), patient)
+        room = self.with_retries(lambda: self._filled(spans, size_bytes), patient)
         try:
             # Again: if the store was closed meanwhile, other data may have been read.
             self.require_intact()
@@ -152,28 +137,6 @@ class LocalStore(ABC, Generic[RoomKind]):
         return self._readahead.cold
 
     @property
-    def failed(self) -> bool:
-        """Whether the dataset has failed: it delivers nothing more."""
-        return self.files.failed
-
-    def require_intact(self) -> None:
-        """Raise CorpusChanged if the dataset has failed."""
-        self.files.require_intact()
-
-    def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
-        """Check a file for changes."""
-        self.files.poll_file(shard, same_content, submit)
-
-    @property
-    def facts(self) -> Sequence[object]:
-        """What is known of each file, to detect a change."""
-        return self.files.facts()
-
-    def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
-        """Return whether all files still match these facts."""
-        return self.files.unchanged_since(facts, stopped)
-
-    @property
     def digest_path(self) -> str:
         """Path of its digest file, beside the first file."""
         return sidecar_path(self.shards, self.stored)
@@ -188,7 +151,7 @@ class LocalStore(ABC, Generic[RoomKind]):
 
     def close(self) -> None:
         """Deliver nothing more. May be called twice."""
-        self.files.close()
+        super().close()
         self._rooms.close()
 
     def _filled(self, spans: Spans, size_bytes: int) -> RoomKind:
@@ -239,9 +202,9 @@ class LocalStore(ABC, Generic[RoomKind]):
         found = room.content[place : place + suspects.size]
         wrong = suspects[found != known.values[suspects]].tolist()
         # If a file ends in nothing but zeros, only its stat can tell.
-        unknown = known.missing if self.files.may_change else []
+        unknown = known.missing if self.may_change else []
         for index in set(unknown).intersection(suspects.tolist()) if unknown else ():
-            if self.files.is_written(index):
+            if self.is_written(index):
                 wrong.append(index)
             elif index not in self._searched:
                 self._searched.add(index)
@@ -249,14 +212,14 @@ class LocalStore(ABC, Generic[RoomKind]):
         if wrong:
             self.require_intact()
             name = log_safe_name(self.shards[wrong[0]].path)
-            self.files.mark_failed(f"{name}: truncated, found by a gather")
+            self.mark_failed(f"{name}: truncated, found by a gather")
             self.require_intact()
 
     def _search_sentinel(self, index: int) -> None:
         """Search further for the sentinel of a file, to save a stat call for each frame of it. A
         file of zeros needs none: what is cut off, or grown again, is zeros too.
         """
-        found = self.files.further_sentinel(index)
+        found = self.further_sentinel(index)
         if found is not None:
             with self._sentinel_lock:
                 known = self._sentinels
@@ -275,7 +238,7 @@ class LocalStore(ABC, Generic[RoomKind]):
             ends = np.cumsum(spans.token_count)
             span = int(np.searchsorted(ends, wrong, side="right"))
             token = wrong - int(ends[span] - spans.token_count[span] - spans.token_offset[span])
-            self.files.mark_failed(
+            self.mark_failed(
                 f"{log_safe_name(self.shards[spans.shard[span]].path)}: token {token} is "
                 f"{tokens[wrong]}, which cannot be served; omit --vocab-size or pass "
                 "--check-all-tokens to find it at the start",

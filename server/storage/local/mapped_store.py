@@ -29,7 +29,7 @@ from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from . import syscalls
 from .local_store import LocalStore, Numbers
-from .opened_shards import OpenedShards, Unread
+from .opened_shards import Unread
 from .readahead import sampled
 from .scratch import Scratch
 from .shard import Shard
@@ -62,9 +62,7 @@ class MapStore(LocalStore[Scratch]):
                 _map(path, options, address, span)
                 for path, address, span in zip(paths, self._firsts.tolist(), spans, strict=True)
             ]
-            super().__init__(
-                name, shards, Scratch, OpenedShards(name, shards, poll_rate or PollRate())
-            )
+            super().__init__(name, shards, Scratch, poll_rate)
         except BaseException:
             syscalls.unmap(self._address, self._span_bytes)
             raise
@@ -94,7 +92,7 @@ class MapStore(LocalStore[Scratch]):
     def seem_resident(self, spans: Spans) -> bool:
         """Return whether a sample of the pages is in memory, according to the kernel."""
         pages = _whole_pages(self.ranges(sampled(spans)))
-        return all(syscalls.resident(address, size_bytes) for address, size_bytes in pages.tolist())
+        return all(syscalls.residency(first, size).all() for first, size in pages.tolist())
 
     def read_ahead(self, spans: Spans) -> None:
         """Make the kernel start to read spans."""
@@ -116,7 +114,7 @@ class MapStore(LocalStore[Scratch]):
         # In small parts: scratch is shared memory that the process keeps.
         with self._rooms.lend(_READ_BYTES) as scratch:
             for part in ranges:
-                self.files.with_retries(partial(self._copy, shard, part, scratch))
+                self.with_retries(partial(self._copy, shard, part, scratch))
                 content += scratch.content[: int(part[1])].data
         self.require_intact()
         return bytes(content)
@@ -137,7 +135,7 @@ class MapStore(LocalStore[Scratch]):
             )
             self._start_reading(_between(firsts, address + ahead_bytes))
             requested_bytes = ahead_bytes
-            self.files.with_retries(partial(self._populate, first, end))
+            self.with_retries(partial(self._populate, first, end))
             yield Piece(end)
 
     def close(self) -> None:
@@ -174,7 +172,7 @@ class MapStore(LocalStore[Scratch]):
                 _touch(address, end_byte - first_byte)
         except OSError as error:
             for shard in self._shards_within(address, address + end_byte - first_byte):
-                if self.files.was_cut(Unread(shard, error)):
+                if self.was_cut(Unread(shard, error)):
                     raise
             raise Unread(shard, error) from error
 

@@ -204,8 +204,9 @@ class OpenedShards:
             self._rereading = True
             submit(partial(self._reread, same_content))
 
+    @property
     def facts(self) -> list[FileStat]:
-        """Return what is known of each file."""
+        """What is known of each file, to detect a change."""
         return [shard.facts for shard in self.shards]
 
     def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:

@@ -26,7 +26,7 @@ from ..files import open_file
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from .local_store import LocalStore, Numbers
-from .opened_shards import OpenedShards, Unread
+from .opened_shards import Unread
 from .readahead import sampled
 from .scratch import Room
 from .shard import FileStat, Shard
@@ -62,28 +62,21 @@ class _Share:
         self._is_done = False
         self._error: Exception | None = None
 
-    def read(self) -> None:
-        """Read it, unless another thread is reading it."""
-        if self._lock.acquire(blocking=False):
+    def read(self, *, waits: bool = False) -> Exception | None:
+        """Read it, unless another thread has. If one is reading it: wait for the end, or return.
+
+        Returns: the error of the read.
+        """
+        if self._lock.acquire(blocking=waits):
             try:
-                self._read_once()
+                if not self._is_done:
+                    self._read()
+            except Exception as error:  # noqa: BLE001 - raised by the calling thread
+                self._error = error
             finally:
+                self._is_done = True
                 self._lock.release()
-
-    def finish(self) -> Exception | None:
-        """Read it, or wait for the thread that does.  Returns: the error of the read."""
-        with self._lock:
-            self._read_once()
         return self._error
-
-    def _read_once(self) -> None:
-        if self._is_done:
-            return
-        try:
-            self._read()
-        except Exception as error:  # noqa: BLE001 - raised by the calling thread
-            self._error = error
-        self._is_done = True
 
 
 class PreadStore(LocalStore[Room]):
@@ -107,9 +100,9 @@ class PreadStore(LocalStore[Room]):
             for path in paths:
                 with open_file(path) as file:
                     shards.append(Shard.describe(file, options))
-                    self._descriptors.append(_kept(file.descriptor))
-            files = OpenedShards(name, shards, poll_rate or PollRate(), self._status)
-            super().__init__(name, shards, Room, files)
+                    _set_up(file.descriptor)
+                    self._descriptors.append(os.dup(file.descriptor))
+            super().__init__(name, shards, Room, poll_rate, self._status)
         except BaseException:
             self._close_all()
             raise
@@ -166,7 +159,7 @@ class PreadStore(LocalStore[Room]):
         """Return token bytes of a shard.  Raises: CorpusChanged, Unreadable."""
         content = bytearray(size_bytes)
         part = _Part(shard, int(self._first_bytes[shard]) + first_byte, memoryview(content))
-        self.files.with_retries(partial(self._read_part, part))
+        self.with_retries(partial(self._read_part, part))
         self.require_intact()
         return bytes(content)
 
@@ -175,17 +168,15 @@ class PreadStore(LocalStore[Room]):
         content = memoryview(bytearray(PIECE_BYTES))
         done_bytes = 0
         for index, shard in enumerate(self.shards):
-            first, end = (
-                shard.layout.first_byte,
-                shard.layout.first_byte + shard.layout.content_bytes,
-            )
+            first = shard.layout.first_byte
+            end = first + shard.layout.content_bytes
             file_end_bytes = done_bytes + shard.size_bytes
             done_bytes += first
             for place in range(first, end, PIECE_BYTES):
                 self.require_intact()
                 self._start_reading(index, place + PIECE_BYTES, _PIECES_AHEAD * PIECE_BYTES)
                 piece = content[: min(PIECE_BYTES, end - place)]
-                self.files.with_retries(partial(self._read_part, _Part(index, place, piece)))
+                self.with_retries(partial(self._read_part, _Part(index, place, piece)))
                 self.require_intact()
                 done_bytes += len(piece)
                 yield Piece(done_bytes, piece)
@@ -253,7 +244,7 @@ class PreadStore(LocalStore[Room]):
         except RuntimeError:
             pass  # no more threads, or closed meanwhile: this thread reads the rest
         # All of them have to finish before the room is used again.
-        for error in [share.finish() for share in shares]:
+        for error in [share.read(waits=True) for share in shares]:
             if error is not None:
                 raise error
 
@@ -293,7 +284,7 @@ class PreadStore(LocalStore[Room]):
                         os.dup2(file.descriptor, self._descriptors[shard], inheritable=False)
                         # Keep the old ctime: the next check then causes a reread if it differs.
                         facts = known.facts._replace(device=now.device)
-                        self.files.shards[shard] = known.with_stat(facts)
+                        self.shards[shard] = known.with_stat(facts)
         except (InvalidCorpus, OSError):
             return
 
@@ -320,12 +311,6 @@ class PreadStore(LocalStore[Room]):
                 if descriptor >= 0:
                     self._descriptors[shard] = -1
                     os.close(descriptor)
-
-
-def _kept(descriptor: int) -> int:
-    """Return a duplicate of the descriptor, which stays open."""
-    _set_up(descriptor)
-    return os.dup(descriptor)
 
 
 def _set_up(descriptor: int) -> None:

@@ -35,6 +35,7 @@ class Readable(Protocol):
 class ReadAhead:
     """Tracks whether a store is in memory; one for all streams of a store.
 
+    cold: whether gathers seem to wait for the disk.
     Several threads change its few numbers without a lock: at worst, advice for a frame is useless
     or late.
     """
@@ -42,23 +43,18 @@ class ReadAhead:
     def __init__(self, store: Readable) -> None:
         """Begin; assumes a cold store until a sample was in memory."""
         self._store = store
-        self._cold = True
+        self.cold = True
         self._frames_distrusted = 0
         self._distrust = _FRAMES_DISTRUSTED
 
-    @property
-    def cold(self) -> bool:
-        """Whether gathers seem to wait for the disk."""
-        return self._cold
-
     def advise(self, spans: Spans) -> None:
         """Start to read spans that will be gathered soon, if the store seems cold."""
-        if not self._cold or not spans.shard.size:
+        if not self.cold or not spans.shard.size:
             return
         if self._frames_distrusted > 0:
             self._frames_distrusted -= 1
         elif self._store.seem_resident(spans):
-            self._cold = False
+            self.cold = False
             return
         self._store.read_ahead(spans)
 
@@ -69,8 +65,8 @@ class ReadAhead:
         only waits tell: each time they contradict the sample, it is ignored for twice as many
         frames.
         """
-        if waits and not self._cold:
-            self._cold = True
+        if waits and not self.cold:
+            self.cold = True
             self._frames_distrusted = self._distrust
             self._distrust = min(2 * self._distrust, _FRAMES_DISTRUSTED_MAX)
 

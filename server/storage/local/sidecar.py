@@ -14,7 +14,6 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...runtime.exceptions import log_exception, log_safe_name
 from ..formats import Stored
@@ -26,16 +25,6 @@ _VERSION = 1
 _SUFFIX = ".tokenfeed-digest.json"
 _BYTES_MAX = 1 << 16
 _SHARD_BYTES_MAX = 1 << 10
-
-
-@dataclass(eq=False, slots=True)
-class Digest:
-    """The digest of a corpus that is served.
-
-    known: 32 bytes; b"" until it is known. A server may learn it while it serves the corpus.
-    """
-
-    known: bytes
 
 
 def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:

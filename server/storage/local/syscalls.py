@@ -127,16 +127,9 @@ def populate(address: int, size_bytes: int) -> bool:
     raise OSError(code, os.strerror(code))
 
 
-def resident(address: int, size_bytes: int) -> bool:
-    """Return whether all pages of a page-aligned range are in memory; always True for files that
-    this process may not write.
-    """
-    return bool(residency(address, size_bytes).all())
-
-
 def residency(address: int, size_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return for each page of a page-aligned range whether it is in memory, bool[pages]; all False
-    where nothing is mapped.
+    """Return for each page of a page-aligned range whether it is in memory, bool[pages]; always
+    True for files that this process may not write, and False where nothing is mapped.
     """
     flags = np.zeros(-(-size_bytes // PAGE_BYTES), dtype=np.uint8)
     if _libc.mincore(address, size_bytes, flags.ctypes.data) != 0:

@@ -17,7 +17,6 @@ from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset
-from server.storage.local.sidecar import Digest
 from tests.server.rpc.test_service import Peer, serving
 from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import BadFrame, StreamMismatch
@@ -57,8 +56,8 @@ def store() -> MemoryStore:
 def peer(store: MemoryStore) -> Iterator[Peer]:
     other = MemoryStore("other", [np.arange(700, dtype="<u2")], {LOSS_MASK: [np.ones(700, "u1")]})
     datasets = {
-        "train": Dataset("train", store, FINGERPRINT, Digest(bytes(32))),
-        "other": Dataset("other", other, bytes(32), Digest(bytes([1] * 32))),
+        "train": Dataset("train", store, FINGERPRINT, bytes(32)),
+        "other": Dataset("other", other, bytes(32), bytes([1] * 32)),
     }
     with serving(datasets) as found:
         yield found

@@ -19,7 +19,6 @@ from server.datasets.warmup import WarmUp, fitting, warm
 from server.runtime import memory_limit
 from server.storage.local import syscalls
 from server.storage.local.mapped_store import MapStore
-from server.storage.local.sidecar import Digest
 from server.storage.store import PIECE_BYTES, TokenStore
 from tests.conftest import Serve
 from tests.server.conftest import look, options
@@ -53,7 +52,7 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
 
 def dataset_of(corpus: MapStore, digest: bytes = bytes(32)) -> Dataset:
     """What is served of a corpus; a digest of b"" is not known."""
-    return Dataset(corpus.name, corpus, bytes(32), Digest(digest))
+    return Dataset(corpus.name, corpus, bytes(32), digest)
 
 
 @pytest.fixture(params=["populated", "touched"])

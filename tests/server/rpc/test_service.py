@@ -24,7 +24,6 @@ from server.datasets.sources import DatasetSource
 from server.rpc import listener
 from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
-from server.storage.local.sidecar import Digest
 from server.storage.store import TokenStore
 from tests.server.conftest import options
 from tokenfeed.sampling import orders
@@ -452,13 +451,13 @@ def test_a_digest_that_becomes_known_is_reported_and_compared_from_then_on(
     datasets: dict[str, Dataset],
 ) -> None:
     """The digest of a large corpus is not known at the start."""
-    late = dataclasses.replace(datasets["short"], full_digest=Digest(b""))
+    late = dataclasses.replace(datasets["short"], digest=b"")
     other = asking(expected_digest=bytes(32))
     with serving({"short": late}) as peer:
         assert peer.describe(pb.DescribeRequest()).datasets[0].digest == b""
         assert len(peer.rows(other)) == 8
 
-        late.full_digest.known = datasets["short"].digest
+        late.digest = datasets["short"].digest
 
         assert peer.describe(pb.DescribeRequest()).datasets[0].digest == late.digest
         found = peer.refusal(other)

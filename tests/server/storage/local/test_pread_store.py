@@ -330,7 +330,7 @@ def test_a_file_that_a_failover_moved_to_another_device_is_still_checked(
     path = write_tokens(np.arange(5000))
     store = open_store(path)
     before = FileStat.of(path.stat())
-    store.files.shards[0] = store.shards[0].with_stat(before._replace(device=before.device + 1))
+    store.shards[0] = store.shards[0].with_stat(before._replace(device=before.device + 1))
     monkeypatch.setattr(os, "preadv", failing(os.preadv, errno.ESTALE, 1))
 
     assert gathered(store, 3, [7]) == [[7, 8, 9]]

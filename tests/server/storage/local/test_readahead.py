@@ -44,7 +44,7 @@ def some_windows() -> Spans:
 
 def resident_share(corpus: MapStore, windows: Spans) -> float:
     first = corpus.ranges(windows)[:, 0] // 4096 * 4096
-    return float(np.mean([syscalls.resident(address, 4096) for address in first.tolist()]))
+    return float(np.mean([syscalls.residency(address, 4096).all() for address in first.tolist()]))
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -85,7 +85,7 @@ def test_faults_outweigh_what_the_kernel_says_is_resident(
 ) -> None:
     """For files that this process may not write it reports all pages: only faults tell."""
     given: list[int] = []
-    monkeypatch.setattr(syscalls, "resident", lambda *_: True)
+    monkeypatch.setattr(syscalls, "residency", lambda *_: np.ones(1, dtype=bool))
     monkeypatch.setattr(syscalls, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
     readahead = ReadAhead(corpus)
     readahead.advise(some_windows())
@@ -95,7 +95,7 @@ def test_faults_outweigh_what_the_kernel_says_is_resident(
     for _ in range(4):
         readahead.observe(waits=5)
         given.clear()
-        while readahead._cold:
+        while readahead.cold:
             readahead.advise(some_windows())
         advised.append(len(given))
 
