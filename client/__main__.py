@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.commands import program
+from tokenfeed.commands import COMMANDS, program
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, TokenfeedError
@@ -51,19 +51,17 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, run: Callable[..., None], *, help: str, description: str) -> _Add:
+    def command(name: str, run: Callable[..., None], description: str) -> _Add:
         """Add a command.  Returns: what adds its options."""
-        added = commands.add_parser(name, help=help, description=description, epilog=_ENVIRONMENT)
+        epilog = f"example: tokenfeed {name} localhost:50051. {_ENVIRONMENT}"
+        purpose = COMMANDS[name].purpose
+        added = commands.add_parser(name, help=purpose, description=description, epilog=epilog)
         added.set_defaults(run=run, parser=added)
         added.add_argument("target", metavar="HOST:PORT", help="address of a server, or unix:PATH")
         return added.add_argument
 
-    add = command(
-        "describe",
-        run_describe,
-        help="print what a server serves",
-        description="Print what a server serves: datasets, orders, fingerprints and limits.",
-    )
+    purpose = "Print what a server serves: datasets, orders, fingerprints and limits."
+    add = command("describe", run_describe, purpose)
     add(
         "--context-length",
         type=int,
@@ -71,12 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="also print how many windows of T tokens each order has",
     )
 
-    add = command(
-        "show",
-        run_show,
-        help="print one batch",
-        description="Print one batch, as token ids or as text.",
-    )
+    add = command("show", run_show, "Print one batch, as token ids or as text.")
     _add_stream_arguments(add, batch_size=4, context_length=64)
     add(
         "--start-sample",
@@ -91,12 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
         help='print text: "bytes", or a tokenizer.json, which needs the tokenizers package',
     )
 
-    add = command(
-        "bench",
-        run_bench,
-        help="measure how fast batches arrive; needs torch",
-        description="Measure how fast batches arrive on this machine; needs torch.",
-    )
+    purpose = "Measure how fast batches arrive on this machine; needs torch."
+    add = command("bench", run_bench, purpose)
     _add_stream_arguments(add, batch_size=32, context_length=2048)
     add(
         "--seconds",

@@ -31,8 +31,8 @@ from .feed.state import log_differences, read_history, read_state, require_same_
 from .feed.streamed_dataset import StreamedDataset
 from .stats import Counters, FeedPosition, FeedStats
 from .stream.row_stream import PREFETCH_BYTES, StreamClient
+from .transport.addresses import Targets
 from .transport.credentials import Credentials, with_environment
-from .transport.replicas import Targets
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 

@@ -25,6 +25,7 @@ if __name__ == "__main__":
     signals = Signals()
     # Before the next import, which starts threads.
     signals.install()
+    build_parser().parse_args()  # --help needs no extra
     require_installed("serve", "server", "grpc_health", "grpc_reflection")
     from .cli.serve import main
 

@@ -11,18 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tokenfeed.commands.extras import require_installed
-
 if __name__ == "__main__":
     # Read once, when gRPC is imported. Errors are reported in one line here instead.
     os.environ["GRPC_VERBOSITY"] = "NONE"
-    require_installed("probe", "server", "grpc_health")
 
 import grpc
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tokenfeed.commands import program
+from tokenfeed.commands.extras import require_installed
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -81,6 +77,10 @@ def _seconds(word: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the status in one line.  Returns: 0 if it is SERVING, 1 if not or without an answer."""
     arguments = build_parser().parse_args(argv)
+    require_installed("probe", "server", "grpc_health")
+    from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+    from grpc_health.v1.health_pb2_grpc import HealthStub
+
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(arguments.target, options) as channel:
         request = HealthCheckRequest(service=arguments.dataset)

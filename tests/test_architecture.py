@@ -77,7 +77,7 @@ REACHES: dict[str, set[str]] = {
     "client.transport": CONTRACT | {"grpc"},
     "client.stream": CONTRACT | {"google_crc32c", "grpc"},
     "client.device": CONTRACT | {"torch"},
-    "client.feed": CONTRACT | {"grpc", "torch"},
+    "client.feed": CONTRACT | {"torch"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "torch"},
     "client.__main__": CONTRACT | {"google_crc32c", "grpc"},
 }

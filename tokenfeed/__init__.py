@@ -6,9 +6,9 @@
         ...
 
 `tokenfeed.client` is the trainer's side, `tokenfeed.server` the server; `import client` and
-`python -m server` are the same modules under shorter names. The other modules are the contract in
-code, shared by both sides and the tests: numpy, protobuf and a checksum; no file, socket, thread or
-clock. A token passes through them in this order:
+`python -m server` are the same modules under shorter names. commands/ has what the command line
+needs. The rest is the contract in code, shared by both sides and the tests: numpy, protobuf and a
+checksum; no file, socket, thread or clock. A token passes through it in this order:
 
     stream/     what a stream is: specification, positions, identity
     sampling/   the tokens of each sample: orders and the plan
@@ -30,10 +30,12 @@ __version__ = "0.1.0"
 __all__ = ["Credentials", "RemoteBatches", "Timeouts", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(".client", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # or a misspelled name would be no error of a type checker
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return getattr(import_module(".client", __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

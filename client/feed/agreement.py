@@ -19,7 +19,7 @@ from tokenfeed.errors import StreamMismatch, Unreachable
 from tokenfeed.wire.request import StreamRequest
 
 from ..runtime.threads import Outcome, start_thread
-from ..transport.replicas import Targets
+from ..transport.addresses import Targets
 from .ranks import DataParallel, has_process_group
 
 _LOG = logging.getLogger("tokenfeed.client")

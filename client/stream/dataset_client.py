@@ -31,9 +31,10 @@ from tokenfeed.wire.request import Expected, StreamRequest
 from ..runtime.notifier import Notifier
 from ..runtime.supervisor import Supervisor, Task
 from ..runtime.threads import Outcome, start_thread, without_traceback
+from ..transport.addresses import Targets
 from ..transport.channel import Channel, DescribeCall
 from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
-from ..transport.replicas import Replica, ReplicaSet, Targets
+from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .describe import describe_all
 from .failover import Failover

@@ -208,7 +208,8 @@ class Failover:
         if self._logged > -math.inf and self._away_since is not None:
             away_seconds = time.monotonic() - self._away_since
             _LOG.warning(
-                "back after %.1f s rank=%d target=%s", away_seconds, self._rank, self._replicas
+                "server is back rank=%d target=%s seconds=%.1f",
+                *(self._rank, self._replicas, away_seconds),
             )
             self._logged = -math.inf
 

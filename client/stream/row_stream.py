@@ -336,7 +336,7 @@ class RowStream:
 
 
 class StreamClient(DatasetClient):
-    """A dataset on servers that provides the rows of its streams."""
+    """A dataset on servers, as feeds use it: with the rows of its streams."""
 
     def open_rows(
         self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters

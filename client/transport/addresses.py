@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidRequest
 
 DNS = "dns:///"
 UNIX = "unix:"
+
+Targets = str | Sequence[str]
+"""Addresses of servers: one, or several."""
 
 
 def require_address(target: str) -> None:

@@ -10,12 +10,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tokenfeed.errors import InvalidRequest, Unreachable
 
-from .addresses import require_address
+from .addresses import Targets, require_address
 from .channel import Channel
 from .credentials import PLAINTEXT, Credentials
 from .resolver import TargetResolver
@@ -26,8 +26,6 @@ _STRAGGLER_SECONDS = 1.0
 """How long to wait for the other names after the first one was resolved, the first time."""
 _POLL_SECONDS = 0.1
 """How often a wait checks whether it is over."""
-
-Targets = str | Sequence[str]
 
 
 class Replica:

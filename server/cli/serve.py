@@ -35,7 +35,7 @@ from ..rpc.health import Health
 from ..rpc.reflection import Reflection
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
-from ..runtime.malloc import keep_freed_memory
+from ..runtime.mallopt import keep_freed_memory
 from ..runtime.output import print_error
 from ..runtime.poll_rate import PollRate, pause_seconds
 from ..runtime.poller import Poller, RescanWorker
@@ -226,7 +226,7 @@ def log_opened(dataset: Dataset) -> None:
     """Log what a dataset is, and what was assumed."""
     store, layout = dataset.store, dataset.store.shards[0].layout
     _LOG.info(
-        "dataset opened name=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s "
+        "dataset opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s "
         "read=%s because=%s",
         dataset.name,
         layout.format,

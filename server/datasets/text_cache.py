@@ -65,8 +65,7 @@ class TextCache:
         _LOG.info("ingesting dataset=%s files=%d into=%s", text.name, len(text.paths), folder)
         # In its own process, so that the memory of the tokenizer is freed afterwards.
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            cure = f"see the error above; if the text is right, remove {folder}"
-            raise InvalidCorpus(text.paths[0], f"could not be ingested: {cure}")
+            raise InvalidCorpus(text.paths[0], "could not be ingested: see the error above")
 
     def _key(self, files: list[_Facts]) -> str:
         facts: list[object] = [

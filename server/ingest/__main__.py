@@ -118,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TokenfeedError as error:
         return print_error(error)
     except ImportError as error:
+        if (error.name or "").startswith("tokenfeed"):
+            raise
         print(f"error: ingest: {missing(error, 'ingest')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -210,8 +212,8 @@ def columns_of(arguments: argparse.Namespace, has_text: bool) -> tuple[str, ...]
     if prompt is None and response is None:
         return (arguments.text_column or "text",)
     if prompt is None or response is None:
-        missing = "--prompt-column" if prompt is None else "--response-column"
-        raise InvalidRequest(missing, "is missing: pairs need both columns")
+        absent = "--prompt-column" if prompt is None else "--response-column"
+        raise InvalidRequest(absent, "is missing: pairs need both columns")
     if arguments.text_column is not None:
         raise InvalidRequest(
             "--text-column", "cannot be combined with --prompt-column; omit one of them"
@@ -238,8 +240,8 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
         )
     vocab_size = made["tokenizer"]["vocab_size"]
     print(f"vocabulary: {vocab_size:,} token ids, 0 to {vocab_size - 1:,}")
-    if missing := _missing_split(made):
-        print(missing)
+    if line := _missing_split(made):
+        print(line)
     own, workers = (
         resource.getrusage(who).ru_maxrss >> 10
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -268,10 +270,10 @@ def _missing_split(made: dict[str, Any]) -> str:
     if not fraction or len(made["splits"]) > 1:
         return ""
     (present,) = made["splits"]
-    missing, other = ("val", "a larger") if present == "train" else ("train", "a smaller")
+    absent, other = ("val", "a larger") if present == "train" else ("train", "a smaller")
     count = made["splits"][present]["documents"]
     return (
-        f"no {missing} split: none of {count:,} document(s) fell into it at --val-fraction "
+        f"no {absent} split: none of {count:,} document(s) fell into it at --val-fraction "
         f"{fraction}, since documents are assigned by their hash; ingest more documents, or pass "
         f"{other} fraction and another --out"
     )

@@ -100,7 +100,7 @@ class AdmissionControl:
         self._open: set[ActiveCall] = set()
         self._of_peer: Counter[str] = Counter()
         self._draining = threading.Event()
-        self._thread = threading.Thread(target=self._evict, name="tokenfeed-evict", daemon=True)
+        self._thread = threading.Thread(target=self._expire, name="tokenfeed-calls", daemon=True)
         self._thread.start()
 
     @property
@@ -183,7 +183,7 @@ class AdmissionControl:
         if self._draining.is_set():
             raise ServerUnavailable("server", "is shutting down; retry on another server")
 
-    def _evict(self) -> None:
+    def _expire(self) -> None:
         while not self._draining.wait(_POLL_SECONDS):
             now = time.monotonic()
             with self._lock:

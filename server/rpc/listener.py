@@ -102,7 +102,7 @@ def bind(
     if has_secrets and credentials is None and not is_local:
         raise InvalidRequest(
             "--token-file",
-            "needs --tls-cert and --tls-key, because the port would send tokens in plaintext; "
+            "needs --tls-cert and --tls-key, because clients would send these tokens in plaintext; "
             "pass --allow-plaintext-token to accept that",
         )
     port = _require_free(family, address, port)

@@ -8,5 +8,5 @@
     halves.py      detects uint32 tokens that were read as uint16
     files.py       opened files, as the formats read them
 
-A new store is a package here and a line in choice.py.
+A new store is a package here, a line in choice.py, and a value of --read (WAYS in store.py).
 """

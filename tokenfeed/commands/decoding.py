@@ -16,7 +16,7 @@ def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
     """Return a function that turns token ids into text.
 
     tokenizer: path of a tokenizer.json, or "bytes".
-    Raises: InvalidRequest if it cannot be loaded.
+    Raises: InvalidRequest if it cannot be loaded; the function, if an id is not one of "bytes".
     """
     if tokenizer == BYTES:
         return _decode_bytes
@@ -35,6 +35,9 @@ def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
 
 
 def _decode_bytes(ids: Sequence[int]) -> str:
+    if max(ids, default=0) > 256:
+        problem = f"token {max(ids)} is not a token of bytes, which are 0 to 256"
+        raise InvalidRequest("--tokenizer", problem)
     end = END_OF_BYTES.encode()
     content = b"".join(bytes((one,)) if one < 256 else end for one in ids)
     return content.decode(errors="replace")

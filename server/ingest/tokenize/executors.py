@@ -116,7 +116,7 @@ class _Worker:
             answer: EncodedUnit | TokenfeedError = self._connection.recv()
         except (EOFError, OSError) as error:
             problem = "a worker process was killed, maybe because memory ran out"
-            cure = "run the same command again, with fewer --workers"
+            cure = "free memory, or pass fewer --workers; the same command resumes"
             raise InvalidSource("--workers", f"{problem}; {cure}") from error
         if isinstance(answer, TokenfeedError):
             raise answer

@@ -10,7 +10,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..files import OpenFile
 from .layout import FormatOptions
 
-NAME = "foreign"
+NAME = "unsupported"
 
 _TEXT = "tokenize it first with tokenfeed ingest, or pass --tokenizer to the server"
 _COLUMN = "ingest its text (tokenfeed ingest), or write its tokens to a file: docs/formats.md"

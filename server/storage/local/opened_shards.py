@@ -96,7 +96,7 @@ class OpenedShards:
         reason: for the log.  client_message: for clients, if the reason is not a changed file.
         """
         self._failed = client_message or _CHANGED
-        _LOG.error("dataset failed name=%s reason=%s", self.name, reason)
+        _LOG.error("dataset failed dataset=%s reason=%s", self.name, reason)
 
     def close(self) -> None:
         """Deliver nothing more. May be called twice."""
@@ -237,7 +237,7 @@ class OpenedShards:
                 self._touched.update(touched)
             elif not same and not self._failed:
                 names = ", ".join(log_safe_name(self.shards[index].path) for index in touched)
-                self.mark_failed(f"{names}: written to in place, with the same modification time")
+                self.mark_failed(f"{names}: the content is not that of the start")
         finally:
             ended = time.monotonic()
             self._reread_at = ended + _REREAD_PAUSE * (ended - began)

@@ -240,7 +240,7 @@ def test_each_outage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     journey.go(fails(6))
 
     assert caplog.text.count("waiting for server rank=0 target=a:1") == 2
-    assert len(re.findall(r"back after 0\.\d s rank=0 target=a:1", caplog.text)) == 2
+    assert len(re.findall(r"server is back rank=0 target=a:1 seconds=0\.\d", caplog.text)) == 2
 
 
 def test_an_attempt_that_asks_all_servers_is_a_round() -> None:

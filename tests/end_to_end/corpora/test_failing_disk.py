@@ -192,7 +192,7 @@ def test_a_truncated_file_is_data_loss_while_the_file_system_fails_too(
 
     assert (rows, status) == (0, grpc.StatusCode.DATA_LOSS)
     assert details.startswith("dataset: 'sick' changed while it was served")
-    assert "dataset failed name=sick reason=sick.bin: truncated" in server.stderr
+    assert "dataset failed dataset=sick reason=sick.bin: truncated" in server.stderr
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -220,7 +220,7 @@ def test_a_failed_stat_does_not_fail_a_dataset(
     disk.heal()
     check_all()
     os.truncate(paths[3], 1000)
-    assert eventually(lambda: f"dataset failed name={name} " in server.stderr)
+    assert eventually(lambda: f"dataset failed dataset={name} " in server.stderr)
 
 
 def test_slow_stats_hold_up_neither_health_nor_tokens_nor_batches(

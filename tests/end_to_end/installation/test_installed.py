@@ -299,6 +299,8 @@ def test_an_alias_ends_where_somebody_takes_its_name(installed: Path, hostile: P
         "    import client.stats\n"
         "except ModuleNotFoundError:\n"
         "    del sys.modules['client']\n"
+        "else:\n"
+        "    sys.exit('a second copy was imported')\n"
         "sys.path.insert(0, sys.path.pop())\n"
         "import client.stream\n"
         "print(client.stream.MINE)\n"

@@ -205,7 +205,7 @@ def test_an_unusable_certificate_is_not_loaded_and_no_path_is_logged(
         cert.unlink() if content is None else cert.write_bytes(content)
         assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
         assert f"certificate reload failed, using the previous one: {problem}" in server.stderr
-    assert "renewed" not in server.stderr
+    assert "certificate reloaded" not in server.stderr
     assert str(tmp_path) not in server.stderr
     cert.write_bytes(Path(papers.cert).read_bytes())
 
