@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--context-length",
         type=int,
         metavar="T",
-        help="also print how many windows of T tokens each order has",
+        help="also print how many rows of T tokens each order has",
     )
     describing.set_defaults(run=run_describe, parser=describing)
 
