@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--context-length",
         type=int,
         metavar="T",
-        help="also print how many windows of T tokens each order has",
+        help="also print how many rows of T tokens each order has",
     )
 
     add = command("show", run_show, "Print one batch, as token ids or as text.")

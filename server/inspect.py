@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help='show them as text: "bytes", or a tokenizer.json, which needs the tokenizers package',
+        help='show tokens as text: "bytes", or a tokenizer.json (needs the tokenizers package)',
     )
     return parser
 

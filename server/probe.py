@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("server.probe"),
         description="Report the health of a server by the exit code: 0 if it is SERVING, 1 if "
-        "not, or without an answer.",
+        "it is not or does not answer.",
         epilog="example: tokenfeed probe unix:/run/tokenfeed.sock",
     )
     parser.add_argument(

@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--reflection",
         action="store_true",
-        help="answer gRPC server reflection, by which tools find the services",
+        help="answer gRPC server reflection, by which tools such as grpcurl find the services",
     )
     parser.add_argument(
         "--log-level",
@@ -75,7 +75,8 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "several times (default: pread on network file systems, else map)",
     )
     flag(
-        "--immutable", help="do not poll the files, because they never change while they are served"
+        "--immutable",
+        help="declare that the files never change while they are served; they are not polled",
     )
     add(
         "--vocab-size",
@@ -147,9 +148,9 @@ def _add_addresses(group: argparse._ArgumentGroup) -> None:
     )
     for option, text in (
         ("--tls-cert", "PEM file of the server's certificate chain; reloaded when it changes"),
-        ("--tls-key", "PEM file of its private key; reloaded when it changes"),
-        ("--tls-client-ca", "accept only clients with a certificate signed by this PEM authority"),
-        ("--token-file", "accept only clients that send one of these bearer tokens, one per line"),
+        ("--tls-key", "PEM file of the private key of --tls-cert; reloaded when it changes"),
+        ("--tls-client-ca", "PEM file; accept only clients with a certificate of this authority"),
+        ("--token-file", "file of bearer tokens, one per line; accept only clients that send one"),
     ):
         group.add_argument(option, metavar="PATH", help=text)
     group.add_argument(

@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         required=True,
         metavar="DIR",
-        help="output folder, which --data of tokenfeed serve takes",
+        help="output folder; pass it to tokenfeed serve --data",
     )
     add(
         "--tokenizer",
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="F",
-        help="share of documents in [0, 1), chosen by hash, for the val split (default: 0)",
+        help="share of documents for the val split, in [0, 1), chosen by hash (default: 0)",
     )
     number(
         "--shuffle-buffer", default=1, help="shuffle documents within groups of N (default: 1, off)"
