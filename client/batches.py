@@ -414,9 +414,7 @@ class RemoteBatches(IterableDataset[Batch]):
             )
 
     def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Return the samples of an epoch's batches.  Raises: like `_require_windows`;
-        SamplesExhausted.
-        """
+        """Plan the batches of an epoch.  Raises: like `_require_windows`; SamplesExhausted."""
         position, windows = self._request.position, self._require_windows()
         last = (SAMPLE_END - position.stride) // windows - 1
         if epoch > last:
@@ -428,9 +426,7 @@ class RemoteBatches(IterableDataset[Batch]):
         return EpochPlan(windows, position, epoch, tail)
 
     def _require_windows(self) -> int:
-        """Return the windows of an epoch.  Raises: InvalidRequest if no file is long enough for
-        one.
-        """
+        """Return the windows of an epoch.  Raises: InvalidRequest if no file is long enough."""
         windows = self._rows_per_epoch()
         if windows == 0:
             longest = self._dataset.await_described().longest_file_tokens

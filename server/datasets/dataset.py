@@ -131,7 +131,7 @@ def dataset_of(
 ) -> Dataset:
     """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
 
-    made: its split of a manifest.  why_store: the reason for its kind of store.
+    split: that of its manifest.  why_store: the reason for its kind of store.
     """
     content = Content(store, store.read)
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX

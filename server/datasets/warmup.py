@@ -87,9 +87,7 @@ class WarmUp:
 
 
 def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
-    """Return the stores that fit into bytes_max together, the smallest first. The others are
-    logged.
-    """
+    """Return the stores that fit into bytes_max together, the smallest first; log the others."""
     chosen = []
     left_bytes = bytes_max
     for store in sorted(stores, key=lambda store: store.memory_bytes):

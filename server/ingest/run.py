@@ -39,7 +39,7 @@ from .output.shard_writer import (
     write_errors,
     write_whole,
 )
-from .output.shuffle import DocumentBatch, in_order, shuffled, skip_documents
+from .output.shuffle import DocumentBatch, shuffled, skip_documents
 from .progress import Progress
 from .tokenize import splitting
 from .tokenize.encoding import EncodedUnit
@@ -51,6 +51,9 @@ SPLITS = ("train", "val")
 _JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
 _CHECKPOINT_SECONDS = 5.0
 _HASHED_BYTES = 1 << 20
+
+Pending = deque[tuple[SourceOffset, tuple[Problem, ...]]]
+"""The units with problems that are not written yet: where each begins, and its problems."""
 
 
 def ingest(
@@ -208,7 +211,7 @@ def _encode_all(
         )
         for name in names
     }
-    pending: deque[tuple[SourceOffset, tuple[Problem, ...]]] = deque()
+    pending: Pending = deque()
     with closing(Hashes(job.sources, checkpoint.hashes)) as hashes:
         for number in range(checkpoint.place.source):
             hashes.begin(number)
@@ -265,7 +268,7 @@ def _with_progress(
     job: Job,
     parts: Iterator[tuple[Unit, EncodedUnit]],
     checkpoint: Checkpoint,
-    pending: deque[tuple[SourceOffset, tuple[Problem, ...]]],
+    pending: Pending,
     *,
     strict: bool,
     progress: Progress,
@@ -290,16 +293,12 @@ def _in_order_of_writing(
     job: Job, parts: Iterator[tuple[Unit, EncodedUnit]], checkpoint: Checkpoint
 ) -> Iterator[DocumentBatch]:
     if job.shuffle_buffer == 1:
-        return in_order(parts)
+        return (DocumentBatch(part, unit.end) for unit, part in parts)
     left = skip_documents(parts, checkpoint.place.documents)
     return shuffled(left, job.shuffle_buffer, job.seed, checkpoint.documents)
 
 
-def _advance(
-    checkpoint: Checkpoint,
-    place: SourceOffset,
-    pending: deque[tuple[SourceOffset, tuple[Problem, ...]]],
-) -> None:
+def _advance(checkpoint: Checkpoint, place: SourceOffset, pending: Pending) -> None:
     """Move a checkpoint to a place, and count the problems of the units before it."""
     checkpoint.place = place
     while pending and pending[0][0][:2] < place[:2]:

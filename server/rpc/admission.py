@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -38,6 +39,7 @@ _BUSY_SECONDS = 1.0
 _JITTER = (0.5, 1.5)
 
 Parsed = TypeVar("Parsed", bound=Message)
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +63,28 @@ DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
 """For calls that are answered at once: separate, so that idle clients do not block streams."""
 
 
+@dataclass(eq=False, slots=True)
 class ActiveCall:
-    """A call that was admitted, with a timer."""
+    """A call that was admitted, with a timer.
 
-    def __init__(self, context: grpc.ServicerContext, peer: str) -> None:
-        """Start without a running timer."""
-        self.peer = peer
-        self.client_name = ""
-        """The name that the client gave itself, for logs; "" until then."""
-        self.context = context
-        self.timer = ""
-        """The name of the timer that was started last."""
-        self._expires_at = float("inf")
+    client_name: the name that the client gave itself, for logs; "" until then.  timer: the name of
+    the timer that was started last.  expires_at: of that timer; infinite if none is running.
+    """
+
+    context: grpc.ServicerContext
+    peer: str
+    client_name: str = ""
+    timer: str = ""
+    expires_at: float = math.inf
 
     def start_timer(self, name: str, seconds: float) -> None:
         """Start to wait for the client, for at most this long."""
         self.timer = name
-        self._expires_at = time.monotonic() + seconds
+        self.expires_at = time.monotonic() + seconds
 
     def stop_timer(self) -> None:
         """Stop the timer: the client did what was waited for."""
-        self._expires_at = float("inf")
-
-    def expired(self, now: float) -> bool:
-        """Whether the timer has expired."""
-        return now > self._expires_at
+        self.expires_at = math.inf
 
 
 class AdmissionControl:
@@ -187,7 +186,7 @@ class AdmissionControl:
         while not self._draining.wait(_POLL_SECONDS):
             now = time.monotonic()
             with self._lock:
-                expired = [call for call in self._open if call.expired(now)]
+                expired = [call for call in self._open if now > call.expires_at]
             for call in expired:
                 _LOG.warning(
                     "stream closed peer=%s client=%r reason=%s",
@@ -244,3 +243,18 @@ def run_in_pool(pool: ThreadPoolExecutor, method: Callable[..., Any]) -> Callabl
     # gRPC reads this attribute.
     pooled.experimental_thread_pool = pool  # type: ignore[attr-defined]
     return pooled
+
+
+def add_service(
+    server: grpc.Server,
+    service: str,
+    methods: Mapping[str, tuple[Callable[..., Handler], Callable[..., Any]]],
+    calls_max: int,
+) -> None:
+    """Register a service with a server. It has its own threads, so that streams cannot block it.
+
+    methods: by name, the kind of handler, and what answers.  calls_max: that it admits.
+    """
+    pool = ThreadPoolExecutor(calls_max + CALLS_SPARE, f"tokenfeed-{service}")
+    handlers = {name: kind(run_in_pool(pool, answer)) for name, (kind, answer) in methods.items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

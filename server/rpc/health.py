@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import grpc
@@ -18,14 +17,7 @@ from grpc_health.v1 import health_pb2
 from tokenfeed.errors import NotFound, ServerUnavailable, shortened
 
 from ..datasets.dataset import Dataset
-from .admission import (
-    CALLS_SPARE,
-    AdmissionControl,
-    StreamLimits,
-    abort_on_error,
-    parse_message,
-    run_in_pool,
-)
+from .admission import AdmissionControl, StreamLimits, abort_on_error, add_service, parse_message
 
 _STATUS = health_pb2.HealthCheckResponse
 _LIMITS = StreamLimits(streams=64, peer_streams=8, send_timeout_seconds=10.0, by_option=False)
@@ -52,15 +44,11 @@ class Health:
 
         Requests are streams of one message, as in TokenFeed.handler.
         """
-        pool = ThreadPoolExecutor(
-            self._checks.calls_max + self._watches.calls_max + CALLS_SPARE, "tokenfeed-health"
-        )
-        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Check": grpc.stream_unary_rpc_method_handler(run_in_pool(pool, self.check)),
-            "Watch": grpc.stream_stream_rpc_method_handler(run_in_pool(pool, self.watch)),
+        methods = {
+            "Check": (grpc.stream_unary_rpc_method_handler, self.check),
+            "Watch": (grpc.stream_stream_rpc_method_handler, self.watch),
         }
-        handler = grpc.method_handlers_generic_handler(SERVICE, methods)
-        server.add_generic_rpc_handlers((handler,))
+        add_service(server, SERVICE, methods, self._checks.calls_max + self._watches.calls_max)
 
     def check(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Check: return an encoded HealthCheckResponse."""

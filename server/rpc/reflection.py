@@ -7,19 +7,11 @@ that no limit counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from .admission import (
-    CALLS_SPARE,
-    AdmissionControl,
-    StreamLimits,
-    abort_on_error,
-    parse_message,
-    run_in_pool,
-)
+from .admission import AdmissionControl, StreamLimits, abort_on_error, add_service, parse_message
 
 _LIMITS = StreamLimits(streams=8, peer_streams=4, send_timeout_seconds=10.0, by_option=False)
 
@@ -33,15 +25,9 @@ class Reflection:
         self._calls = AdmissionControl(_LIMITS)
 
     def add_to(self, server: grpc.Server) -> None:
-        """Register with a server, with separate threads."""
-        pool = ThreadPoolExecutor(self._calls.calls_max + CALLS_SPARE, "tokenfeed-reflection")
-        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
-                run_in_pool(pool, self.answer)
-            )
-        }
-        handler = grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, methods)
-        server.add_generic_rpc_handlers((handler,))
+        """Register with a server."""
+        methods = {"ServerReflectionInfo": (grpc.stream_stream_rpc_method_handler, self.answer)}
+        add_service(server, reflection.SERVICE_NAME, methods, self._calls.calls_max)
 
     def answer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer ServerReflectionInfo: yield an encoded response to each message."""

@@ -16,11 +16,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import grpc
 
 from tokenfeed.errors import InvalidRequest, Unauthenticated
+
+from .admission import Handler
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -28,7 +30,6 @@ _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 _SCHEME = "bearer "
 
 Stamp: TypeAlias = tuple[int, int, int, int]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # OpenSSL's reasons for a key that belongs to another certificate, of the same type or another.
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")

@@ -22,7 +22,6 @@ class Reader(Protocol):
         index: of the source.  offset: where to begin: 0, or the end of a unit.
         Input that cannot be read is a unit with a problem.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,6 @@ class DocumentBatch:
     then: SourceOffset
 
 
-def in_order(parts: Iterable[tuple[Unit, EncodedUnit]]) -> Iterator[DocumentBatch]:
-    """Yield documents as they come."""
-    return (DocumentBatch(part, unit.end) for unit, part in parts)
-
-
 def skip_documents(
     parts: Iterable[tuple[Unit, EncodedUnit]], count: int
 ) -> Iterator[tuple[Unit, EncodedUnit, int]]:

@@ -64,11 +64,9 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """Return the ids of each text, with nothing added.  Raises: ValueError."""
-        ...
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, None if there is none."""
-        ...
 
 
 @functools.lru_cache(maxsize=2)

@@ -34,11 +34,9 @@ class Format(Protocol):
 
     def matches(self, file: OpenFile, /) -> bool:
         """Return whether a file has this format."""
-        ...
 
     def layout(self, file: OpenFile, options: FormatOptions, /) -> Layout:
         """Return where its tokens are.  Raises: InvalidCorpus."""
-        ...
 
 
 FORMATS: tuple[Format, ...] = (megatron, npy, safetensors, llmc, unsupported, datatrove, olmo, raw)

@@ -55,7 +55,11 @@ class MapStore(LocalStore[Scratch]):
         """Map every file, read-only.  Raises: InvalidCorpus, naming the file and the problem."""
         spans = [_pages_bytes(size_on_disk(path)) for path in paths]
         self._span_bytes = sum(spans)
-        self._address = _reserve(paths[0], self._span_bytes)
+        try:
+            self._address = syscalls.reserve(self._span_bytes)
+        except OSError as error:
+            problem = f"{self._span_bytes} bytes cannot be mapped: {error.strerror}"
+            raise InvalidCorpus(paths[0], problem) from error
         try:
             self._firsts = self._address + np.cumsum([0, *spans[:-1]])
             shards = [
@@ -203,15 +207,6 @@ def _map(path: str, options: FormatOptions, address: int, span_bytes: int) -> Sh
             cure = "raise vm.max_map_count (65530 files by default), or pass --read pread"
             raise InvalidCorpus(path, f"cannot be mapped: {error.strerror}; {cure}") from error
         return shard
-
-
-def _reserve(path: str, span_bytes: int) -> int:
-    try:
-        return syscalls.reserve(span_bytes)
-    except OSError as error:
-        raise InvalidCorpus(
-            path, f"{span_bytes} bytes cannot be mapped: {error.strerror}"
-        ) from error
 
 
 def _ranges(addresses: Numbers, size_bytes: Numbers | int) -> syscalls.Ranges:
