@@ -98,6 +98,7 @@ KNOWS_NOTHING_OF = {
     "servers": ("grpc",),
     "tokens": ("numpy", "server.storage", "server.datasets"),
 }
+FORBIDDEN_WORDS = ("whoever", "nobody", "somebody", "anew", "so many", "in vain", "is owed")
 
 
 def folders() -> list[str]:
@@ -214,6 +215,39 @@ def test_what_a_docstring_says_it_knows_nothing_of_is_not_reached() -> None:
             ]
             assert culprits == [], f"{package} knows {subject}"
     assert claims >= 6
+
+
+@pytest.mark.parametrize(
+    ("imported", "side", "package"),
+    [
+        ("grpc", "client", "client.transport"),
+        ("server.storage.local", "server", "server.storage"),
+    ],
+)
+def test_only_one_package_imports(imported: str, side: str, package: str) -> None:
+    """Another transport, or another kind of store, then changes that package alone."""
+    importing = {
+        name
+        for name in modules()
+        if within(name, side) and any(within(one.name, imported) for one in imports(name))
+    }
+
+    assert {name for name in importing if not within(name, package)} == set()
+    assert importing
+
+
+@pytest.mark.parametrize("word", FORBIDDEN_WORDS)
+def test_prose_is_plain_english(word: str) -> None:
+    """These words came with sentences that had to be read twice."""
+    pages = list(ROOT.glob("*.md")) + list((ROOT / "docs").rglob("*.md"))
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (*modules().values(), *pages)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(rf"\b{word}\b", line, re.IGNORECASE)
+    ]
+
+    assert found == []
 
 
 def test_relative_imports_stay_within_their_package() -> None:

@@ -13,7 +13,7 @@ from tokenfeed.wire import frame
 from tokenfeed.wire.request import StreamRequest
 
 from ..datasets.dataset import Dataset
-from ..storage.local.readahead import READ_AHEAD_BYTES
+from ..storage.store import READ_AHEAD_BYTES
 from .fair_scheduler import FairScheduler
 from .lookahead_plan import LookaheadPlan
 

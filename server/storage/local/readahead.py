@@ -13,10 +13,6 @@ import numpy as np
 
 from tokenfeed.sampling.spans import Pieces, Spans
 
-# The windows of the next 32 batches of 32 x 2048: enough for a disk to work on at once. 75 Mtok/s
-# with 2 MiB, 105 with 4, 95 with 8, 103 with 16 (spreads overlap). 2 cores, 2026-11;
-# docs/decisions/0006-warm-up.md
-READ_AHEAD_BYTES = 4 << 20
 _SPANS_SAMPLED = 8
 _FRAMES_DISTRUSTED = 4
 _FRAMES_DISTRUSTED_MAX = 256
