@@ -119,7 +119,8 @@ class Epoch(IterableDataset[Batch]):
         if dropped := plan.dropped_count(begin):
             # A loop that gets no batch at all would end without a word.
             level = logging.INFO if batch_count or begin > plan.first_sample else logging.WARNING
-            _LOG.log(level, "epoch drops samples epoch=%d samples=%d", plan.epoch, dropped)
+            message = "epoch drops samples epoch=%d samples=%d batches=%d; tail='pad' keeps them"
+            _LOG.log(level, message, plan.epoch, dropped, batch_count)
         if batch_count == 0:
             cursor.skip_to(plan.end_sample)
             return

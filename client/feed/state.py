@@ -80,7 +80,9 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
     version = state.get("version")
     if type(version) is not int or not 1 <= version <= STATE_VERSION:
         is_later = type(version) is int and version > STATE_VERSION
-        cure = "; a later release wrote it, so upgrade tokenfeed" if is_later else ""
+        cure = "; pass what state_dict() returned, which may be a part of your checkpoint"
+        if is_later:
+            cure = "; a later release wrote it, so upgrade tokenfeed"
         raise InvalidRequest(
             "state",
             f"has version {shown(version)}, but this client reads 1 to {STATE_VERSION}{cure}",
@@ -187,10 +189,13 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now and name not in allow:
+            cure = f"Pass {name}={before!r}"
+            if name == "fingerprint":
+                cure = "Pass a server and a dataset with that corpus"
             raise StreamMismatch(
                 name,
                 f"the state was saved with {before}, but this stream has {now}, so its samples "
-                f"differ. Pass allow=({name!r},) to resume anyway",
+                f"differ. {cure}, or allow=({name!r},) to go on with other samples",
             )
 
 

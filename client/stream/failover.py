@@ -193,7 +193,7 @@ class Failover:
                 "waiting for server rank=%d target=%s seconds_left=%.0f reason=%s",
                 self._rank,
                 self._replicas,
-                left_seconds,
+                min(left_seconds, self._timeouts.reconnect_seconds or math.inf),
                 reason,
             )
         busy = [failure.retry_seconds for failure in failures if isinstance(failure, Busy)]

@@ -255,7 +255,7 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
         for what, found in source["problems"].items():
             print(
                 f"not ingested: {single_line(source['path'])}: {what}, {found['count']:,} time(s), "
-                f"first at {found['first']}"
+                f"first: {found['first']}"
             )
     options = ""
     if len(made["job"]["columns"]) > 1:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from tokenfeed.errors import InvalidCorpus, InvalidSource, WriteFailed
+from tokenfeed.errors import InvalidCorpus, InvalidRequest, InvalidSource, WriteFailed
 
 from ..datasets.dataset import TokenChecks, full_digest, open_dataset
 from ..datasets.loss_masks import mask_path
@@ -65,6 +65,8 @@ def ingest(
     another ingest writes to the same folder.
     Returns: the manifest.  Raises: InvalidSource, InvalidCorpus, WriteFailed.
     """
+    if os.path.lexists(out) and not os.path.isdir(out):
+        raise InvalidRequest("--out", f"{out} is not a folder")
     work = os.path.join(out, WORK_FOLDER)
     _require_own(out, work)
     if read_manifest(out) is None or os.path.exists(work):
@@ -179,7 +181,11 @@ def _require_same_job(out: str, begun: Any, job: Job) -> None:
     facts = job.facts()
     if not isinstance(begun, dict):
         raise InvalidCorpus(out, "contains a damaged ingest; remove it and ingest again")
-    different = [name for name, value in facts.items() if begun.get(name) != value]
+    different = [
+        name if isinstance(value, list) else f"{name} ({begun.get(name)}, now {value})"
+        for name, value in facts.items()
+        if begun.get(name) != value
+    ]
     if different:
         problem = f"contains an ingest with other {', '.join(different)}"
         raise InvalidCorpus(out, f"{problem}; pass another --out, or remove this folder")
@@ -237,6 +243,7 @@ def _encode_all(
         _advance(checkpoint, SourceOffset(len(job.sources), 0), pending)
         checkpoint.write(path)
         if not any(counts.shards for counts in checkpoint.splits.values()):
+            shutil.rmtree(work, ignore_errors=True)  # corrected options may use the same folder
             _require_no_problems(_by_path(job, checkpoint))
             raise InvalidSource(job.sources[0].path, "has no documents, like all other sources")
         hashes.finish(lambda: checkpoint.write(path))

@@ -200,6 +200,7 @@ def _require_free(family: socket.AddressFamily, address: str, port: int) -> int:
                     "--host", f"{address!r} is not an address of this machine"
                 ) from error
             raise InvalidRequest(
-                "--port", f"{port} on {address} cannot be bound: {error.strerror}"
+                "--port",
+                f"{port} on {address} cannot be bound: {error.strerror}; 0 picks a free one",
             ) from error
         return int(probe.getsockname()[1])

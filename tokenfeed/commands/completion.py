@@ -27,12 +27,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Print the completion script of a shell.  Returns: 0."""
+    shell = build_parser().parse_args().shell
     require_installed("completion", "completion", "shtab")
     import shtab
 
     # The reader of the script may stop after its first line.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    shell = build_parser().parse_args().shell
     # Each is the parser of that command, when it is asked what it is called.
     sys.argv = ["tokenfeed"]
     print(shtab.complete(complete_parser(), shell))

@@ -31,7 +31,7 @@ def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
             "--tokenizer",
             f'{tokenizer} is neither "bytes" nor can it be read as a tokenizer.json: {error}',
         ) from error
-    return lambda ids: str(loaded.decode(ids))
+    return lambda ids: str(loaded.decode(ids, skip_special_tokens=False))
 
 
 def _decode_bytes(ids: Sequence[int]) -> str:

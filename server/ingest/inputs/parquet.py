@@ -137,7 +137,7 @@ def _column_problem(file: pyarrow.parquet.ParquetFile, columns: tuple[str, ...])
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
         if not _is_text(kind):
-            return Problem(f"column {name!r} is no text", f"but {kind}")
+            return Problem(f"column {name!r} is not text", f"but {kind}")
     return None
 
 

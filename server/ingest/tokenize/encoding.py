@@ -281,16 +281,16 @@ def _of_line(line: bytes, columns: tuple[str, ...]) -> Document | str:
     except UnicodeDecodeError:
         return "invalid UTF-8"
     except (ValueError, RecursionError):
-        return "torn line, or no JSON"
+        return "truncated line or invalid JSON"
     if not isinstance(entry, dict):
-        return "no JSON object"
+        return "not a JSON object"
     for name in columns:
         if name not in entry:
             return f"no column {name!r}"
         if entry[name] is None:
             return "null"
         if not isinstance(entry[name], str):
-            return f"column {name!r} is no text"
+            return f"column {name!r} is not text"
     texts = tuple(entry[name] for name in columns)
     try:
         "".join(texts).encode()

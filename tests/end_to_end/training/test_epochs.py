@@ -101,7 +101,7 @@ def test_dropped_samples_are_counted_in_the_log(
     with caplog.at_level(logging.INFO, "tokenfeed.client"):
         rows_of(open_feed(batch_size=30).epoch(2))
 
-    assert "epoch drops samples epoch=2 samples=11" in caplog.text
+    assert "epoch drops samples epoch=2 samples=11 batches=" in caplog.text
 
 
 def test_an_epoch_smaller_than_a_batch_is_empty_with_a_warning_or_padded(
@@ -112,7 +112,7 @@ def test_an_epoch_smaller_than_a_batch_is_empty_with_a_warning_or_padded(
 
     assert rows_of(feed.epoch(0)) == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"epoch drops samples epoch=0 samples={WINDOWS}" in caplog.text
+    assert f"epoch drops samples epoch=0 samples={WINDOWS} batches=0; tail='pad'" in caplog.text
     ((_, y),) = feed.epoch(0, "pad")
     assert int((y != -100).all(dim=1).sum()) == WINDOWS
 

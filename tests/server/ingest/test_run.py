@@ -243,11 +243,11 @@ def test_input_that_cannot_be_ingested_is_counted_by_file_and_fatal_with_strict(
     lines = [line for line in said.splitlines() if line.startswith("not ingested")]
     first = 50 * len('{"text": "page 10"}\n') - 10
     assert lines == [
-        f"not ingested: {one}: null, 2 time(s), first at byte {first:,}",
-        f"not ingested: {one}: no column 'text', 1 time(s), first at byte {first + 15:,}",
-        f"not ingested: {one}: torn line, or no JSON, 1 time(s), first at byte {first + 44:,}",
-        f"not ingested: {two}: no column 'text', 1 time(s), first at it has body",
-        f"not ingested: {three}: empty file, 1 time(s), first at 0 bytes",
+        f"not ingested: {one}: null, 2 time(s), first: byte {first:,}",
+        f"not ingested: {one}: no column 'text', 1 time(s), first: byte {first + 15:,}",
+        f"not ingested: {one}: truncated line or invalid JSON, 1 time(s), first: byte {first + 44:,}",
+        f"not ingested: {two}: no column 'text', 1 time(s), first: it has body",
+        f"not ingested: {three}: empty file, 1 time(s), first: 0 bytes",
     ]
     strict = ingest(*words, "--out", tmp_path / "strict", "--strict")
     assert strict.returncode == 1
@@ -262,6 +262,7 @@ def test_nothing_to_ingest_is_an_error(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert f"error: {two}: no column 'text', it has body" in done.stderr
+    assert ingested(two, "--out", tmp_path / "out", "--tokenizer", "bytes", "--text-column", "body")
 
 
 def test_a_finished_folder_is_left_as_it_is_and_another_job_is_refused(tmp_path: Path) -> None:
@@ -276,7 +277,10 @@ def test_a_finished_folder_is_left_as_it_is_and_another_job_is_refused(tmp_path:
     changed = ingest(*words)
 
     assert tree(tmp_path / "out") == made
-    assert "contains an ingest with other append_token, seed; pass another --out" in other.stderr
+    assert (
+        f"contains an ingest with other append_token (None, now {END}), seed (0, now 4); pass another"
+        in other.stderr
+    )
     assert "contains an ingest with other sources; pass another --out" in changed.stderr
     assert (other.returncode, changed.returncode) == (1, 1)
 

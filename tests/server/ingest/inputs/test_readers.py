@@ -210,8 +210,8 @@ def test_an_empty_file_is_a_problem(tmp_path: Path, name: str) -> None:
     ("columns", "what"),
     [
         ({"body": ["a"]}, "no column 'text'"),
-        ({"text": [5]}, "column 'text' is no text"),
-        ({"text": [["a"]]}, "column 'text' is no text"),
+        ({"text": [5]}, "column 'text' is not text"),
+        ({"text": [["a"]]}, "column 'text' is not text"),
     ],
 )
 def test_a_table_without_text_is_a_problem(

@@ -196,16 +196,16 @@ def test_a_tokenizer_that_leaves_out_merges_by_chance_is_made_not_to(
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (b'{"text": "to', "torn line, or no JSON"),
+        (b'{"text": "to', "truncated line or invalid JSON"),
         (b'{"text": "\xff"}', "invalid UTF-8"),
         (b'{"text": null}', "null"),
-        (b'{"text": 5}', "column 'text' is no text"),
+        (b'{"text": 5}', "column 'text' is not text"),
         (b'{"other": "x"}', "no column 'text'"),
-        (b'["text"]', "no JSON object"),
-        (b"[" * 100_000, "torn line, or no JSON"),
+        (b'["text"]', "not a JSON object"),
+        (b"[" * 100_000, "truncated line or invalid JSON"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair"),
         (b'{"text": ""}', "empty document"),
-        (b'{"text": ' + b"9" * 5000 + b"}", "torn line, or no JSON"),
+        (b'{"text": ' + b"9" * 5000 + b"}", "truncated line or invalid JSON"),
     ],
 )
 def test_a_line_that_is_not_a_document_is_counted_and_left_out(line: bytes, what: str) -> None:
