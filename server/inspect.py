@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 
@@ -33,19 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: tokenfeed inspect shards/*.bin --tokenizer tokenizer.json",
     )
     add_dataset_arguments(parser)
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help="number of token ids; an id of N or more is an error",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=16,
-        metavar="N",
-        help="number of tokens to show (default: %(default)s)",
-    )
+    number = partial(parser.add_argument, type=int, metavar="N")
+    number("--vocab-size", help="number of token ids; an id of N or more is an error")
+    number("--tokens", default=16, help="number of tokens to show (default: %(default)s)")
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",

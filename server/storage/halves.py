@@ -46,10 +46,6 @@ class Halves(NamedTuple):
         negative = int(np.count_nonzero(odds == 0xFFFF)) if odd_large else 0
         return cls(odd_large - negative, even_large, negative)
 
-    def and_those(self, other: Halves) -> Halves:
-        """Return the sums of both."""
-        return Halves(*map(int.__add__, self, other))
-
     @property
     def look_alike(self) -> bool:
         """Whether these look like halves of wider tokens."""
@@ -65,7 +61,7 @@ def require_no_halves(store: TokenStore, blocks: Iterable[Mapping[int, Halves]])
     found: dict[int, Halves] = {}
     for block in blocks:
         for index, halves in block.items():
-            found[index] = found.get(index, Halves()).and_those(halves)
+            found[index] = Halves(*map(int.__add__, found.get(index, Halves()), halves))
     for index, halves in sorted(found.items()):
         if halves.look_alike:
             shard = store.shards[index]

@@ -123,7 +123,7 @@ class Shard:
         if not self.tail.sentinel_value:
             return False
         tail = read_part(self.path, self.tail.first_byte, self.size_bytes - self.tail.first_byte)
-        return _sha256(tail) == self.tail.sha256
+        return hashlib.sha256(tail).digest() == self.tail.sha256
 
     def further_sentinel(self) -> tuple[int, int] | None:
         """Return position and value of the last byte that is not 0, where the tail has none; the
@@ -159,18 +159,11 @@ def _read_tail(file: OpenFile) -> Tail:
     first_byte = last_page
     content = file.read(first_byte, file.size_bytes - first_byte)
     longer = max(0, last_page + syscalls.PAGE_BYTES - _TAIL_BYTES_MAX)
-    if _all_zeros(content) and file.has_data(longer):
+    if not content.strip(b"\0") and file.has_data(longer):
         first_byte = longer
         content = file.read(first_byte, file.size_bytes - first_byte)
-    if _all_zeros(content):
-        return Tail(first_byte, sha256=b"", sentinel_byte=first_byte, sentinel_value=0)
     sentinel = content.rstrip(b"\0")
-    return Tail(first_byte, _sha256(content), first_byte + len(sentinel) - 1, sentinel[-1])
-
-
-def _all_zeros(content: bytes) -> bool:
-    return content == bytes(len(content))
-
-
-def _sha256(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
+    if not sentinel:
+        return Tail(first_byte, sha256=b"", sentinel_byte=first_byte, sentinel_value=0)
+    digest = hashlib.sha256(content).digest()
+    return Tail(first_byte, digest, first_byte + len(sentinel) - 1, sentinel[-1])
