@@ -34,7 +34,7 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
     if os.path.isdir(word):
         found = files_in(word, suffixes)
         problem = f"is a folder without files named *{', *'.join(suffixes)}"
-        problem += _other_files(word) if not found else ""
+        problem += _other_files(word, suffixes) if not found else ""
     elif not os.path.lexists(word) and glob.has_magic(word):
         # Including dangling links, so that they cause an error later.
         found = [path for path in glob.glob(word, recursive=True) if not os.path.isdir(path)]
@@ -86,9 +86,15 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _other_files(folder: str) -> str:
-    """Return the most frequent suffixes of a folder, for an error: its files need a conversion."""
-    suffixes = Counter(os.path.splitext(name)[1] for name in os.listdir(folder))
-    del suffixes[""]
-    named = [f"{count} *{suffix}" for suffix, count in suffixes.most_common(3)]
-    return f", but {', '.join(named)}; docs/formats.md lists the formats" if named else ""
+def _other_files(folder: str, suffixes: tuple[str, ...]) -> str:
+    """Return the most frequent suffixes of a folder, for an error, and what to do with them."""
+    others = Counter(os.path.splitext(name)[1] for name in os.listdir(folder))
+    del others[""]
+    named = [f"{count} *{suffix}" for suffix, count in others.most_common(3)]
+    if not named:
+        return ""
+    cure = "name plain text by file or by a glob"
+    if suffixes == SHARD_SUFFIXES:
+        is_text = not others.keys().isdisjoint(TEXT_SUFFIXES)
+        cure = "ingest it first" if is_text else "docs/formats.md lists the formats"
+    return f", but {', '.join(named)}; {cure}"

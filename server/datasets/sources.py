@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from .manifest import NAME as MANIFEST
-from .manifest import ManifestSplit, read_splits
+from .manifest import ManifestSplit, read_manifest, read_splits
 from .paths import SHARD_SUFFIXES, TEXT_SUFFIXES, expand, files_in, tokens_of
 
 _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
@@ -91,7 +91,7 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
     Raises: InvalidCorpus if there is no such file, or no name can be derived.
     """
     name, first = _without_name(words[0])
-    _require_one_split((first, *words[1:]))
+    _require_one_dataset((first, *words[1:]))
     parts = [_without_tensor(word) for word in (first, *words[1:])]
     tensors = {tensor for _, tensor in parts}
     if len(tensors) > 1:
@@ -114,17 +114,29 @@ def require_distinct_names(sources: Sequence[DatasetSource]) -> None:
         seen[source.name] = source
 
 
-def _require_one_split(words: Sequence[str]) -> None:
-    """Raise InvalidCorpus for two splits of one ingest: train and val are no dataset together."""
-    seen: dict[str, str] = {}
-    for word in filter(os.path.isdir, words):
+def _require_one_dataset(words: Sequence[str]) -> None:
+    """Raise InvalidCorpus if words are several datasets: two splits, tokens of two tokenizers, a
+    whole ingest, or a word with a name of its own.
+    """
+    splits: dict[str, str] = {}
+    tokenizers: dict[str, str] = {}
+    for word in words:
         ingest, split = os.path.split(os.path.abspath(word))
-        if (
-            os.path.exists(os.path.join(ingest, MANIFEST))
-            and seen.setdefault(ingest, split) != split
-        ):
-            problem = f"is another split than {seen[ingest]} of the same ingest"
-            raise InvalidCorpus(word, f"{problem}; pass each as a dataset of its own")
+        manifest = read_manifest(ingest) if os.path.isdir(word) else None
+        problem = ""
+        if manifest is not None and splits.setdefault(ingest, split) != split:
+            problem = f"is another split than {splits[ingest]} of the same ingest"
+        elif manifest is not None:
+            tokenizer = manifest.get("tokenizer", {})
+            tokenizers[tokenizer.get("sha256", "")] = f"{ingest} by {tokenizer.get('name')}"
+            if len(tokenizers) > 1:
+                problem = f"has tokens of two tokenizers ({', '.join(tokenizers.values())})"
+        elif len(words) > 1 and os.path.exists(os.path.join(word, MANIFEST)):
+            problem = "is a whole ingest, and other files are given too"
+        elif not os.path.lexists(word) and os.path.lexists(_without_name(word)[1]):
+            problem = "begins another dataset"
+        if problem:
+            raise InvalidCorpus(word, f"{problem}; give each dataset a --data of its own")
 
 
 def _without_name(word: str) -> tuple[str, str]:

@@ -201,6 +201,6 @@ def _require_free(family: socket.AddressFamily, address: str, port: int) -> int:
                 ) from error
             raise InvalidRequest(
                 "--port",
-                f"{port} on {address} cannot be bound: {error.strerror}; 0 picks a free one",
+                f"{port} on {address} cannot be bound: {error.strerror}; 0 picks another",
             ) from error
         return int(probe.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -149,7 +150,7 @@ def test_a_folder_of_something_else_says_what_it_has(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"12")
 
     with pytest.raises(
-        InvalidCorpus, match=r"without files named .*, but 2 \*\.parquet, 1 \*\.json; docs"
+        InvalidCorpus, match=r"without files named .*, but 2 \*\.parquet, 1 \*\.json; ingest"
     ):
         parse_data([str(tmp_path)])
 
@@ -218,16 +219,31 @@ def test_a_folder_of_text_is_text_unless_it_has_tokens(tmp_path: Path) -> None:
     assert parse_text([str(tmp_path / "*.jsonl")]).name == "b"
 
 
-def test_two_splits_of_one_ingest_are_no_dataset_together(tmp_path: Path) -> None:
-    """A run that trains on both has seen what it is validated on."""
-    for place in ("corpus/train", "corpus/val", "other/train"):
+def test_what_two_ingests_made_is_one_dataset_only_where_it_fits_together(tmp_path: Path) -> None:
+    """A run that trains on both splits has seen what it is validated on; an id of another tokenizer
+    is another word.
+    """
+    for place, name in (
+        ("corpus/train", "bytes"),
+        ("corpus/val", "bytes"),
+        ("other/train", "bytes"),
+        ("third/train", "bpe.json"),
+    ):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "0.ds").write_bytes(b"12")
-        (tmp_path / place).with_name("manifest.json").write_text("{}")
-    train, val, other = (
-        str(tmp_path / place) for place in ("corpus/train", "corpus/val", "other/train")
+        manifest = {"version": 1, "job": {}, "tokenizer": {"name": name, "sha256": name}}
+        (tmp_path / place).with_name("manifest.json").write_text(json.dumps(manifest))
+    train, val, other, third, whole = (
+        str(tmp_path / place)
+        for place in ("corpus/train", "corpus/val", "other/train", "third/train", "corpus")
     )
 
-    with pytest.raises(InvalidCorpus, match="val: is another split than train of the same ingest"):
-        parse_data([f"both={train}", val])
+    for words, problem in (
+        ((f"both={train}", val), "val: is another split than train of the same ingest"),
+        ((train, other, third), "has tokens of two tokenizers .* by bytes, .* by bpe.json"),
+        ((whole, other), "corpus: is a whole ingest, and other files are given too"),
+        ((f"t={train}", f"v={val}"), "v=.*: begins another dataset"),
+    ):
+        with pytest.raises(InvalidCorpus, match=f"{problem}.*; give each dataset a --data of its"):
+            parse_data(words)
     assert len(parse_data([train, other]).paths) == 2

@@ -245,7 +245,8 @@ def test_input_that_cannot_be_ingested_is_counted_by_file_and_fatal_with_strict(
     assert lines == [
         f"not ingested: {one}: null, 2 time(s), first: byte {first:,}",
         f"not ingested: {one}: no column 'text', 1 time(s), first: byte {first + 15:,}",
-        f"not ingested: {one}: truncated line or invalid JSON, 1 time(s), first: byte {first + 44:,}",
+        f"not ingested: {one}: truncated line or invalid JSON, 1 time(s), first: byte "
+        f"{first + 44:,}",
         f"not ingested: {two}: no column 'text', 1 time(s), first: it has body",
         f"not ingested: {three}: empty file, 1 time(s), first: 0 bytes",
     ]
@@ -277,10 +278,8 @@ def test_a_finished_folder_is_left_as_it_is_and_another_job_is_refused(tmp_path:
     changed = ingest(*words)
 
     assert tree(tmp_path / "out") == made
-    assert (
-        f"contains an ingest with other append_token (None, now {END}), seed (0, now 4); pass another"
-        in other.stderr
-    )
+    differing = f"append_token (None, now {END}), seed (0, now 4)"
+    assert f"contains an ingest with other {differing}; pass another --out" in other.stderr
     assert "contains an ingest with other sources; pass another --out" in changed.stderr
     assert (other.returncode, changed.returncode) == (1, 1)
 
