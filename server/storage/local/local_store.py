@@ -28,7 +28,7 @@ from ..formats import Stored
 from ..narrowing import Narrowing
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
-from .scratch import Room, ScratchPool, Tokens
+from .buffers import Room, ScratchPool, Tokens
 from .shard import Shard
 from .sidecar import read_sidecar, sidecar_path, write_sidecar
 

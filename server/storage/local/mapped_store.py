@@ -31,7 +31,7 @@ from . import syscalls
 from .local_store import LocalStore, Numbers
 from .opened_shards import Unread
 from .readahead import sampled
-from .scratch import Scratch
+from .buffers import Scratch
 from .shard import Shard
 
 _PIECES_AHEAD = 4

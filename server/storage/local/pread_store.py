@@ -28,7 +28,7 @@ from ..store import PIECE_BYTES, Piece
 from .local_store import LocalStore, Numbers
 from .opened_shards import Unread
 from .readahead import sampled
-from .scratch import Room
+from .buffers import Room
 from .shard import FileStat, Shard
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9

@@ -24,7 +24,7 @@ from server.storage.local import opened_shards
 from server.storage.local.local_store import LocalStore
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.opened_shards import Unread
-from server.storage.local.scratch import _GATHERS_AT_ONCE
+from server.storage.local.buffers import _GATHERS_AT_ONCE
 from server.storage.store import run_inline
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
