@@ -18,7 +18,7 @@ from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.stream import identity
 
 from ..storage.formats import Stored
-from ..storage.halves import Halves, Tokens
+from ..storage.halves import Halves, StoredTokens
 from ..storage.narrowing import TokenScan
 from ..storage.store import PIECE_BYTES, Piece, StoredShard, TokenStore
 
@@ -126,7 +126,7 @@ class Content:
             index += 1
 
 
-def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Tokens, int]:
+def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[StoredTokens, int]:
     """Return the tokens that are completely within a piece of a file, and the index of the first of
     them in the file.
     """
@@ -137,7 +137,11 @@ def _whole_tokens(content: bytes, first_byte: int, dtype: Stored) -> tuple[Token
 
 
 def _invalid_token(
-    shard: StoredShard, tokens: Tokens, first_token: int, found: TokenScan, vocab_size: int | None
+    shard: StoredShard,
+    tokens: StoredTokens,
+    first_token: int,
+    found: TokenScan,
+    vocab_size: int | None,
 ) -> InvalidCorpus:
     assert found.wrong_place is not None
     index, value = first_token + found.wrong_place, int(tokens[found.wrong_place])

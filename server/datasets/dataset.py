@@ -30,7 +30,7 @@ _PROGRESS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class DocumentCounts:
     """count: documents in all files whose count is known.  file_count: how many files these are."""
 
     count: int
@@ -52,11 +52,11 @@ class Dataset:
     why_store: str = "unknown"
 
     @property
-    def documents(self) -> Documents | None:
+    def documents(self) -> DocumentCounts | None:
         """The known document counts; None if no file has one."""
         known = [shard.layout.documents for shard in self.store.shards]
         counts = [documents.count for documents in known if documents is not None]
-        return Documents(sum(counts), len(counts)) if counts else None
+        return DocumentCounts(sum(counts), len(counts)) if counts else None
 
     def poll_file(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 from .output.shard_writer import SplitProgress, write_whole
 from .tokenize.encoding import Recipe
-from .units import Problem, Source, SourceOffset
+from .units import Problem, SourceOffset, TextSource
 
 Tally = dict[str, tuple[int, str]]
 """Kind of problem -> how often it occurred, and where first."""
@@ -23,7 +23,7 @@ class Job:
     shuffle.  shard_tokens: maximum per shard.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[TextSource, ...]
     recipe: Recipe
     prepend_token: str | None = None
     append_token: str | None = None

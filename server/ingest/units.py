@@ -9,7 +9,7 @@ from tokenfeed.errors import InvalidSource
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextSource:
     """A file of text.
 
     kind: name of the reader.  written_ns: modification time when the ingest began.
@@ -110,7 +110,7 @@ class Unit:
     problems: tuple[Problem, ...] = ()
 
     @classmethod
-    def broken(cls, source: Source, index: int, offset: int, problem: Problem) -> Unit:
+    def broken(cls, source: TextSource, index: int, offset: int, problem: Problem) -> Unit:
         """Return a unit for the rest of a source, which cannot be read."""
         end = SourceOffset(index + 1, 0)
         return cls(SourceOffset(index, offset), end, None, source.size_bytes, (problem,))

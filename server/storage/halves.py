@@ -15,7 +15,7 @@ from tokenfeed.errors import InvalidCorpus
 
 from .store import TokenStore
 
-Tokens = npt.NDArray[np.integer]
+StoredTokens = npt.NDArray[np.integer]
 
 # In uint32 tokens read as uint16, every second one is the high half: 0 up to token 65,535, 1 up to
 # 131,071, and so on. Nearly all of the others, the low halves, are larger than that.
@@ -37,7 +37,7 @@ class Halves(NamedTuple):
     negative: int = 0
 
     @classmethod
-    def of(cls, tokens: Tokens, first_token: int) -> Halves:
+    def of(cls, tokens: StoredTokens, first_token: int) -> Halves:
         """Count in a block of tokens.  first_token: position of its first token in the file."""
         evens, odds = tokens[first_token % 2 :: 2], tokens[1 - first_token % 2 :: 2]
         even_large, odd_large = (

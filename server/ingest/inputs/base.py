@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..units import Source, Unit
+from ..units import TextSource, Unit
 
 
 class Reader(Protocol):
@@ -15,7 +15,7 @@ class Reader(Protocol):
     KIND: str
 
     def units(
-        self, source: Source, index: int, offset: int, context: ReaderContext, /
+        self, source: TextSource, index: int, offset: int, context: ReaderContext, /
     ) -> Iterator[Unit]:
         """Yield the units of a source.
 

@@ -10,12 +10,12 @@ from tokenfeed.errors import InvalidSource
 
 from ...datasets.paths import TEXT_SUFFIXES, expand
 from .. import inputs
-from ..units import Source
+from ..units import TextSource
 
 _HEAD_BYTES = 512
 
 
-def find_sources(words: Sequence[str]) -> list[Source]:
+def find_sources(words: Sequence[str]) -> list[TextSource]:
     """Return the files of words: each is a file, a glob, or a folder of text.
 
     In the order given; those of a glob or a folder in byte order of their names.
@@ -30,7 +30,7 @@ def find_sources(words: Sequence[str]) -> list[Source]:
     return [_source(os.path.abspath(path)) for path in paths]
 
 
-def _source(path: str) -> Source:
+def _source(path: str) -> TextSource:
     try:
         status = os.stat(path)
         with open(path, "rb", opener=_without_waiting) as file:
@@ -39,14 +39,14 @@ def _source(path: str) -> Source:
         raise InvalidSource(path, f"cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise InvalidSource(path, "is not a regular file")
-    return Source(path, inputs.kind_of(path, head), status.st_size, status.st_mtime_ns)
+    return TextSource(path, inputs.kind_of(path, head), status.st_size, status.st_mtime_ns)
 
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def require_same(source: Source) -> None:
+def require_same(source: TextSource) -> None:
     """Raise InvalidSource if a file has changed since the ingest began."""
     try:
         status = os.stat(source.path)

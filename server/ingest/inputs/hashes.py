@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
 from tokenfeed.errors import InvalidSource
 
-from ..units import Source
+from ..units import TextSource
 from .discovery import require_same
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -27,7 +27,7 @@ class Hashes:
     known: those that were computed, in hexadecimal digits.
     """
 
-    def __init__(self, sources: Sequence[Source], known: dict[int, str]) -> None:
+    def __init__(self, sources: Sequence[TextSource], known: dict[int, str]) -> None:
         """known: hashes of earlier runs; `add`, `collect` and `finish` extend it."""
         self.known = known
         self._sources = sources
@@ -76,7 +76,7 @@ class Hashes:
         self._closed.set()
         self._reader.shutdown(cancel_futures=True)
 
-    def _sha256(self, source: Source) -> str:
+    def _sha256(self, source: TextSource) -> str:
         digest = hashlib.sha256()
         try:
             with open(source.path, "rb") as file:

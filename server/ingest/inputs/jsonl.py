@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pyarrow
 
-from ..units import Lines, Problem, Source, SourceOffset, Unit, require_of_content
+from ..units import Lines, Problem, SourceOffset, TextSource, Unit, require_of_content
 from .base import ReaderContext
 
 KIND = "jsonl"
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 1 << 16
 _LINE_BYTES_MAX = 64 << 20
 
 
-def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
+def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield whole lines in units of about _UNIT_BYTES.  offset: in uncompressed bytes."""
     if not source.size_bytes:
         yield Unit.broken(source, index, offset, Problem("empty file", "0 bytes"))

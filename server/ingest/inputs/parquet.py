@@ -11,7 +11,7 @@ import pyarrow.parquet
 
 from tokenfeed.errors import InvalidSource
 
-from ..units import Problem, Rows, Source, SourceOffset, Unit, require_of_content
+from ..units import Problem, Rows, SourceOffset, TextSource, Unit, require_of_content
 from .base import ReaderContext
 
 KIND = "parquet"
@@ -27,7 +27,7 @@ _ROWS_BITS = 32
 """An offset is (row group << _ROWS_BITS) + row in the group."""
 
 
-def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
+def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield rows.  offset: (row group << 32) + row."""
     try:
         # Opened by Python, since its name may not be UTF-8.
@@ -38,7 +38,7 @@ def units(source: Source, index: int, offset: int, context: ReaderContext) -> It
 
 
 def _opened_units(
-    source: Source, index: int, offset: int, columns: tuple[str, ...], opened: BinaryIO
+    source: TextSource, index: int, offset: int, columns: tuple[str, ...], opened: BinaryIO
 ) -> Iterator[Unit]:
     first_group, first_row = offset >> _ROWS_BITS, offset & ((1 << _ROWS_BITS) - 1)
     try:
@@ -65,7 +65,7 @@ def _opened_units(
 
 
 def _group_units(
-    source: Source,
+    source: TextSource,
     index: int,
     file: pyarrow.parquet.ParquetFile,
     columns: tuple[str, ...],

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tokenfeed.errors import InvalidSource
 
 from ..tokenize.splitting import CannotSplit
-from ..units import Problem, Source, SourceOffset, TextChunk, Unit
+from ..units import Problem, SourceOffset, TextChunk, TextSource, Unit
 from .base import ReaderContext
 
 KIND = "text"
@@ -17,7 +17,7 @@ KIND = "text"
 _BLOCK_BYTES = 1 << 20
 
 
-def units(source: Source, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
+def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield the file, split into chunks.  offset: in bytes."""
     if offset == source.size_bytes and offset:
         return
@@ -41,7 +41,7 @@ def units(source: Source, index: int, offset: int, context: ReaderContext) -> It
         offset = end
 
 
-def _chunks(source: Source, offset: int, context: ReaderContext) -> Iterator[str]:
+def _chunks(source: TextSource, offset: int, context: ReaderContext) -> Iterator[str]:
     try:
         yield from context.split_text(_blocks(source.path, offset))
     except CannotSplit as error:

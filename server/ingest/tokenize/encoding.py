@@ -25,7 +25,7 @@ Document = tuple[str, ...]
 """One text, or prompt and response."""
 Located = tuple[Document, str]
 """A document, and where it is in its source."""
-Tokens = npt.NDArray[np.unsignedinteger]
+TokenIds = npt.NDArray[np.unsignedinteger]
 Item = TypeVar("Item")
 
 
@@ -64,7 +64,7 @@ class EncodedUnit:
     begins, ends: whether the first document begins here, and the last one ends here.
     """
 
-    tokens: Tokens
+    tokens: TokenIds
     lengths: npt.NDArray[np.int64]
     is_val: npt.NDArray[np.bool_]
     mask: npt.NDArray[np.bool_] | None
@@ -161,7 +161,7 @@ def _encoded_at_once(
     ids = _encode([piece for text in pieces for piece in text], tokenizer)
     texts = iter([[next(ids) for _ in text] for text in pieces])
     before, after = _around(recipe, tokenizer)
-    arrays: list[Tokens] = []
+    arrays: list[TokenIds] = []
     sizes: list[list[int]] = []
     kept, empty = [], []
     for number, document in enumerate(documents):
@@ -188,7 +188,7 @@ def _encoded_at_once(
     return part, empty
 
 
-def _around(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+def _around(recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenIds, TokenIds]:
     """Return the tokens before and after each document."""
     ids = (recipe.prepend_id, recipe.append_id)
     dtype = token_dtype(tokenizer)
@@ -196,7 +196,7 @@ def _around(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
     return before, after
 
 
-def _encode(pieces: Sequence[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
+def _encode(pieces: Sequence[str], tokenizer: Tokenizer) -> Iterator[TokenIds]:
     """Yield the tokens of each piece; encodes them in batches."""
     dtype = token_dtype(tokenizer)
     for batch in _batches(pieces, len):

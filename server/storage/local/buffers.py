@@ -17,7 +17,7 @@ from tokenfeed.wire.frame import FRAME_BYTES_TARGET
 
 from . import syscalls
 
-Tokens = npt.NDArray[np.uint8]
+TokenBytes = npt.NDArray[np.uint8]
 
 _BYTES_KEPT = 4 * FRAME_BYTES_TARGET
 """A buffer that grew beyond this, for a giant row, is not kept."""
@@ -27,12 +27,12 @@ _GATHERS_AT_ONCE = 64
 """Enough to keep disk and processor busy. Others wait, instead of using up descriptors."""
 
 
-class Room:
+class Buffer:
     """Memory that rows are read into."""
 
     def __init__(self) -> None:
         """Begin empty."""
-        self.content: Tokens = np.empty(0, dtype=np.uint8)
+        self.content: TokenBytes = np.empty(0, dtype=np.uint8)
 
     def grow(self, size_bytes: int) -> None:
         """Grow to at least size_bytes bytes."""
@@ -43,7 +43,7 @@ class Room:
         """Release the memory once no array refers to it."""
 
 
-class Scratch(Room):
+class FileBuffer(Buffer):
     """A file in memory that the kernel copies rows into, and the same bytes as an array."""
 
     def __init__(self) -> None:
@@ -68,19 +68,19 @@ class Scratch(Room):
         os.close(self._descriptor)
 
 
-RoomKind = TypeVar("RoomKind", bound=Room)
+BufferT = TypeVar("BufferT", bound=Buffer)
 
 
-class ScratchPool(Generic[RoomKind]):
+class BufferPool(Generic[BufferT]):
     """Lends buffers to at most _GATHERS_AT_ONCE gathers, and keeps some for reuse."""
 
-    def __init__(self, make: Callable[[], RoomKind]) -> None:
+    def __init__(self, make: Callable[[], BufferT]) -> None:
         """Begin empty.  make: creates a buffer."""
         self._make = make
-        self._free: deque[RoomKind] = deque()  # its append and pop are atomic
+        self._free: deque[BufferT] = deque()  # its append and pop are atomic
         self._at_once = threading.BoundedSemaphore(_GATHERS_AT_ONCE)
 
-    def acquire(self, size_bytes: int) -> RoomKind:
+    def acquire(self, size_bytes: int) -> BufferT:
         """Return a buffer of at least size_bytes bytes for exclusive use until it is released;
         waits while all are in use.
 
@@ -89,31 +89,31 @@ class ScratchPool(Generic[RoomKind]):
         self._at_once.acquire()
         try:
             try:
-                room = self._free.pop()
+                buffer = self._free.pop()
             except IndexError:
-                room = self._make()
-            room.grow(size_bytes)
+                buffer = self._make()
+            buffer.grow(size_bytes)
         except BaseException:
             self._at_once.release()
             raise
-        return room
+        return buffer
 
-    def release(self, room: RoomKind) -> None:
+    def release(self, buffer: BufferT) -> None:
         """Take back a buffer."""
-        if room.content.size > _BYTES_KEPT or len(self._free) >= _FILES_KEPT:
-            room.close()
+        if buffer.content.size > _BYTES_KEPT or len(self._free) >= _FILES_KEPT:
+            buffer.close()
         else:
-            self._free.append(room)
+            self._free.append(buffer)
         self._at_once.release()
 
     @contextmanager
-    def lend(self, size_bytes: int) -> Iterator[RoomKind]:
+    def lend(self, size_bytes: int) -> Iterator[BufferT]:
         """Acquire a buffer, and release it when the with block ends."""
-        room = self.acquire(size_bytes)
+        buffer = self.acquire(size_bytes)
         try:
-            yield room
+            yield buffer
         finally:
-            self.release(room)
+            self.release(buffer)
 
     def close(self) -> None:
         """Close the buffers that are not in use."""

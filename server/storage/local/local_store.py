@@ -26,14 +26,14 @@ from ...runtime.exceptions import log_safe_name
 from ...runtime.poll_rate import PollRate
 from ..formats import Stored
 from ..narrowing import Narrowing
+from .buffers import Buffer, BufferPool, TokenBytes
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
-from .buffers import Room, ScratchPool, Tokens
 from .shard import Shard
 from .sidecar import read_sidecar, sidecar_path, write_sidecar
 
 Numbers = npt.NDArray[np.int64]
-RoomKind = TypeVar("RoomKind", bound=Room)
+BufferT = TypeVar("BufferT", bound=Buffer)
 
 
 class _Sentinels(NamedTuple):
@@ -48,7 +48,7 @@ class _Sentinels(NamedTuple):
     missing: list[int]
 
 
-class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
+class LocalStore(OpenedShards, ABC, Generic[BufferT]):
     """A dataset's files on file systems of this machine: a TokenStore without the reading."""
 
     kind: ClassVar[str]
@@ -57,7 +57,7 @@ class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
         self,
         name: str,
         shards: Sequence[Shard],
-        make_room: Callable[[], RoomKind],
+        make_buffer: Callable[[], BufferT],
         poll_rate: PollRate | None,
         status_of: Callable[[int], os.stat_result] | None = None,
     ) -> None:
@@ -79,19 +79,19 @@ class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
             np.flatnonzero(sentinel_values == 0).tolist(),
         )
         self._searched: set[int] = set()
-        self._rooms = ScratchPool(make_room)
+        self._buffers = BufferPool(make_buffer)
         self._readahead = ReadAhead(self)
 
     @abstractmethod
-    def _read_tokens(self, spans: Spans, room: RoomKind) -> None:
-        """Read the stored tokens of spans, end to end, into the beginning of room.
+    def _read_tokens(self, spans: Spans, buffer: BufferT) -> None:
+        """Read the stored tokens of spans, end to end, into the beginning of a buffer.
 
         Raises: Unread.
         """
 
     @abstractmethod
-    def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: RoomKind, place: int) -> None:
-        """Read one byte of each file into room, from place on.  Raises: Unread."""
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers, buffer: BufferT, place: int) -> None:
+        """Read one byte of each file into buffer, from place on.  Raises: Unread."""
 
     @abstractmethod
     def seem_resident(self, spans: Spans) -> bool:
@@ -118,14 +118,14 @@ class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
         assert not planes
         self.require_intact()
         size_bytes = spans.size_tokens * self.stored.itemsize
-        room = self.with_retries(lambda: self._filled(spans, size_bytes), patient)
+        buffer = self.with_retries(lambda: self._filled(spans, size_bytes), patient)
         try:
             # Again: if the store was closed meanwhile, other data may have been read.
             self.require_intact()
-            tokens = self._served(spans, room.content[:size_bytes])
+            tokens = self._served(spans, buffer.content[:size_bytes])
             yield RowBlock(laid_out(spans, tokens))
         finally:
-            self._rooms.release(room)
+            self._buffers.release(buffer)
 
     def advise(self, spans: Spans) -> None:
         """Start to read rows that will be gathered soon, if the store seems cold."""
@@ -152,29 +152,29 @@ class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
     def close(self) -> None:
         """Deliver nothing more. May be called twice."""
         super().close()
-        self._rooms.close()
+        self._buffers.close()
 
-    def _filled(self, spans: Spans, size_bytes: int) -> RoomKind:
-        """Return room with the tokens of spans. The caller has to release it.
+    def _filled(self, spans: Spans, size_bytes: int) -> BufferT:
+        """Return a buffer with the tokens of spans. The caller has to release it.
 
-        Raises: Unread, after releasing the room: calls that wait for a retry must not use up all of
-        it; CorpusChanged if a file was truncated.
+        Raises: Unread, after releasing the buffer: calls that wait for a retry must not use up
+        all buffers; CorpusChanged if a file was truncated.
         """
         # Sentinels go behind the tokens: at most one for each span.
-        room = self._rooms.acquire(size_bytes + spans.shard.size)
+        buffer = self._buffers.acquire(size_bytes + spans.shard.size)
         try:
-            self._read_tokens(spans, room)
-            suspects = self._suspects(spans, room, size_bytes)
+            self._read_tokens(spans, buffer)
+            suspects = self._suspects(spans, buffer, size_bytes)
             if suspects.size:
-                self._require_sentinels(suspects, room, size_bytes)
-            return room
+                self._require_sentinels(suspects, buffer, size_bytes)
+            return buffer
         except BaseException as error:
-            self._rooms.release(room)
+            self._buffers.release(buffer)
             if isinstance(error, Unread):
                 self._readahead.observe(1)
             raise
 
-    def _suspects(self, spans: Spans, room: RoomKind, size_bytes: int) -> Numbers:
+    def _suspects(self, spans: Spans, buffer: BufferT, size_bytes: int) -> Numbers:
         """Return the files with a span that may extend beyond a truncation.
 
         If a mapped file is truncated within a page, the rest of that page reads as zeros, without
@@ -184,13 +184,13 @@ class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
         """
         if spans.are_windows:
             row_bytes = spans.row_tokens * self.stored.itemsize
-            last = room.content[row_bytes - 1 : size_bytes : row_bytes]
+            last = buffer.content[row_bytes - 1 : size_bytes : row_bytes]
         else:
-            last = room.content[np.cumsum(spans.token_count) * self.stored.itemsize - 1]
+            last = buffer.content[np.cumsum(spans.token_count) * self.stored.itemsize - 1]
         # Nearly always none or a few: numpy takes several times as long to sort them.
         return np.array(sorted(set(spans.shard[last == 0].tolist())), dtype=np.int64)
 
-    def _require_sentinels(self, suspects: Numbers, room: RoomKind, place: int) -> None:
+    def _require_sentinels(self, suspects: Numbers, buffer: BufferT, place: int) -> None:
         """Fail the dataset if one of these files was truncated.  Raises: Unread, CorpusChanged.
 
         The sentinel of a file is its last byte that is not 0. A truncation before it removes it or
@@ -198,8 +198,8 @@ class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
         frame would cost a third of a frame.
         """
         known = self._sentinels
-        self._read_bytes(suspects, known.bytes[suspects], room, place)
-        found = room.content[place : place + suspects.size]
+        self._read_bytes(suspects, known.bytes[suspects], buffer, place)
+        found = buffer.content[place : place + suspects.size]
         wrong = suspects[found != known.values[suspects]].tolist()
         # If a file ends in nothing but zeros, only its stat can tell.
         unknown = known.missing if self.may_change else []
@@ -228,7 +228,7 @@ class LocalStore(OpenedShards, ABC, Generic[RoomKind]):
                 left = [other for other in known.missing if other != index]
                 self._sentinels = _Sentinels(places, values, left)
 
-    def _served(self, spans: Spans, content: Tokens) -> npt.NDArray[np.unsignedinteger]:
+    def _served(self, spans: Spans, content: TokenBytes) -> npt.NDArray[np.unsignedinteger]:
         """Return stored tokens as they are served.  Raises: CorpusChanged."""
         tokens = content.view(self.stored)
         if self.narrowing.is_identity:

@@ -28,10 +28,10 @@ from ..files import open_file, size_on_disk
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from . import syscalls
+from .buffers import FileBuffer
 from .local_store import LocalStore, Numbers
 from .opened_shards import Unread
 from .readahead import sampled
-from .buffers import Scratch
 from .shard import Shard
 
 _PIECES_AHEAD = 4
@@ -40,7 +40,7 @@ _READ_BYTES = 128 << 10
 long as the disk's read_ahead_kb."""
 
 
-class MapStore(LocalStore[Scratch]):
+class MapStore(LocalStore[FileBuffer]):
     """A dataset's files as one range of memory; a TokenStore."""
 
     kind = "map"
@@ -66,7 +66,7 @@ class MapStore(LocalStore[Scratch]):
                 _map(path, options, address, span)
                 for path, address, span in zip(paths, self._firsts.tolist(), spans, strict=True)
             ]
-            super().__init__(name, shards, Scratch, poll_rate)
+            super().__init__(name, shards, FileBuffer, poll_rate)
         except BaseException:
             syscalls.unmap(self._address, self._span_bytes)
             raise
@@ -115,11 +115,11 @@ class MapStore(LocalStore[Scratch]):
         ranges = _between(firsts, first + size_bytes)
         self._start_reading(_whole_pages(ranges))
         content = bytearray()
-        # In small parts: scratch is shared memory that the process keeps.
-        with self._rooms.lend(_READ_BYTES) as scratch:
+        # In small parts: the buffer is shared memory that the process keeps.
+        with self._buffers.lend(_READ_BYTES) as buffer:
             for part in ranges:
-                self.with_retries(partial(self._copy, shard, part, scratch))
-                content += scratch.content[: int(part[1])].data
+                self.with_retries(partial(self._copy, shard, part, buffer))
+                content += buffer.content[: int(part[1])].data
         self.require_intact()
         return bytes(content)
 
@@ -149,20 +149,22 @@ class MapStore(LocalStore[Scratch]):
             syscalls.unmap(self._address, self._span_bytes)
             self._span_bytes = 0
 
-    def _read_tokens(self, spans: Spans, room: Scratch) -> None:
+    def _read_tokens(self, spans: Spans, buffer: FileBuffer) -> None:
         faults_before = _major_faults()
-        unread = room.copy_from(self.ranges(spans))
+        unread = buffer.copy_from(self.ranges(spans))
         self._readahead.observe(_major_faults() - faults_before)
         if unread is not None:
             raise Unread(int(spans.shard[unread]), _bad_address())
 
-    def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: Scratch, place: int) -> None:
-        unread = room.copy_from(_ranges(self._firsts[shard] + first_byte, 1), place)
+    def _read_bytes(
+        self, shard: Numbers, first_byte: Numbers, buffer: FileBuffer, place: int
+    ) -> None:
+        unread = buffer.copy_from(_ranges(self._firsts[shard] + first_byte, 1), place)
         if unread is not None:
             raise Unread(int(shard[unread]), _bad_address())
 
-    def _copy(self, shard: int, part: npt.NDArray[np.uint64], scratch: Scratch) -> None:
-        if scratch.copy_from(part.reshape(1, 2)) is not None:
+    def _copy(self, shard: int, part: npt.NDArray[np.uint64], buffer: FileBuffer) -> None:
+        if buffer.copy_from(part.reshape(1, 2)) is not None:
             raise Unread(shard, _bad_address())
 
     def _populate(self, first_byte: int, end_byte: int) -> None:
@@ -241,12 +243,12 @@ def _major_faults() -> int:
 def _touch(address: int, size_bytes: int) -> None:
     """Copy a byte of every page, for kernels that cannot populate.  Raises: OSError."""
     pages = np.arange(address, address + size_bytes, syscalls.PAGE_BYTES, dtype=np.uint64)
-    scratch = Scratch()
+    buffer = FileBuffer()
     try:
-        if scratch.copy_from(np.stack([pages, np.ones_like(pages)], axis=1)) is not None:
+        if buffer.copy_from(np.stack([pages, np.ones_like(pages)], axis=1)) is not None:
             raise _bad_address()
     finally:
-        scratch.close()
+        buffer.close()
 
 
 def _bad_address() -> OSError:

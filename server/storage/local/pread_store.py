@@ -25,10 +25,10 @@ from ...runtime.poll_rate import PollRate
 from ..files import open_file
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
+from .buffers import Buffer
 from .local_store import LocalStore, Numbers
 from .opened_shards import Unread
 from .readahead import sampled
-from .buffers import Room
 from .shard import FileStat, Shard
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
@@ -79,7 +79,7 @@ class _Share:
         return self._error
 
 
-class PreadStore(LocalStore[Room]):
+class PreadStore(LocalStore[Buffer]):
     """A dataset's files as open descriptors; a TokenStore."""
 
     kind = "pread"
@@ -102,7 +102,7 @@ class PreadStore(LocalStore[Room]):
                     shards.append(Shard.describe(file, options))
                     _set_up(file.descriptor)
                     self._descriptors.append(os.dup(file.descriptor))
-            super().__init__(name, shards, Room, poll_rate, self._status)
+            super().__init__(name, shards, Buffer, poll_rate, self._status)
         except BaseException:
             self._close_all()
             raise
@@ -191,11 +191,11 @@ class PreadStore(LocalStore[Room]):
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._close_all()
 
-    def _read_tokens(self, spans: Spans, room: Room) -> None:
+    def _read_tokens(self, spans: Spans, buffer: Buffer) -> None:
         """Read spans: first those in memory, by this thread; then the others, by many threads."""
         began = time.perf_counter()
         firsts, sizes = self._places(spans)
-        everything = room.content.data
+        everything = buffer.content.data
         flags = _NO_WAIT if self._has_nowait else 0
         left: list[_Part] = []
         descriptors, preadv = self._descriptors, os.preadv
@@ -227,8 +227,8 @@ class PreadStore(LocalStore[Room]):
             waits = int(not self._seemed_warm)
         self._readahead.observe(waits)
 
-    def _read_bytes(self, shard: Numbers, first_byte: Numbers, room: Room, place: int) -> None:
-        target = room.content.data
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers, buffer: Buffer, place: int) -> None:
+        target = buffer.content.data
         for at, (file, first) in enumerate(zip(shard.tolist(), first_byte.tolist(), strict=True)):
             self._read_part(_Part(file, first, target[place + at : place + at + 1]))
 
@@ -243,7 +243,7 @@ class PreadStore(LocalStore[Room]):
                 self._readers.submit(share.read)
         except RuntimeError:
             pass  # no more threads, or closed meanwhile: this thread reads the rest
-        # All of them have to finish before the room is used again.
+        # All of them have to finish before the buffer is used again.
         for error in [share.read(waits=True) for share in shares]:
             if error is not None:
                 raise error

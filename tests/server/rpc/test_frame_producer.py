@@ -62,11 +62,11 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     right = store._read_tokens
     tries = []
 
-    def read(spans: Spans, room: Any) -> None:
+    def read(spans: Spans, buffer: Any) -> None:
         if spans.shard.any():
             tries.append(store.cold)
             raise Unread(1, OSError(errno.EIO, "Input/output error"))
-        right(spans, room)
+        right(spans, buffer)
 
     monkeypatch.setattr(store, "_read_tokens", read)
     monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
@@ -106,12 +106,12 @@ def test_a_failed_read_is_still_retried(
     right = store._read_tokens
     failures = 3
 
-    def read(spans: Spans, room: Any) -> None:
+    def read(spans: Spans, buffer: Any) -> None:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise Unread(0, OSError(errno.EIO, "Input/output error"))
-        right(spans, room)
+        right(spans, buffer)
 
     monkeypatch.setattr(store, "_read_tokens", read)
     monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)

@@ -21,10 +21,10 @@ from server.runtime.poll_rate import PollRate
 from server.storage.choice import STORES, Storing
 from server.storage.formats import FormatOptions
 from server.storage.local import opened_shards
+from server.storage.local.buffers import _GATHERS_AT_ONCE
 from server.storage.local.local_store import LocalStore
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.opened_shards import Unread
-from server.storage.local.buffers import _GATHERS_AT_ONCE
 from server.storage.store import run_inline
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
@@ -129,12 +129,12 @@ def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any],
     """Reads tokens as a store does, but a shard only after some failures."""
     right = store._read_tokens
 
-    def read(spans: Spans, room: Any) -> None:
+    def read(spans: Spans, buffer: Any) -> None:
         nonlocal failures
         if (spans.shard == shard).any() and failures > 0:
             failures -= 1
             raise Unread(shard, OSError(errno.EIO, os.strerror(errno.EIO)))
-        right(spans, room)
+        right(spans, buffer)
 
     return read
 
@@ -181,7 +181,7 @@ def test_many_retries_of_one_file_do_not_block_another_file(
     tries: list[int] = []
     right = failing(store, 0, np.inf)
     monkeypatch.setattr(
-        store, "_read_tokens", lambda spans, room: (tries.append(0), right(spans, room))
+        store, "_read_tokens", lambda spans, buffer: (tries.append(0), right(spans, buffer))
     )
 
     def wait() -> None:
