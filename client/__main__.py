@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tokenfeed.commands import COMMANDS, program
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.extras import missing
+from tokenfeed.commands.output import print_stdout_error
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
@@ -31,7 +32,7 @@ from .stream.row_stream import PREFETCH_BYTES, RowStream
 from .transport.channel import describe
 from .transport.credentials import with_environment
 from .transport.timeouts import Timeouts
-from .validation import first_position, seconds
+from .validation import first_position, seconds, text
 
 _WAIT_SECONDS = 5.0
 _TOKENS_SHOWN = 16
@@ -125,11 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         arguments.run(arguments)
+        sys.stdout.flush()
     except TokenfeedError as error:
         print(f"error: {_option(error.subject, arguments)}: {error.problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        return print_stdout_error(error)
     return 0
 
 
@@ -175,7 +179,7 @@ def run_show(arguments: argparse.Namespace) -> None:
     """Print one batch."""
     decode = _decoder(arguments.tokenizer)
     spec = StreamSpec.of_dataset(
-        arguments.dataset,
+        text("dataset", arguments.dataset),
         orders.latest(arguments.order),
         arguments.seed,
         arguments.context_length,

@@ -13,13 +13,13 @@ import numpy as np
 
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
+from tokenfeed.commands.output import print_error, print_stdout_error
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.stream.position import require_range
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset, TokenChecks, open_dataset
 from .datasets.loss_masks import masks_beside
-from .runtime.output import print_error, print_stdout_error
 from .storage.choice import Storing
 from .storage.store import TokenStore
 

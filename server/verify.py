@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from tokenfeed.commands import program
+from tokenfeed.commands.output import print_error, print_stdout_error
 from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import TokenChecks, full_digest, open_dataset
 from .datasets.sources import DatasetSource
-from .runtime.output import print_error
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
 
@@ -41,11 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
         verify(*parse_dataset(arguments), Storing(arguments.read))
+        sys.stdout.flush()
     except TokenfeedError as error:
         return print_error(error)
     except KeyboardInterrupt:
         print("interrupted: no digest was stored", file=sys.stderr)
         return 130
+    except OSError as error:
+        return print_stdout_error(error)
     return 0
 
 

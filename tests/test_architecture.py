@@ -26,7 +26,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "wire": {"errors", "v1", "stream", "sampling"},
         "_aliases": set(),
         "commands": {"__init__", "errors"},
-        "__init__": {"commands"},  # only once it is touched
+        "__init__": {"_aliases", "commands"},  # only once it is touched
         "__main__": {"_aliases", "commands"},
     },
     "server": {

@@ -34,6 +34,9 @@ if not TYPE_CHECKING:  # or a misspelled name would be no error of a type checke
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
+            from ._aliases import require_package
+
+            require_package("client")
             return getattr(import_module(".client", __name__), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -25,7 +25,14 @@ from grpc.experimental import ChannelOptions
 if not _IS_SET:
     del os.environ["GRPC_VERBOSITY"]
 
-from tokenfeed.errors import Busy, LimitExceeded, TokenfeedError, Unreachable, from_status
+from tokenfeed.errors import (
+    Busy,
+    LimitExceeded,
+    NotATokenfeedServer,
+    TokenfeedError,
+    Unreachable,
+    from_status,
+)
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.threads import Outcome, start_thread, without_traceback
@@ -210,6 +217,8 @@ def error_from_rpc(error: grpc.RpcError, target: str) -> TokenfeedError:
         hint = _retry_hint(error)
         # That of a proxy has no hint.
         return Busy("server", details) if hint is None else Busy("server", details, hint)
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return NotATokenfeedServer(target, details)  # gRPC's own words
     return from_status(status, details) or Unreachable(target, f"{status}: {details}")
 
 

@@ -13,6 +13,7 @@ import grpc
 
 from tokenfeed import __version__
 from tokenfeed.commands.extras import is_installed, missing
+from tokenfeed.commands.output import print_error
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 from tokenfeed.wire.frame import require_fast_checksum
@@ -36,7 +37,6 @@ from ..rpc.reflection import Reflection
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
 from ..runtime.mallopt import keep_freed_memory
-from ..runtime.output import print_error
 from ..runtime.poll_rate import PollRate, pause_seconds
 from ..runtime.poller import Poller, RescanWorker
 from ..runtime.signals import Signals

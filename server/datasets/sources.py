@@ -165,11 +165,9 @@ def _own_name(word: str, first_path: str) -> str:
     """Return the name of a folder, or the stem of the first file.  Raises: InvalidCorpus if it is
     not a valid name.
     """
-    name = os.path.splitext(os.path.basename(first_path))[0]
+    name = os.path.splitext(os.path.basename(os.path.abspath(first_path)))[0]
     if os.path.isdir(word):
         name = os.path.basename(os.path.abspath(word))
     if not name or not name.isprintable() or " " in name:
-        raise InvalidCorpus(
-            word, f"{name!r} is not a valid dataset name; pass one: --data NAME={word}"
-        )
+        raise InvalidCorpus(word, f"{name!r} is not a valid dataset name; pass one: 'NAME={word}'")
     return name

@@ -23,6 +23,11 @@ from .sources import DatasetSource, parse_datasets
 _LOG = logging.getLogger("tokenfeed.server")
 
 
+_INGEST = (
+    "import sys; sys.path[:] = {}; "
+    "from tokenfeed.server.ingest import __main__ as ingest; sys.exit(ingest.main())"
+)
+"""Unlike python -m, it imports what this process would, and nothing of the working directory."""
 _Facts = dict[str, str | int]
 """A file as manifests record it: path, size_bytes and written_ns."""
 
@@ -57,7 +62,7 @@ class TextCache:
         return DatasetSource(text.name, found.paths, split=found.split)
 
     def _ingest(self, text: DatasetSource, words: Sequence[str], folder: str) -> None:
-        command = [sys.executable, "-m", "tokenfeed.server.ingest", *map(os.path.abspath, words)]
+        command = [sys.executable, "-c", _INGEST.format(sys.path), *map(os.path.abspath, words)]
         command += ["--wait", f"--out={folder}", f"--parent-pid={os.getpid()}"]
         command += [f"--tokenizer={self.tokenizer}", f"--text-column={self.text_column}"]
         if self.append_token is not None:

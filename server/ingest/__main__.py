@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.commands.extras import missing
+from tokenfeed.commands.output import print_error, print_stdout_error, single_line
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
-
-from ..runtime.output import print_error, print_stdout_error, single_line
 
 if TYPE_CHECKING:
     from .tokenize.executors import Executor

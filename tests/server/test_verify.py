@@ -220,6 +220,17 @@ def test_files_that_are_not_a_dataset_are_an_error_in_one_line(
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def test_output_that_cannot_be_written_is_an_error_in_one_line(corpus: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "server.verify", str(corpus)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+    assert done.returncode == 1
+    assert (
+        done.stderr.splitlines()[-1] == "error: stdout: cannot be written: No space left on device"
+    )
+
+
 def test_it_ends_with_one_line_when_it_is_interrupted(tmp_path: Path) -> None:
     """It takes minutes, and a user may press Ctrl-C."""
     path = tmp_path / "train.bin"

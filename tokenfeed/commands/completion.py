@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 from importlib import import_module
@@ -27,12 +28,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Print the completion script of a shell.  Returns: 0."""
-    shell = build_parser().parse_args().shell
     require_installed("completion", "completion", "shtab")
     import shtab
 
     # The reader of the script may stop after its first line.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    shell = build_parser().parse_args().shell
     # Each is the parser of that command, when it is asked what it is called.
     sys.argv = ["tokenfeed"]
     print(shtab.complete(complete_parser(), shell))
@@ -49,6 +50,7 @@ def complete_parser() -> argparse.ArgumentParser:
         found = _parser_of(command)
         if found is not None:
             found.prog = f"tokenfeed {name}"
+            _complete_paths(found)
             of_commands[name] = found
     return parser
 
@@ -59,6 +61,15 @@ def _parser_of(command: Command) -> argparse.ArgumentParser | None:
     except ModuleNotFoundError:
         return None
     return _commands_of(parser)[command.arguments[0]] if command.arguments else parser
+
+
+def _complete_paths(parser: argparse.ArgumentParser) -> None:
+    """Have the shell complete file names after the options that take a path."""
+    import shtab
+
+    for action in parser._actions:
+        if re.search("PATH|SOURCE|DIR", str(action.metavar)):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -164,7 +164,7 @@ def ray(
             logging_level=logging.ERROR,
         )
     except ConnectionError as error:
-        cure = "run `ray start` on each machine"
+        cure = "run `ray start --head` on one machine, and what it prints on the others"
         raise InvalidRequest("--executor", f"found no Ray cluster; {cure}") from error
     try:
         encode = cluster.remote(max_retries=-1)(encode_unit)

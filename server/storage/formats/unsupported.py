@@ -12,7 +12,7 @@ from .layout import FormatOptions
 
 NAME = "unsupported"
 
-_TEXT = "tokenize it first with tokenfeed ingest, or pass --tokenizer to the server"
+_TEXT = "tokenize it first with tokenfeed ingest"
 _COLUMN = "ingest its text (tokenfeed ingest), or write its tokens to a file: docs/formats.md"
 _UNPACK = "unpack it first: compressed files cannot be mapped"
 _SAVE = "save the array itself (numpy.save)"

@@ -127,6 +127,8 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
         ("tokenfeed serve --warm", ["--warm-up-bytes"]),
         ("tokenfeed show --tok", ["--tokenizer"]),
         ("tokenfeed completion ba", ["bash"]),
+        ("tokenfeed inspect compl", ["completion.bash"]),
+        ("tokenfeed serve --data compl", ["completion.bash"]),
     ):
         asked = (
             "source completion.bash; read -r _ _ _ _ complete _ < <(complete -p tokenfeed); "
@@ -137,6 +139,34 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
 
     found = finished(installed, hostile, "sh", "-c", '"$@" completion bash | head -1', "", *command)
     assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
+
+
+@pytest.mark.timeout(60)
+def test_text_is_ingested_by_what_is_installed(installed: Path, hostile: Path) -> None:
+    """The server starts a process for it, and the folder has other people's modules."""
+    (hostile / "pages.txt").write_text("word " * 5_000)
+    (hostile / "queue.py").write_text("raise RuntimeError('a foreign module was imported')\n")
+    (hostile / "tokenfeed").mkdir()
+    words = ("serve", "--data", "pages.txt", "--tokenizer", "bytes", "--cache-dir", "cache")
+    command = (sys.executable, installed / "bin" / "tokenfeed")
+
+    with serving(installed, hostile, *command, *words) as where:
+        described = run(installed, hostile, *command, "describe", where)
+
+    assert "tokens: 25,000 uint16" in described
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"), [("serve", "grpc_health"), ("probe", "grpc_health")]
+)
+def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_path: Path) -> None:
+    """A user reads it to find out what to install."""
+    words = (sys.executable, "-m", "tokenfeed", command, "--help")
+
+    assert (
+        f"usage: tokenfeed {command}"
+        in finished(installed, tmp_path, *words, missing=missing).stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,14 @@ def test_nothing_to_ingest_is_an_error(tmp_path: Path) -> None:
     assert ingested(two, "--out", tmp_path / "out", "--tokenizer", "bytes", "--text-column", "body")
 
 
+def test_a_file_is_no_folder_for_tokens(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+
+    done = ingest(path, "--out", path, "--tokenizer", "bytes")
+
+    assert done.stderr == f"error: --out: {path} is not a folder\n"
+
+
 def test_a_finished_folder_is_left_as_it_is_and_another_job_is_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
     words = (path, "--out", tmp_path / "out", "--tokenizer", "bytes")

@@ -22,6 +22,12 @@ def test_what_was_ingested_as_bytes_is_printed_as_text() -> None:
     assert decoder("bytes")([*ids][1:]) == "\ufffdber alles", "a row may begin within a character"
 
 
+def test_tokens_of_another_tokenizer_are_not_shown_as_bytes() -> None:
+    """A page of end tokens would look like a damaged corpus."""
+    with pytest.raises(InvalidRequest, match="token 50256 is not a token of bytes, which are 0 to"):
+        decoder("bytes")([104, 50256])
+
+
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     """A user may have mistyped the word bytes, or the path."""
     pytest.importorskip("tokenizers", exc_type=ImportError)
