@@ -73,7 +73,7 @@ def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> L
         raise InvalidCorpus(
             file.path,
             f"has {file.size_bytes} bytes, not a multiple of {dtype.itemsize} ({dtype.name}); "
-            "the file is truncated, or its tokens have another type",
+            "it is truncated, or has another type (--dtype, unless metadata records it)",
         )
     count = file.size_bytes // dtype.itemsize
     return Layout(name, dtype, 0, count, why, dtype_assumed=options.dtype is None)

@@ -272,7 +272,7 @@ def test_a_name_that_cannot_travel_is_refused_with_the_cure(write_tokens: WriteT
     path = write_tokens(range(100), "my tokens.bin")
     line = refusal("--data", path)
     assert line.startswith(f"{path}: ")
-    assert f"--data NAME={path}" in line
+    assert f"pass one: 'NAME={path}'" in line
 
 
 @pytest.mark.parametrize(
