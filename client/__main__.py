@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tokenfeed.commands import COMMANDS, program
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.extras import missing
-from tokenfeed.commands.output import print_stdout_error
+from tokenfeed.commands.output import flush_stdout, print_stdout_error
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
@@ -61,8 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
         added.add_argument("target", metavar="HOST:PORT", help="address of a server, or unix:PATH")
         return added.add_argument
 
-    purpose = "Print what a server serves: datasets, orders, fingerprints and limits."
-    add = command("describe", run_describe, purpose)
+    description = "Print what a server serves: datasets, orders, fingerprints and limits."
+    add = command("describe", run_describe, description)
     add(
         "--context-length",
         type=int,
@@ -85,8 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
         help='print text: "bytes", or a tokenizer.json, which needs the tokenizers package',
     )
 
-    purpose = "Measure how fast batches arrive on this machine; needs torch."
-    add = command("bench", run_bench, purpose)
+    description = "Measure how fast batches arrive on this machine; needs torch."
+    add = command("bench", run_bench, description)
     _add_stream_arguments(add, batch_size=32, context_length=2048)
     add(
         "--seconds",
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         arguments.run(arguments)
-        sys.stdout.flush()
+        flush_stdout()
     except TokenfeedError as error:
         print(f"error: {_option(error.subject, arguments)}: {error.problem}", file=sys.stderr)
         return 1
@@ -213,6 +213,8 @@ def run_bench(arguments: argparse.Namespace) -> None:
         from .batches import RemoteBatches
     except ImportError as error:
         raise InvalidRequest("bench", missing(error, "torch")) from None
+    except OSError as error:
+        raise InvalidRequest("bench", f"torch cannot be imported: {error}") from error
     with RemoteBatches(
         arguments.target,
         arguments.batch_size,

@@ -40,7 +40,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     path = arguments.tokenizer
-    decode = decoder(path) if path == BYTES or Path(path).is_file() else list
+    try:
+        decode = decoder(path) if path == BYTES or Path(path).is_file() else list
+    except TokenfeedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     feed = RemoteBatches(
         arguments.targets,
         arguments.batch_size,

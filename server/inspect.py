@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
-from tokenfeed.commands.output import print_error, print_stdout_error
+from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.stream.position import require_range
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         storing = Storing(arguments.read)
         with closing(open_dataset(*parse_dataset(arguments), checks, storing)) as dataset:
             show(dataset, arguments.tokens, arguments.tokenizer)
-            sys.stdout.flush()
+            flush_stdout()
     except TokenfeedError as error:
         return print_error(error)
     except KeyboardInterrupt:

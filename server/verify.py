@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import print_error, print_stdout_error
+from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
 from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
         verify(*parse_dataset(arguments), Storing(arguments.read))
-        sys.stdout.flush()
+        flush_stdout()
     except TokenfeedError as error:
         return print_error(error)
     except KeyboardInterrupt:

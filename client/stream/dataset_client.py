@@ -157,7 +157,7 @@ class DatasetClient:
             if not replica.has_served:
                 raise
             # It has sent rows before: a proxy answers like this while its server is replaced.
-            raise Unreachable(replica.address, str(error)) from None
+            raise Unreachable(replica.address, error.problem) from None
 
     def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> pb.Dataset:
         """Return the description of the dataset: fingerprint, tokens, rows of each order.

@@ -218,7 +218,8 @@ def error_from_rpc(error: grpc.RpcError, target: str) -> TokenfeedError:
         # That of a proxy has no hint.
         return Busy("server", details) if hint is None else Busy("server", details, hint)
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return NotATokenfeedServer(target, details)  # gRPC's own words
+        problem = f"is not a tokenfeed server ({details}); check the address"
+        return NotATokenfeedServer(target, problem)
     return from_status(status, details) or Unreachable(target, f"{status}: {details}")
 
 
@@ -257,6 +258,8 @@ def describe(
             with closing(Channel(target, credentials=credentials)) as channel:
                 return channel.describe(request, timeout_seconds).result(is_first_contact=True)
         except Unreachable as error:
+            if not error.problem.startswith(("UNAVAILABLE: failed", "DEADLINE_EXCEEDED")):
+                raise  # the server, or the check of TLS, has said what is wrong
             raise Unreachable(error.subject, f"{error.problem}. {CHECK_SERVER}") from None
 
     # Not in the caller's thread, where a Ctrl-C could leave a lock of gRPC locked for ever.

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import grpc
 
 from tokenfeed import __version__
-from tokenfeed.commands.extras import is_installed, missing
 from tokenfeed.commands.output import print_error
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
@@ -209,8 +208,6 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Datase
     if arguments.tokenizer is None:
         cure = "pass --tokenizer, or ingest it first: tokenfeed ingest"
         raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
-    if not is_installed("pyarrow"):
-        raise InvalidRequest("--tokenizer", missing("pyarrow", "ingest"))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     texts = TextCache(
         arguments.tokenizer,

@@ -95,6 +95,6 @@ def _other_files(folder: str, suffixes: tuple[str, ...]) -> str:
         return ""
     cure = "name plain text by file or by a glob"
     if suffixes == SHARD_SUFFIXES:
-        is_text = not others.keys().isdisjoint(TEXT_SUFFIXES)
-        cure = "ingest it first" if is_text else "docs/formats.md lists the formats"
+        has_text = files_in(folder, TEXT_SUFFIXES)
+        cure = "ingest it first" if has_text else "docs/formats.md lists the formats"
     return f", but {', '.join(named)}; {cure}"

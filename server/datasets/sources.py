@@ -77,6 +77,7 @@ def _is_text(path: str) -> bool:
 def parse_text(words: Sequence[str]) -> DatasetSource:
     """Return the name and the text files of the words after one --data.  Raises: InvalidCorpus."""
     name, first = _without_name(words[0])
+    _require_one_dataset((first, *words[1:]))
     paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths))
 
@@ -120,23 +121,23 @@ def _require_one_dataset(words: Sequence[str]) -> None:
     """
     splits: dict[str, str] = {}
     tokenizers: dict[str, str] = {}
-    for word in words:
+    for word in words if len(words) > 1 else ():
         ingest, split = os.path.split(os.path.abspath(word))
         manifest = read_manifest(ingest) if os.path.isdir(word) else None
         problem = ""
         if manifest is not None and splits.setdefault(ingest, split) != split:
             problem = f"is another split than {splits[ingest]} of the same ingest"
-        elif manifest is not None:
-            tokenizer = manifest.get("tokenizer", {})
-            tokenizers[tokenizer.get("sha256", "")] = f"{ingest} by {tokenizer.get('name')}"
+        elif manifest is not None and isinstance(tokenizer := manifest.get("tokenizer"), dict):
+            tokenizers[str(tokenizer.get("sha256"))] = f"{ingest} by {tokenizer.get('name')}"
             if len(tokenizers) > 1:
                 problem = f"has tokens of two tokenizers ({', '.join(tokenizers.values())})"
-        elif len(words) > 1 and os.path.exists(os.path.join(word, MANIFEST)):
+        elif os.path.exists(os.path.join(word, MANIFEST)):
             problem = "is a whole ingest, and other files are given too"
-        elif not os.path.lexists(word) and os.path.lexists(_without_name(word)[1]):
+        elif not _names_files(word) and _names_files(_without_name(word)[1]):
             problem = "begins another dataset"
         if problem:
-            raise InvalidCorpus(word, f"{problem}; give each dataset a --data of its own")
+            cure = "pass one dataset alone; serve takes several, each with a --data of its own"
+            raise InvalidCorpus(word, f"{problem}; {cure}")
 
 
 def _without_name(word: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokenfeed.commands.extras import is_installed, missing
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from .manifest import VERSION, read_manifest
@@ -27,7 +28,7 @@ _INGEST = (
     "import sys; sys.path[:] = {}; "
     "from tokenfeed.server.ingest import __main__ as ingest; sys.exit(ingest.main())"
 )
-"""Unlike python -m, it imports what this process would, and nothing of the working directory."""
+"""Imports what this process would; python -m would search the working directory first."""
 _Facts = dict[str, str | int]
 """A file as manifests record it: path, size_bytes and written_ns."""
 
@@ -62,15 +63,20 @@ class TextCache:
         return DatasetSource(text.name, found.paths, split=found.split)
 
     def _ingest(self, text: DatasetSource, words: Sequence[str], folder: str) -> None:
-        command = [sys.executable, "-c", _INGEST.format(sys.path), *map(os.path.abspath, words)]
+        if not is_installed("pyarrow"):
+            raise InvalidRequest("--tokenizer", missing("pyarrow", "ingest"))
+        command = [sys.executable, "-I", "-c", _INGEST.format(sys.path)]
+        command += map(os.path.abspath, words)
         command += ["--wait", f"--out={folder}", f"--parent-pid={os.getpid()}"]
         command += [f"--tokenizer={self.tokenizer}", f"--text-column={self.text_column}"]
         if self.append_token is not None:
             command += [f"--append-token={self.append_token}"]
         _LOG.info("ingesting dataset=%s files=%d into=%s", text.name, len(text.paths), folder)
         # In its own process, so that the memory of the tokenizer is freed afterwards.
-        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            raise InvalidCorpus(text.paths[0], "could not be ingested: see the error above")
+        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+        if code:
+            why = f"signal {-code} ended its process" if code < 0 else "see the error above"
+            raise InvalidCorpus(text.paths[0], f"could not be ingested: {why}")
 
     def _key(self, files: list[_Facts]) -> str:
         facts: list[object] = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.commands.extras import missing
-from tokenfeed.commands.output import print_error, print_stdout_error, single_line
+from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error, single_line
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     try:
         report(made, arguments.out, tokens, time.monotonic() - begun)
-        sys.stdout.flush()
+        flush_stdout()
     except OSError as error:
         return print_stdout_error(error)
     return 0

@@ -63,7 +63,7 @@ def ingest(
 
     out: folder, created if it is missing.  strict: the first problem is an error.  wait: wait while
     another ingest writes to the same folder.
-    Returns: the manifest.  Raises: InvalidSource, InvalidCorpus, WriteFailed.
+    Returns: the manifest.  Raises: InvalidRequest, InvalidSource, InvalidCorpus, WriteFailed.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
         raise InvalidRequest("--out", f"{out} is not a folder")
@@ -243,7 +243,10 @@ def _encode_all(
         _advance(checkpoint, SourceOffset(len(job.sources), 0), pending)
         checkpoint.write(path)
         if not any(counts.shards for counts in checkpoint.splits.values()):
-            shutil.rmtree(work, ignore_errors=True)  # corrected options may use the same folder
+            # Corrected options may use the same folder. In this order: a checkpoint without its job
+            # would be taken for that of another one.
+            for name in (_CHECKPOINT, _JOB):
+                os.unlink(os.path.join(work, name))
             _require_no_problems(_by_path(job, checkpoint))
             raise InvalidSource(job.sources[0].path, "has no documents, like all other sources")
         hashes.finish(lambda: checkpoint.write(path))

@@ -21,10 +21,16 @@ def print_error(error: TokenfeedError) -> int:
     return 1
 
 
+def flush_stdout() -> None:
+    """Write what is buffered, unless stdout is closed.  Raises: OSError."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
 def print_stdout_error(error: OSError) -> int:
     """Report that stdout cannot be written: its reader closed the pipe, or a disk is full. Buffered
     output is discarded.  Returns: the exit code, 1.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.stderr.write(f"error: stdout: cannot be written: {error.strerror}\n")
+    sys.stderr.write(f"error: stdout: cannot be written: {error.strerror or error}\n")
     return 1

@@ -145,8 +145,8 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
 def test_text_is_ingested_by_what_is_installed(installed: Path, hostile: Path) -> None:
     """The server starts a process for it, and the folder has other people's modules."""
     (hostile / "pages.txt").write_text("word " * 5_000)
-    (hostile / "queue.py").write_text("raise RuntimeError('a foreign module was imported')\n")
-    (hostile / "tokenfeed").mkdir()
+    for name in ("queue.py", "socket.py", "tokenfeed.py"):
+        (hostile / name).write_text("raise RuntimeError('a foreign module was imported')\n")
     words = ("serve", "--data", "pages.txt", "--tokenizer", "bytes", "--cache-dir", "cache")
     command = (sys.executable, installed / "bin" / "tokenfeed")
 

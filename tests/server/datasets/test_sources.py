@@ -244,6 +244,8 @@ def test_what_two_ingests_made_is_one_dataset_only_where_it_fits_together(tmp_pa
         ((whole, other), "corpus: is a whole ingest, and other files are given too"),
         ((f"t={train}", f"v={val}"), "v=.*: begins another dataset"),
     ):
-        with pytest.raises(InvalidCorpus, match=f"{problem}.*; give each dataset a --data of its"):
+        with pytest.raises(
+            InvalidCorpus, match=f"{problem}.*; pass one dataset alone; serve takes"
+        ):
             parse_data(words)
     assert len(parse_data([train, other]).paths) == 2
