@@ -39,12 +39,6 @@ def main() -> int:
     # Handled like Ctrl-C: a signal without a handler does not end the first process of a container.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    path = arguments.tokenizer
-    try:
-        decode = decoder(path) if path == BYTES or Path(path).is_file() else list
-    except TokenfeedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     feed = RemoteBatches(
         arguments.targets,
         arguments.batch_size,
@@ -52,8 +46,9 @@ def main() -> int:
         dataset=arguments.dataset,
         order="shuffled",
     )
-    print_next = 0.0
+    path, print_next = arguments.tokenizer, 0.0
     try:
+        decode = decoder(path) if path == BYTES or Path(path).is_file() else list
         for step, (x, _) in enumerate(feed):
             if time.monotonic() >= print_next:
                 stats, first = feed.stats(), x[0, :TOKENS_SHOWN].tolist()
