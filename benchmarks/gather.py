@@ -16,9 +16,16 @@ import numpy as np
 
 from benchmarks.report import print_table
 from server.storage.formats import FormatOptions
+from server.storage.local.copying import FileCopier
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.pread_store import PreadStore
+from server.storage.store import TokenStore
+from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire.draft import drafts
+from tokenfeed.wire.frame import Stream
 
 TOKENS = 200_000_000
 ROWS = 256
@@ -58,22 +65,28 @@ def gathers(path: Path) -> dict[str, Gather]:
     tokens = np.memmap(path, np.uint16, "r")
     tokens.sum()
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
-    mapped = MapStore("train", [str(path)], FormatOptions())
+    direct = MapStore("train", [str(path)], FormatOptions())
+    by_file = MapStore("train", [str(path)], FormatOptions())
+    by_file._copier = FileCopier()
     by_pread = PreadStore("train", [str(path)], FormatOptions())
     shard = np.zeros(ROWS, dtype=np.int64)
+    spec = StreamSpec.of_dataset("", orders.latest("random"), 0, ROW_TOKENS - 1)
+    stream = Stream(spec, Position(0, ROWS), bytes(32), {})
     descriptor = os.open(path, os.O_RDONLY)
     block = np.empty((ROWS, ROW_TOKENS), dtype=np.uint16)
     flat = memoryview(block.reshape(-1).view(np.uint8))
     rows = [flat[2 * ROW_TOKENS * i : 2 * ROW_TOKENS * (i + 1)] for i in range(ROWS)]
     process_vm = ProcessVm(block, tokens.ctypes.data)
 
-    def into_memory_file(offsets: np.ndarray) -> bytes:
-        with mapped.gather(Spans.of_windows(ROW_TOKENS, shard, offsets)) as gathered:
-            return b"".join((gathered.tokens.data,))
+    def by_store(store: TokenStore) -> Gather:
+        """Return the way of a store: into a message, as the server does."""
 
-    def by_pread_store(offsets: np.ndarray) -> bytes:
-        with by_pread.gather(Spans.of_windows(ROW_TOKENS, shard, offsets)) as gathered:
-            return b"".join((gathered.tokens.data,))
+        def gather(offsets: np.ndarray) -> bytes:
+            (message,) = drafts(stream, 0, ROWS, store.dtype)
+            store.gather(Spans.of_windows(ROW_TOKENS, shard, offsets), message.tokens)
+            return message.sealed()
+
+        return gather
 
     def preadv(offsets: np.ndarray) -> bytes:
         for row, offset in zip(rows, offsets.tolist(), strict=True):
@@ -83,11 +96,12 @@ def gathers(path: Path) -> dict[str, Gather]:
     return {
         "memcpy of as many bytes": lambda _: b"".join((block.data,)),
         "fancy index (SIGBUS)": lambda offsets: b"".join((windows[offsets].data,)),
-        "pwritev into a memfd (ours)": into_memory_file,
+        "process_vm_writev into the message, with header and checksum (ours)": by_store(direct),
+        "the same through a memfd (ours where that is forbidden)": by_store(by_file),
         "process_vm_readv": process_vm.read,
         "process_vm_writev": process_vm.write,
         "preadv a row": preadv,
-        "preadv a row (ours)": by_pread_store,
+        "preadv a row into the message (ours)": by_store(by_pread),
     }
 
 

@@ -15,7 +15,7 @@ from tokenfeed import __version__
 from tokenfeed.commands.output import print_error
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
-from tokenfeed.wire.frame import require_fast_checksum
+from tokenfeed.wire import crc32c
 
 from ..datasets import loss_masks
 from ..datasets.dataset import Dataset, TokenChecks, open_dataset
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
 
 def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     """Open the datasets, listen, and return after SIGTERM or SIGINT.  Raises: TokenfeedError."""
-    require_fast_checksum()
+    crc32c.require_fast()
     keep_freed_memory()
     listener.allow_connections()
     limits = stream_limits(arguments)

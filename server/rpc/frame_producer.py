@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenfeed.errors import SamplesExhausted, Unreadable
 from tokenfeed.sampling.plan import PLAN_ROWS
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.wire import frame
+from tokenfeed.wire import draft, frame
 from tokenfeed.wire.request import StreamRequest
 
 from ..datasets.dataset import Dataset
@@ -73,5 +73,9 @@ class FrameProducer:
         return self._encoded(spans, stream_row, patient=True)
 
     def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[bytes]:
-        with self.dataset.store.gather(spans, self.request.spec.planes, patient) as block:
-            return frame.encode(self.stream, stream_row, block)
+        store = self.dataset.store
+        planes = store.gather_planes(spans, self.request.spec.planes, patient)
+        drafts = draft.drafts(self.stream, stream_row, len(spans), store.dtype, planes)
+        for part in drafts:
+            store.gather(spans[part.rows], part.tokens, patient)
+        return [part.sealed() for part in drafts]

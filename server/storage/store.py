@@ -7,14 +7,14 @@ and no descriptors. Sizes are in tokens; only the store knows how many bytes a r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.wire.row_block import RowBlock
+from tokenfeed.wire.row_block import Plane, RowBlock
 
 from .formats import Layout, Stored
 from .narrowing import Narrowing
@@ -106,17 +106,25 @@ class TokenStore(Protocol):
         """Serve tokens in the narrowest type that holds token_max; only before it is served."""
 
     def gather(
-        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
-    ) -> AbstractContextManager[RowBlock]:
-        """Lend the rows of spans, as they are served: tokens uint16 or uint32 [rows, row_tokens],
-        the spans of a row end to end and then zeros; and the planes of these rows.
+        self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
+    ) -> None:
+        """Write the rows of spans into tokens, as they are served: the spans of a row end to end,
+        and then zeros.
 
-        spans: any; their source is ignored.  planes: kinds that this store has, ascending.
+        spans: any; their source is ignored.  tokens: of this store's dtype, [rows, row_tokens],
+        C-contiguous, overwritten also if this raises.
         patient: whether failed reads are retried before Unreadable is raised. If False, the cause
         is not examined: a truncated file is Unreadable too, so call again with True.
-        The block is overwritten by later gathers once the with block ends.  Safe in any thread;
-        holds no GIL while it waits or copies.
-        Raises: CorpusChanged, Unreadable; then none of these rows is delivered.
+        Safe in any thread; holds no GIL while it waits or copies.
+        Raises: CorpusChanged, Unreadable; then none of these rows may be delivered.
+        """
+
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        """Return planes of the rows of spans; otherwise like `gather`.
+
+        planes: kinds that this store has, ascending.
         """
 
     def advise(self, spans: Spans) -> None:
@@ -180,3 +188,13 @@ class TokenStore(Protocol):
 
     def close(self) -> None:
         """Release everything. A gather in progress fails with CorpusChanged."""
+
+
+def gather_block(
+    store: TokenStore, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+) -> RowBlock:
+    """Return the rows of spans and their planes, in new arrays; otherwise like `gather`."""
+    found = store.gather_planes(spans, planes, patient)
+    tokens = np.empty((len(spans), spans.row_tokens), dtype=store.dtype)
+    store.gather(spans, tokens, patient)
+    return RowBlock(tokens, found)

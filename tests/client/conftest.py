@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.frames import encode
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
@@ -43,7 +44,7 @@ def honest_frames(
         count = min(rows_per_frame, asked.end_row - row)
         tokens = np.zeros((count, asked.spec.row_tokens), dtype="<u2")
         tokens[:, 0] = asked.position.samples(row, count) % 65_536
-        (message,) = frame.encode(stream, row, RowBlock(tokens))
+        (message,) = encode(stream, row, RowBlock(tokens))
         yield count, message
         row += count
 

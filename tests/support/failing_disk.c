@@ -139,17 +139,28 @@ static int faults(const void *at, size_t size) {
     return 0;
 }
 
+/* How many parts come before the first one that cannot be read. */
+static int readable(const struct iovec *parts, int count) {
+    int index = 0;
+    while (index < count && !faults(parts[index].iov_base, parts[index].iov_len)) index++;
+    return index;
+}
+
+static ssize_t bad_address(void) {
+    errno = EFAULT;
+    return -1;
+}
+
 static ssize_t write_parts(int descriptor, const struct iovec *parts, int count, off_t first) {
-    for (int index = 0; index < count; index++)
-        if (faults(parts[index].iov_base, parts[index].iov_len)) {
-            if (index) return syscall(SYS_pwritev, descriptor, parts, index, first, 0);
-            errno = EFAULT;
-            return -1;
-        }
-    return syscall(SYS_pwritev, descriptor, parts, count, first, 0);
+    int left = readable(parts, count);
+    return left || !count ? syscall(SYS_pwritev, descriptor, parts, left, first, 0) : bad_address();
 }
 ssize_t pwritev(int descriptor, const struct iovec *parts, int count, off_t first) { return write_parts(descriptor, parts, count, first); }
 ssize_t pwritev64(int descriptor, const struct iovec *parts, int count, off_t first) { return write_parts(descriptor, parts, count, first); }
+ssize_t process_vm_writev(pid_t process, const struct iovec *parts, unsigned long count, const struct iovec *targets, unsigned long target_count, unsigned long flags) {
+    int left = readable(parts, count);
+    return left || !count ? syscall(SYS_process_vm_writev, process, parts, left, targets, target_count, flags) : bad_address();
+}
 
 int madvise(void *at, size_t size, int advice) {
     if (advice == 22 /* MADV_POPULATE_READ */ && faults(at, size)) {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.identity import plane_fingerprint
-from tokenfeed.wire.row_block import Plane, RowBlock
+from tokenfeed.wire.row_block import Plane
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +70,19 @@ class MemoryStore:
     def narrow(self, token_max: int) -> None:
         self.narrowing = Narrowing(self.stored, token_max)
 
-    @contextmanager
     def gather(
-        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
-    ) -> Iterator[RowBlock]:
+        self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
+    ) -> None:
         self.require_intact()
-        tokens = np.zeros((len(spans), spans.row_tokens), dtype=self.dtype)
+        tokens[:] = 0
         for row, own in enumerate(self._rows(spans, self._tokens)):
             tokens[row, : len(own)] = own
-        found = tuple(_plane(kind, self._rows(spans, self._planes[kind])) for kind in planes)
-        yield RowBlock(tokens, found)
+
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        self.require_intact()
+        return tuple(_plane(kind, self._rows(spans, self._planes[kind])) for kind in planes)
 
     def advise(self, spans: Spans) -> None:
         """All of it is in memory."""

@@ -1,9 +1,9 @@
-"""Rows and their planes <-> bytes on the wire, and the checksum over both.
+"""Bytes on the wire -> rows and their planes, and the checksum over both.
 
 A frame is an ordinary protobuf message, which the generated stub of any language can read. The hot
-path nevertheless bypasses the protobuf runtime: the tokens are the last field, so a frame is
-written as header, planes, tag, length and tokens in one join, and read as a slice. Other valid
-encodings are parsed by protobuf; a property test compares both ways.
+path nevertheless bypasses the protobuf runtime: the tokens are the last field, so they are read as
+a slice. Other valid encodings are parsed by protobuf; a property test compares both ways. draft.py
+is the way back: rows -> bytes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from ..errors import BadFrame, TokenfeedError
+from ..errors import BadFrame
 from ..stream.planes import KINDS
 from ..stream.position import Position
 from ..stream.spec import StreamSpec
 from ..v1 import tokenfeed_pb2 as pb
+from . import crc32c
 from .row_block import Plane, RowBlock
 
 # The target was chosen for speed (docs/decisions/0002-frames.md), the maximum for compatibility: by
@@ -38,8 +38,7 @@ BYTES_PER_SECOND_MIN = 1 << 20
 
 TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
-_TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
-_HEADER_BYTES_MAX = 1 << 10
+TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
 _PLAIN_HEADER_BYTES_MAX = 128
 _PLACE = struct.Struct("<32s6Q")
 _PLANE_COUNT = struct.Struct("<I")
@@ -140,57 +139,16 @@ def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
         position.rank,
         position.world_size,
     )
-    # The C extension accepts any contiguous buffer; its type stub allows only bytes.
-    crc: int = google_crc32c.extend(google_crc32c.value(place), block.tokens)
+    crc = crc32c.extend(crc32c.extend(0, place), block.tokens)
     if block.planes:
-        crc = google_crc32c.extend(crc, _PLANE_COUNT.pack(len(block.planes)))
+        crc = crc32c.extend(crc, _PLANE_COUNT.pack(len(block.planes)))
     for plane in block.planes:
         fingerprint = stream.plane_fingerprints[plane.kind]
-        crc = google_crc32c.extend(
-            crc, _PLANE.pack(plane.kind, fingerprint, plane.row_lengths.size)
-        )
-        crc = google_crc32c.extend(crc, plane.row_lengths.astype("<u4").tobytes())
-        crc = google_crc32c.extend(crc, _BYTE_COUNT.pack(plane.content.size))
-        crc = google_crc32c.extend(crc, plane.content.tobytes())
+        crc = crc32c.extend(crc, _PLANE.pack(plane.kind, fingerprint, plane.row_lengths.size))
+        crc = crc32c.extend(crc, plane.row_lengths.astype("<u4").tobytes())
+        crc = crc32c.extend(crc, _BYTE_COUNT.pack(plane.content.size))
+        crc = crc32c.extend(crc, plane.content.tobytes())
     return crc
-
-
-def encode(stream: Stream, stream_row: int, block: RowBlock) -> list[bytes]:
-    """Return rows as encoded frames: one, or several if one would exceed MESSAGE_BYTES_MAX.
-
-    stream_row: row of the stream that the block begins at.  The block is copied, so its memory may
-    be reused at once.
-    """
-    size_bytes = block.tokens.nbytes
-    for plane in block.planes:
-        size_bytes += plane.content.size + 5 * plane.row_lengths.size
-    if size_bytes <= MESSAGE_BYTES_MAX - _HEADER_BYTES_MAX or len(block) == 1:
-        return [_encoded(stream, stream_row, block)]
-    half = len(block) // 2
-    first = encode(stream, stream_row, block[:half])
-    return first + encode(stream, stream_row + half, block[half:])
-
-
-def _encoded(stream: Stream, stream_row: int, block: RowBlock) -> bytes:
-    first_sample, first_row = stream.place(stream_row)
-    header = pb.Frame(
-        first_sample=first_sample,
-        first_row=first_row,
-        row_count=len(block),
-        token_bytes=block.tokens.itemsize,
-        checksum=checksum(stream, stream_row, block),
-        identity=stream.identity,
-    )
-    for plane in block.planes:
-        getattr(header, KINDS[plane.kind]).MergeFrom(
-            pb.Plane(
-                row_bytes=plane.row_lengths.tolist(),
-                content=plane.content.tobytes(),
-                fingerprint=stream.plane_fingerprints[plane.kind],
-            )
-        )
-    size = _varint(block.tokens.nbytes)
-    return b"".join((header.SerializeToString(), _TOKENS_TAG, size, block.tokens.data))
 
 
 def decode(message: bytes) -> Frame:
@@ -207,16 +165,6 @@ def decode(message: bytes) -> Frame:
     if header is None:
         raise BadFrame("frame", "is not a valid protobuf message")
     return _frame(header, np.frombuffer(header.tokens, dtype=np.uint8))
-
-
-def require_fast_checksum() -> None:
-    """Raise TokenfeedError if the checksum library uses pure Python, which is a hundred times
-    slower than the network.
-    """
-    if google_crc32c.implementation != "c":
-        raise TokenfeedError(
-            "google-crc32c", "its C extension does not load; reinstall it from a wheel"
-        )
 
 
 def rows_per_frame(frame_bytes: int, row_bytes: int) -> int:
@@ -243,9 +191,9 @@ def _find_tokens_fast(message: bytes) -> tuple[int, int]:
 
     May be wrong, since a hash may contain the tag. The bytes before it are then not a message.
     """
-    tag = message.find(_TOKENS_TAG, 0, _PLAIN_HEADER_BYTES_MAX)
+    tag = message.find(TOKENS_TAG, 0, _PLAIN_HEADER_BYTES_MAX)
     if tag >= 0:
-        size, first = _read_varint(message, tag + len(_TOKENS_TAG))
+        size, first = _read_varint(message, tag + len(TOKENS_TAG))
         if first + size == len(message) and size > 0:
             return tag, first
     return -1, -1
@@ -259,8 +207,8 @@ def _find_tokens(message: bytes) -> tuple[int, int]:
     """
     place, end = 0, len(message)
     while place < end:
-        if message.startswith(_TOKENS_TAG, place):
-            size, first = _read_varint(message, place + len(_TOKENS_TAG))
+        if message.startswith(TOKENS_TAG, place):
+            size, first = _read_varint(message, place + len(TOKENS_TAG))
             if first + size == end and size > 0:
                 return place, first
         tag, after = _read_varint(message, place)
@@ -304,16 +252,6 @@ def _plane(kind: int, header: pb.Frame) -> Plane:
     sent: pb.Plane = getattr(header, KINDS[kind])
     lengths = np.array(sent.row_bytes, dtype=np.uint32)
     return Plane(kind, lengths, np.frombuffer(sent.content, dtype=np.uint8))
-
-
-def _varint(value: int) -> bytes:
-    """Return value, in [0, 2^64), as a protobuf varint: seven bits a byte, lowest first."""
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def _read_varint(message: bytes, first: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ mapped_store.py    files in one range of memory; the kernel copies rows out of t
 pread_store.py     files read by pread, for network file systems
 opened_shards.py   changes of the files since they were opened, and retries of failed reads
 shard.py           one file: its layout, its stat, its last bytes
-buffers.py         the buffers that rows are read into
+copying.py         the kernel copies rows out of the map
 readahead.py       reads the rows of the next frames ahead
 sidecar.py         stores a digest in a file beside the tokens
 syscalls.py        the system calls that Python does not offer

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +19,23 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.wire.row_block import RowBlock
+from tokenfeed.wire.row_block import Plane
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.poll_rate import PollRate
 from ..formats import Stored
 from ..narrowing import Narrowing
-from .buffers import Buffer, BufferPool, TokenBytes
+from .copying import TokenBytes
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
 from .shard import Shard
 from .sidecar import read_sidecar, sidecar_path, write_sidecar
 
 Numbers = npt.NDArray[np.int64]
-BufferT = TypeVar("BufferT", bound=Buffer)
+TokenArray = npt.NDArray[np.unsignedinteger]
+
+_SCRATCH_BYTES = 1 << 20
+"""Tokens that are narrowed or padded are read in parts of about this size."""
 
 
 class _Sentinels(NamedTuple):
@@ -48,7 +50,7 @@ class _Sentinels(NamedTuple):
     missing: list[int]
 
 
-class LocalStore(OpenedShards, ABC, Generic[BufferT]):
+class LocalStore(OpenedShards, ABC):
     """A dataset's files on file systems of this machine: a TokenStore without the reading."""
 
     kind: ClassVar[str]
@@ -57,7 +59,6 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
         self,
         name: str,
         shards: Sequence[Shard],
-        make_buffer: Callable[[], BufferT],
         poll_rate: PollRate | None,
         status_of: Callable[[int], os.stat_result] | None = None,
     ) -> None:
@@ -79,19 +80,18 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
             np.flatnonzero(sentinel_values == 0).tolist(),
         )
         self._searched: set[int] = set()
-        self._buffers = BufferPool(make_buffer)
         self._readahead = ReadAhead(self)
 
     @abstractmethod
-    def _read_tokens(self, spans: Spans, buffer: BufferT) -> None:
-        """Read the stored tokens of spans, end to end, into the beginning of a buffer.
+    def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
+        """Read the stored tokens of spans, end to end, into target, which has their size.
 
         Raises: Unread.
         """
 
     @abstractmethod
-    def _read_bytes(self, shard: Numbers, first_byte: Numbers, buffer: BufferT, place: int) -> None:
-        """Read one byte of each file into buffer, from place on.  Raises: Unread."""
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> TokenBytes:
+        """Read one byte of each of some files, uint8[files].  Raises: Unread."""
 
     @abstractmethod
     def seem_resident(self, spans: Spans) -> bool:
@@ -110,22 +110,25 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
         """Serve tokens in the narrowest type that holds token_max."""
         self.narrowing = Narrowing(self.stored, token_max)
 
-    @contextmanager
-    def gather(
-        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
-    ) -> Iterator[RowBlock]:
-        """Lend the rows of spans, as they are served."""
+    def gather(self, spans: Spans, tokens: TokenArray, patient: bool = True) -> None:
+        """Write the rows of spans into tokens, as they are served."""
+        if self.narrowing.is_identity and spans.size_tokens == tokens.size:
+            self._read(spans, tokens.reshape(-1).view(np.uint8), patient)
+            return
+        row_bytes = spans.row_tokens * self.stored.itemsize
+        part_rows = max(1, _SCRATCH_BYTES // row_bytes)
+        for first in range(0, len(spans), part_rows):
+            part = spans[first : first + part_rows]
+            content = np.empty(part.size_tokens * self.stored.itemsize, dtype=np.uint8)
+            self._read(part, content, patient)
+            lay_out(part, self._served(part, content), tokens[first : first + part_rows])
+
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        """Return the planes of the rows of spans."""
         assert not planes
-        self.require_intact()
-        size_bytes = spans.size_tokens * self.stored.itemsize
-        buffer = self.with_retries(lambda: self._filled(spans, size_bytes), patient)
-        try:
-            # Again: if the store was closed meanwhile, other data may have been read.
-            self.require_intact()
-            tokens = self._served(spans, buffer.content[:size_bytes])
-            yield RowBlock(laid_out(spans, tokens))
-        finally:
-            self._buffers.release(buffer)
+        return ()
 
     def advise(self, spans: Spans) -> None:
         """Start to read rows that will be gathered soon, if the store seems cold."""
@@ -149,32 +152,28 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
         """Store a digest.  Returns: the path of the file.  Raises: OSError."""
         return write_sidecar(self.shards, self.stored, digest)
 
-    def close(self) -> None:
-        """Deliver nothing more. May be called twice."""
-        super().close()
-        self._buffers.close()
+    def _read(self, spans: Spans, target: TokenBytes, patient: bool) -> None:
+        """Read the stored tokens of spans into target, with retries, and check that they are whole.
 
-    def _filled(self, spans: Spans, size_bytes: int) -> BufferT:
-        """Return a buffer with the tokens of spans. The caller has to release it.
-
-        Raises: Unread, after releasing the buffer: calls that wait for a retry must not use up
-        all buffers; CorpusChanged if a file was truncated.
+        Raises: CorpusChanged, Unreadable.
         """
-        # Sentinels go behind the tokens: at most one for each span.
-        buffer = self._buffers.acquire(size_bytes + spans.shard.size)
+        self.require_intact()
+        self.with_retries(lambda: self._read_checked(spans, target), patient)
+        # Again: if the store was closed meanwhile, other data may have been read.
+        self.require_intact()
+
+    def _read_checked(self, spans: Spans, target: TokenBytes) -> None:
+        """Like `_read`, once.  Raises: Unread; CorpusChanged if a file was truncated."""
         try:
-            self._read_tokens(spans, buffer)
-            suspects = self._suspects(spans, buffer, size_bytes)
+            self._read_tokens(spans, target)
+            suspects = self._suspects(spans, target)
             if suspects.size:
-                self._require_sentinels(suspects, buffer, size_bytes)
-            return buffer
-        except BaseException as error:
-            self._buffers.release(buffer)
-            if isinstance(error, Unread):
-                self._readahead.observe(1)
+                self._require_sentinels(suspects)
+        except Unread:
+            self._readahead.observe(1)
             raise
 
-    def _suspects(self, spans: Spans, buffer: BufferT, size_bytes: int) -> Numbers:
+    def _suspects(self, spans: Spans, content: TokenBytes) -> Numbers:
         """Return the files with a span that may extend beyond a truncation.
 
         If a mapped file is truncated within a page, the rest of that page reads as zeros, without
@@ -184,13 +183,13 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
         """
         if spans.are_windows:
             row_bytes = spans.row_tokens * self.stored.itemsize
-            last = buffer.content[row_bytes - 1 : size_bytes : row_bytes]
+            last = content[row_bytes - 1 :: row_bytes]
         else:
-            last = buffer.content[np.cumsum(spans.token_count) * self.stored.itemsize - 1]
+            last = content[np.cumsum(spans.token_count) * self.stored.itemsize - 1]
         # Nearly always none or a few: numpy takes several times as long to sort them.
         return np.array(sorted(set(spans.shard[last == 0].tolist())), dtype=np.int64)
 
-    def _require_sentinels(self, suspects: Numbers, buffer: BufferT, place: int) -> None:
+    def _require_sentinels(self, suspects: Numbers) -> None:
         """Fail the dataset if one of these files was truncated.  Raises: Unread, CorpusChanged.
 
         The sentinel of a file is its last byte that is not 0. A truncation before it removes it or
@@ -198,8 +197,7 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
         frame would cost a third of a frame.
         """
         known = self._sentinels
-        self._read_bytes(suspects, known.bytes[suspects], buffer, place)
-        found = buffer.content[place : place + suspects.size]
+        found = self._read_bytes(suspects, known.bytes[suspects])
         wrong = suspects[found != known.values[suspects]].tolist()
         # If a file ends in nothing but zeros, only its stat can tell.
         unknown = known.missing if self.may_change else []
@@ -228,7 +226,7 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
                 left = [other for other in known.missing if other != index]
                 self._sentinels = _Sentinels(places, values, left)
 
-    def _served(self, spans: Spans, content: TokenBytes) -> npt.NDArray[np.unsignedinteger]:
+    def _served(self, spans: Spans, content: TokenBytes) -> TokenArray:
         """Return stored tokens as they are served.  Raises: CorpusChanged."""
         tokens = content.view(self.stored)
         if self.narrowing.is_identity:
@@ -248,20 +246,17 @@ class LocalStore(OpenedShards, ABC, Generic[BufferT]):
         return self.narrowing.serve(tokens)
 
 
-def laid_out(
-    spans: Spans, tokens: npt.NDArray[np.unsignedinteger]
-) -> npt.NDArray[np.unsignedinteger]:
-    """Return the tokens of spans, which are end to end, as rows [rows, row_tokens], padded with 0.
-    Without padding the result is a view of the same memory.
+def lay_out(spans: Spans, tokens: TokenArray, rows: TokenArray) -> None:
+    """Write the tokens of spans, which are end to end, into rows [rows, row_tokens], and zeros
+    behind them.
     """
-    shape = len(spans), spans.row_tokens
-    if tokens.size == len(spans) * spans.row_tokens:
-        return tokens.reshape(shape)
+    if tokens.size == rows.size:
+        rows[:] = tokens.reshape(rows.shape)
+        return
     ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(spans.token_count)])
     row_lengths = np.diff(ends[spans.first_span])
-    rows = np.zeros(shape, dtype=tokens.dtype)
+    rows[:] = 0
     rows[np.arange(spans.row_tokens) < row_lengths[:, None]] = tokens
-    return rows
 
 
 def _one_kind(shards: Sequence[Shard]) -> Stored:

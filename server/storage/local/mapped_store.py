@@ -5,8 +5,7 @@ page-aligned and in order, and their descriptors are closed again: 10,000 shards
 entries and no descriptor.
 
 The gather never reads the map in user space: if a file was truncated, a read beyond its new end
-kills the process. The kernel's own copy out of the map reports an error instead
-(docs/decisions/0003-gather.md).
+kills the process. The kernel's own copy out of the map reports an error instead (copying.py).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..files import open_file, size_on_disk
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from . import syscalls
-from .buffers import FileBuffer
+from .copying import TokenBytes, best_copier
 from .local_store import LocalStore, Numbers
 from .opened_shards import Unread
 from .readahead import sampled
@@ -40,7 +39,7 @@ _READ_BYTES = 128 << 10
 long as the disk's read_ahead_kb."""
 
 
-class MapStore(LocalStore[FileBuffer]):
+class MapStore(LocalStore):
     """A dataset's files as one range of memory; a TokenStore."""
 
     kind = "map"
@@ -66,12 +65,13 @@ class MapStore(LocalStore[FileBuffer]):
                 _map(path, options, address, span)
                 for path, address, span in zip(paths, self._firsts.tolist(), spans, strict=True)
             ]
-            super().__init__(name, shards, FileBuffer, poll_rate)
+            super().__init__(name, shards, poll_rate)
         except BaseException:
             syscalls.unmap(self._address, self._span_bytes)
             raise
         syscalls.expect_random_access(self._address, self._span_bytes)
         self._token_addresses = self._firsts + self._first_bytes
+        self._copier = best_copier()
         self._batched = True
 
     @property
@@ -114,14 +114,13 @@ class MapStore(LocalStore[FileBuffer]):
         firsts = np.arange(first, first + size_bytes, _READ_BYTES, dtype=np.uint64)
         ranges = _between(firsts, first + size_bytes)
         self._start_reading(_whole_pages(ranges))
-        content = bytearray()
-        # In small parts: the buffer is shared memory that the process keeps.
-        with self._buffers.lend(_READ_BYTES) as buffer:
-            for part in ranges:
-                self.with_retries(partial(self._copy, shard, part, buffer))
-                content += buffer.content[: int(part[1])].data
+        content = np.empty(size_bytes, dtype=np.uint8)
+        # In small parts: the copier may need as much memory again as a part.
+        for place, part in zip(range(0, size_bytes, _READ_BYTES), ranges, strict=True):
+            target = content[place : place + _READ_BYTES]
+            self.with_retries(partial(self._copy, shard, part, target))
         self.require_intact()
-        return bytes(content)
+        return content.tobytes()
 
     def bring_in(self) -> Iterator[Piece]:
         """Preload all of it, and enter it into the page table.
@@ -145,26 +144,27 @@ class MapStore(LocalStore[FileBuffer]):
     def close(self) -> None:
         """Unmap the files. A gather in progress fails with CorpusChanged."""
         super().close()
+        self._copier.close()
         if self._span_bytes:
             syscalls.unmap(self._address, self._span_bytes)
             self._span_bytes = 0
 
-    def _read_tokens(self, spans: Spans, buffer: FileBuffer) -> None:
+    def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
         faults_before = _major_faults()
-        unread = buffer.copy_from(self.ranges(spans))
+        unread = self._copier.copy(self.ranges(spans), target)
         self._readahead.observe(_major_faults() - faults_before)
         if unread is not None:
             raise Unread(int(spans.shard[unread]), _bad_address())
 
-    def _read_bytes(
-        self, shard: Numbers, first_byte: Numbers, buffer: FileBuffer, place: int
-    ) -> None:
-        unread = buffer.copy_from(_ranges(self._firsts[shard] + first_byte, 1), place)
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> TokenBytes:
+        found = np.empty(shard.size, dtype=np.uint8)
+        unread = self._copier.copy(_ranges(self._firsts[shard] + first_byte, 1), found)
         if unread is not None:
             raise Unread(int(shard[unread]), _bad_address())
+        return found
 
-    def _copy(self, shard: int, part: npt.NDArray[np.uint64], buffer: FileBuffer) -> None:
-        if buffer.copy_from(part.reshape(1, 2)) is not None:
+    def _copy(self, shard: int, part: npt.NDArray[np.uint64], target: TokenBytes) -> None:
+        if self._copier.copy(part.reshape(1, 2), target) is not None:
             raise Unread(shard, _bad_address())
 
     def _populate(self, first_byte: int, end_byte: int) -> None:
@@ -175,12 +175,19 @@ class MapStore(LocalStore[FileBuffer]):
         address = self._address + first_byte
         try:
             if not syscalls.populate(address, end_byte - first_byte):
-                _touch(address, end_byte - first_byte)
+                self._touch(address, end_byte - first_byte)
         except OSError as error:
             for shard in self._shards_within(address, address + end_byte - first_byte):
                 if self.was_cut(Unread(shard, error)):
                     raise
             raise Unread(shard, error) from error
+
+    def _touch(self, address: int, size_bytes: int) -> None:
+        """Copy a byte of every page, for kernels that cannot populate.  Raises: OSError."""
+        pages = np.arange(address, address + size_bytes, syscalls.PAGE_BYTES, dtype=np.uint64)
+        ranges = np.stack([pages, np.ones_like(pages)], axis=1)
+        if self._copier.copy(ranges, np.empty(pages.size, dtype=np.uint8)) is not None:
+            raise _bad_address()
 
     def _shards_within(self, first_address: int, end_address: int) -> range:
         """Return the indices of the files in a part of the range, at least one."""
@@ -238,17 +245,6 @@ def _pages_bytes(size_bytes: int) -> int:
 def _major_faults() -> int:
     """Return how many page faults of this thread had to wait for a disk so far."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-
-
-def _touch(address: int, size_bytes: int) -> None:
-    """Copy a byte of every page, for kernels that cannot populate.  Raises: OSError."""
-    pages = np.arange(address, address + size_bytes, syscalls.PAGE_BYTES, dtype=np.uint64)
-    buffer = FileBuffer()
-    try:
-        if buffer.copy_from(np.stack([pages, np.ones_like(pages)], axis=1)) is not None:
-            raise _bad_address()
-    finally:
-        buffer.close()
 
 
 def _bad_address() -> OSError:

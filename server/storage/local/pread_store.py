@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
@@ -25,7 +27,7 @@ from ...runtime.poll_rate import PollRate
 from ..files import open_file
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
-from .buffers import Buffer
+from .copying import TokenBytes
 from .local_store import LocalStore, Numbers
 from .opened_shards import Unread
 from .readahead import sampled
@@ -79,7 +81,7 @@ class _Share:
         return self._error
 
 
-class PreadStore(LocalStore[Buffer]):
+class PreadStore(LocalStore):
     """A dataset's files as open descriptors; a TokenStore."""
 
     kind = "pread"
@@ -102,7 +104,7 @@ class PreadStore(LocalStore[Buffer]):
                     shards.append(Shard.describe(file, options))
                     _set_up(file.descriptor)
                     self._descriptors.append(os.dup(file.descriptor))
-            super().__init__(name, shards, Buffer, poll_rate, self._status)
+            super().__init__(name, shards, poll_rate, self._status)
         except BaseException:
             self._close_all()
             raise
@@ -191,23 +193,23 @@ class PreadStore(LocalStore[Buffer]):
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._close_all()
 
-    def _read_tokens(self, spans: Spans, buffer: Buffer) -> None:
+    def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
         """Read spans: first those in memory, by this thread; then the others, by many threads."""
         began = time.perf_counter()
         firsts, sizes = self._places(spans)
-        everything = buffer.content.data
+        everything = target.data
         flags = _NO_WAIT if self._has_nowait else 0
         left: list[_Part] = []
         descriptors, preadv = self._descriptors, os.preadv
         together = not flags and self.cold
         place = 0
         for shard, first, size in zip(spans.shard.tolist(), firsts, sizes, strict=True):
-            target = everything[place : place + size]
+            part = everything[place : place + size]
             place += size
             done = 0
             if not together:
                 try:
-                    done = preadv(descriptors[shard], (target,), first, flags)
+                    done = preadv(descriptors[shard], (part,), first, flags)
                 except BlockingIOError:
                     pass
                 except OSError as error:
@@ -215,7 +217,7 @@ class PreadStore(LocalStore[Buffer]):
                         raise self._unread(shard, error) from error
                     self._has_nowait, flags = False, 0
             if done != size:
-                left.append(_Part(shard, first + done, target[done:]))
+                left.append(_Part(shard, first + done, part[done:]))
         if left:
             self._read_parts(left)
         self._observe(time.perf_counter() - began, len(sizes), place, len(left))
@@ -227,10 +229,11 @@ class PreadStore(LocalStore[Buffer]):
             waits = int(not self._seemed_warm)
         self._readahead.observe(waits)
 
-    def _read_bytes(self, shard: Numbers, first_byte: Numbers, buffer: Buffer, place: int) -> None:
-        target = buffer.content.data
+    def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> TokenBytes:
+        found = np.empty(shard.size, dtype=np.uint8)
         for at, (file, first) in enumerate(zip(shard.tolist(), first_byte.tolist(), strict=True)):
-            self._read_part(_Part(file, first, target[place + at : place + at + 1]))
+            self._read_part(_Part(file, first, found.data[at : at + 1]))
+        return found
 
     def _read_parts(self, parts: Sequence[_Part]) -> None:
         """Read many parts at once.  Raises: Unread."""
@@ -243,7 +246,7 @@ class PreadStore(LocalStore[Buffer]):
                 self._readers.submit(share.read)
         except RuntimeError:
             pass  # no more threads, or closed meanwhile: this thread reads the rest
-        # All of them have to finish before the buffer is used again.
+        # All of them have to finish before the target is used.
         for error in [share.read(waits=True) for share in shares]:
             if error is not None:
                 raise error

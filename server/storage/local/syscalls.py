@@ -10,7 +10,8 @@ import errno
 import functools
 import mmap
 import os
-from ctypes import c_int, c_long, c_size_t, c_ssize_t, c_void_p
+from collections.abc import Callable
+from ctypes import c_int, c_long, c_size_t, c_ssize_t, c_ulong, c_void_p
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,8 @@ _libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
 _libc.mincore.argtypes = (c_void_p, c_size_t, c_void_p)
 _libc.pwritev.restype = c_ssize_t
 _libc.pwritev.argtypes = (c_int, c_void_p, c_int, c_long)
+_libc.process_vm_writev.restype = c_ssize_t
+_libc.process_vm_writev.argtypes = (c_int, c_void_p, c_ulong, c_void_p, c_ulong, c_ulong)
 _libc.syscall.restype = c_long
 _libc.syscall.argtypes = (c_long, c_long, c_void_p, c_long, c_long, c_long)
 
@@ -66,17 +69,45 @@ def expect_random_access(address: int, size_bytes: int) -> None:
     _libc.madvise(address, size_bytes, _MADV_RANDOM)
 
 
-def copy_ranges(descriptor: int, ranges: Ranges, first_byte: int) -> int | None:
-    """Copy mapped ranges, one after another, into the file behind descriptor, from first_byte on.
+def copy_to_memory(ranges: Ranges, address: int, size_bytes: int) -> int | None:
+    """Copy mapped ranges, one after another, to memory of this process.
 
+    size_bytes: of all ranges together.
     Returns: the index of the first range that could not be read, None if all could. Its file was
     truncated, or its disk fails; a read in user space would end the process with SIGBUS.  Raises:
-    OSError if the file behind descriptor cannot be written.
+    OSError if the kernel does not support or permit this.
     """
-    copied, count = first_byte, len(ranges)
+    process = os.getpid()
+    target = (c_size_t * 2)()
+
+    def copy(part: Ranges, copied: int) -> int:
+        target[0], target[1] = address + copied, size_bytes - copied
+        return _libc.process_vm_writev(process, part.ctypes.data, len(part), target, 1, 0)  # type: ignore[no-any-return]
+
+    return _copy(ranges, copy)
+
+
+def copy_to_file(ranges: Ranges, descriptor: int) -> int | None:
+    """Like `copy_to_memory`, but to the beginning of the file behind descriptor.
+
+    Raises: OSError if that file cannot be written.
+    """
+
+    def copy(part: Ranges, copied: int) -> int:
+        return _libc.pwritev(descriptor, part.ctypes.data, len(part), copied)  # type: ignore[no-any-return]
+
+    return _copy(ranges, copy)
+
+
+def _copy(ranges: Ranges, copy: Callable[[Ranges, int], int]) -> int | None:
+    """Copy ranges, at most IOVECS_MAX at a time.
+
+    copy: is given ranges, and how many bytes were copied before; returns how many it has copied.
+    """
+    copied, count = 0, len(ranges)
     while len(ranges):
         part = ranges[:IOVECS_MAX]
-        done = _libc.pwritev(descriptor, part.ctypes.data, len(part), copied)
+        done = copy(part, copied)
         if done <= 0:
             if done < 0 and (code := ctypes.get_errno()) != errno.EFAULT:
                 raise OSError(code, os.strerror(code))

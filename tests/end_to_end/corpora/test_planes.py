@@ -17,7 +17,9 @@ from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset
+from server.storage.store import gather_block
 from tests.server.rpc.test_service import Peer, serving
+from tests.support.frames import encode
 from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import BadFrame, StreamMismatch
 from tokenfeed.sampling import orders
@@ -66,8 +68,7 @@ def peer(store: MemoryStore) -> Iterator[Peer]:
 def rows_of(store: MemoryStore, first_row: int, row_count: int) -> RowBlock:
     """The rows that have to come, from the plan and the arrays themselves."""
     spans = plan(SPEC, [store.shape], POSITION.samples(first_row, row_count))
-    with store.gather(spans, KINDS) as block:
-        return block
+    return gather_block(store, spans, KINDS)
 
 
 def same(one: RowBlock, other: RowBlock) -> bool:
@@ -251,7 +252,7 @@ def test_no_bit_of_a_frame_that_was_flipped_on_the_way_gives_other_rows(
 ) -> None:
     """Tokens, planes, their lengths and kinds, the place, the identity, the checksum itself."""
     block = rows_of(store, 1, 2)
-    (message,) = frame.encode(stream_of(store), 1, block)
+    (message,) = encode(stream_of(store), 1, block)
     assert same(frame.decode(message).rows(stream_of(store), 1), block)
     refused = 0
     for place in range(8 * len(message)):
@@ -272,7 +273,7 @@ def test_no_bit_of_a_frame_that_was_flipped_on_the_way_gives_other_rows(
 def test_planes_that_were_exchanged_are_found(store: MemoryStore, change: str) -> None:
     """Joined without number, kind or length, two planes could give each other's bytes."""
     stream, block = stream_of(store), rows_of(store, 1, 2)
-    (message,) = frame.encode(stream, 1, block)
+    (message,) = encode(stream, 1, block)
     sent = pb.Frame.FromString(message)
     starts, mask = sent.document_starts, sent.loss_mask
     if change == "without":

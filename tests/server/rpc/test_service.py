@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest
-from tokenfeed.wire.row_block import RowBlock
 
 CALL_SECONDS = 10.0
 BATCH_BYTES_MAX = 32 << 20
@@ -752,12 +751,12 @@ class FailingStore:
         return getattr(self._whole, name)
 
     def gather(
-        self, spans: Spans, planes: Sequence[int] = (), patient: bool = True
-    ) -> AbstractContextManager[RowBlock]:
+        self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
+    ) -> None:
         self._frames_left -= 1
         if self._frames_left < 0:
             raise OSError(12, "Cannot allocate memory", SECRET)
-        return self._whole.gather(spans, planes, patient)
+        self._whole.gather(spans, tokens, patient)
 
 
 def require_discreet(found: Ending, log: str) -> None:

@@ -19,7 +19,7 @@ from server.rpc.service import TokenFeed
 from server.runtime.poll_rate import PollRate
 from server.storage.choice import STORES
 from server.storage.formats import STORED
-from server.storage.store import TokenStore
+from server.storage.store import TokenStore, gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
 from tests.support.memory_store import MemoryStore
@@ -78,8 +78,7 @@ def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> 
     token_max = int(max(array.max() for array in arrays))
     memory = MemoryStore("train", arrays)
     memory.narrow(token_max)
-    with memory.gather(spans) as block:
-        expected = block.tokens.copy()
+    expected = gather_block(memory, spans).tokens
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         paths = [str(Path(folder) / f"{index}.bin") for index in range(len(arrays))]
         for path, array in zip(paths, arrays, strict=True):
@@ -91,11 +90,9 @@ def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> 
             store.narrow(token_max)
             store.advise(spans)
             for part in (spans, spans[1:], spans[:0]):
-                with store.gather(part) as block:
-                    assert block.tokens.dtype == expected.dtype
-                    np.testing.assert_array_equal(
-                        block.tokens, expected[-len(part) or len(expected) :]
-                    )
+                tokens = gather_block(store, part).tokens
+                assert tokens.dtype == expected.dtype
+                np.testing.assert_array_equal(tokens, expected[-len(part) or len(expected) :])
             assert require_bytes(store) == [array.tobytes() for array in arrays]
 
 
@@ -134,9 +131,9 @@ def test_windows_are_gathered_as_any_other_spans() -> None:
     store = MemoryStore("train", [tokens])
     store.narrow(4999)
     windows = Spans.of_windows(9, np.zeros(4, dtype=np.int64), np.array([0, 4991, 7, 7]))
-    with store.gather(windows) as block:
-        assert (block.tokens[:, 0] == windows.token_offset).all()
-        assert (np.diff(block.tokens.astype(int)) == 1).all()
+    tokens = gather_block(store, windows).tokens
+    assert (tokens[:, 0] == windows.token_offset).all()
+    assert (np.diff(tokens.astype(int)) == 1).all()
 
 
 def test_planes_come_with_their_rows() -> None:
@@ -151,15 +148,15 @@ def test_planes_come_with_their_rows() -> None:
         np.array([8, 0, 15]),
         Pieces(np.array([0, 2, 3, 3]), np.array([2, 3, 5])),
     )
-    with store.gather(spans, sorted(store.planes)) as block:
-        assert block.tokens.tolist() == [
-            [8, 9, 100, 101, 102, 0],
-            [115, 116, 117, 118, 119, 0],
-            [0] * 6,
-        ]
-        assert [plane.kind for plane in block.planes] == [DOCUMENT_STARTS, LOSS_MASK]
-        assert block.planes[0].row_lengths.tolist() == [5, 5, 0]
-        assert block.planes[0].content.tolist() == [8, 9, 50, 51, 52, 65, 66, 67, 68, 69]
+    block = gather_block(store, spans, sorted(store.planes))
+    assert block.tokens.tolist() == [
+        [8, 9, 100, 101, 102, 0],
+        [115, 116, 117, 118, 119, 0],
+        [0] * 6,
+    ]
+    assert [plane.kind for plane in block.planes] == [DOCUMENT_STARTS, LOSS_MASK]
+    assert block.planes[0].row_lengths.tolist() == [5, 5, 0]
+    assert block.planes[0].content.tolist() == [8, 9, 50, 51, 52, 65, 66, 67, 68, 69]
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i8"])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import reference
+from tests.support.frames import encode
 from tokenfeed.errors import BadFrame
 from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import KINDS
@@ -52,7 +53,7 @@ def block_of(
 
 def encoded_block(block: RowBlock, stream_row: int = 6, position: Position = POSITION) -> bytes:
     stream = stream_of([plane.kind for plane in block.planes], position)
-    (message,) = frame.encode(stream, stream_row, block)
+    (message,) = encode(stream, stream_row, block)
     return message
 
 
@@ -423,7 +424,7 @@ def messages_of(block: RowBlock, stream_row: int = 6) -> list[bytes]:
     """The frames of a block, after a look at whether they hold it whole and in order."""
     context_length = block.tokens.shape[1] - 1
     stream = stream_of([one.kind for one in block.planes], context_length=context_length)
-    messages = list(frame.encode(stream, stream_row, block))
+    messages = list(encode(stream, stream_row, block))
     row = 0
     for message in messages:
         found = frame.decode(message).rows(stream, stream_row + row)

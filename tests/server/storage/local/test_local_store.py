@@ -14,6 +14,7 @@ import pytest
 from server.storage.local.local_store import LocalStore
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.pread_store import PreadStore
+from server.storage.store import gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
 from tests.support.waiting import let_time_pass
@@ -21,7 +22,7 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
 PAGE_TOKENS = 2048
-Store = LocalStore[Any]
+Store = LocalStore
 OpenCorpus = Callable[..., Store]
 
 
@@ -51,8 +52,7 @@ def windows(row_tokens: int, *places: tuple[int, int]) -> Spans:
 
 
 def gathered(store: Store, row_tokens: int, *places: tuple[int, int]) -> list[list[int]]:
-    with store.gather(windows(row_tokens, *places)) as block:
-        rows: list[list[int]] = block.tokens.tolist()
+    rows: list[list[int]] = gather_block(store, windows(row_tokens, *places)).tokens.tolist()
     return rows
 
 
@@ -222,10 +222,11 @@ def test_a_file_is_not_lost_when_another_gather_finds_its_last_byte_meanwhile(
     corpus = open_corpus(write_tokens(tokens))
     right = corpus._read_bytes
 
-    def read_while_another_gathers(*arguments: Any) -> None:
-        right(*arguments)
+    def read_while_another_gathers(*arguments: Any) -> Any:
+        found = right(*arguments)
         monkeypatch.setattr(corpus, "_read_bytes", right)
         gathered(corpus, 10, (0, 50 * PAGE_TOKENS))
+        return found
 
     monkeypatch.setattr(corpus, "_read_bytes", read_while_another_gathers)
 
@@ -396,8 +397,7 @@ def test_gathers_in_turn_use_the_same_memory(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
     for _ in range(20):
-        with corpus.gather(windows(1000, *((0, i) for i in range(500)))):
-            pass
+        gather_block(corpus, windows(1000, *((0, i) for i in range(500))))
 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000
 

@@ -21,18 +21,18 @@ from server.runtime.poll_rate import PollRate
 from server.storage.choice import STORES, Storing
 from server.storage.formats import FormatOptions
 from server.storage.local import opened_shards
-from server.storage.local.buffers import _GATHERS_AT_ONCE
+from server.storage.local.copying import FILES_AT_ONCE
 from server.storage.local.local_store import LocalStore
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.opened_shards import Unread
-from server.storage.store import run_inline
+from server.storage.store import gather_block, run_inline
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Spans
 
-Store = LocalStore[Any]
+Store = LocalStore
 Open = Callable[..., Store]
 PIECE_BYTES = 1 << 20
 
@@ -105,9 +105,14 @@ def test_a_file_that_is_not_there_any_more_was_removed(
 
 @pytest.mark.parametrize(("then", "lost"), [(True, False), (False, True)])
 def test_a_reread_that_fails_is_repeated_after_the_next_check(
-    open_store: Open, write_tokens: WriteTokens, then: bool, lost: bool
+    open_store: Open,
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    then: bool,
+    lost: bool,
 ) -> None:
     """Its new time is known by then, so nothing else would cause another reread."""
+    monkeypatch.setattr(opened_shards, "_REREAD_PAUSE", 0)
     path = write_tokens(np.arange(1, 5000))
     other = write_tokens(np.arange(1, 9), "other.bin")
     store = open_store(path, other)
@@ -129,12 +134,12 @@ def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any],
     """Reads tokens as a store does, but a shard only after some failures."""
     right = store._read_tokens
 
-    def read(spans: Spans, buffer: Any) -> None:
+    def read(spans: Spans, target: Any) -> None:
         nonlocal failures
         if (spans.shard == shard).any() and failures > 0:
             failures -= 1
             raise Unread(shard, OSError(errno.EIO, os.strerror(errno.EIO)))
-        right(spans, buffer)
+        right(spans, target)
 
     return read
 
@@ -142,8 +147,8 @@ def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any],
 def row_of(store: Store, shard: int, patient: bool = True) -> list[int]:
     """The first tokens of a shard."""
     spans = Spans.of_windows(4, np.array([shard]), np.zeros(1, dtype=np.int64))
-    with store.gather(spans, patient=patient) as block:
-        return block.tokens[0].tolist()
+    tokens: list[int] = gather_block(store, spans, patient=patient).tokens[0].tolist()
+    return tokens
 
 
 def test_an_error_that_goes_away_fails_no_dataset_although_its_file_was_replaced(
@@ -181,20 +186,20 @@ def test_many_retries_of_one_file_do_not_block_another_file(
     tries: list[int] = []
     right = failing(store, 0, np.inf)
     monkeypatch.setattr(
-        store, "_read_tokens", lambda spans, buffer: (tries.append(0), right(spans, buffer))
+        store, "_read_tokens", lambda spans, target: (tries.append(0), right(spans, target))
     )
 
     def wait() -> None:
         with suppress(CorpusChanged, Unreadable):
             row_of(store, 0)
 
-    waiting = [threading.Thread(target=wait) for _ in range(_GATHERS_AT_ONCE + 1)]
+    waiting = [threading.Thread(target=wait) for _ in range(FILES_AT_ONCE + 1)]
     found: list[list[int]] = []
     other = threading.Thread(target=lambda: found.append(row_of(store, 1, patient=False)))
     for thread in waiting:
         thread.start()
     try:
-        assert eventually(lambda: len(tries) >= _GATHERS_AT_ONCE)
+        assert eventually(lambda: len(tries) >= FILES_AT_ONCE)
         other.start()
         other.join(10)
         assert found == [[11, 12, 13, 14]]
@@ -227,8 +232,7 @@ def test_a_file_of_zeros_that_never_changes_is_not_checked_for_its_rows(
 
     for _ in range(2):
         spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([100]))
-        with store.gather(spans) as block:
-            assert not block.tokens.any()
+        assert not gather_block(store, spans).tokens.any()
 
 
 def test_a_file_touched_since_is_not_unchanged(open_store: Open, write_tokens: WriteTokens) -> None:
@@ -306,22 +310,19 @@ def test_a_file_that_ends_in_many_zeros_is_checked_for_its_first_rows_alone(
     store = open_store(path)
     spans = Spans.of_windows(9, np.zeros(1, dtype=np.int64), np.array([tokens + 100]))
     for _ in range(2):
-        with store.gather(spans) as block:
-            assert not block.tokens.any()
+        assert not gather_block(store, spans).tokens.any()
     with monkeypatch.context() as patched:
         for name in ("stat", "fstat"):
             patched.setattr(os, name, lambda *_: pytest.fail("it was checked"))
-        with store.gather(spans) as block:
-            assert not block.tokens.any()
+        assert not gather_block(store, spans).tokens.any()
     os.truncate(path, tokens)
     os.truncate(path, 2 * (tokens + zeros))
 
     if tokens:
-        with pytest.raises(CorpusChanged), store.gather(spans):
-            pass
+        with pytest.raises(CorpusChanged):
+            gather_block(store, spans)
     else:
-        with store.gather(spans) as block:
-            assert not block.tokens.any()
+        assert not gather_block(store, spans).tokens.any()
 
 
 def test_a_mapped_file_that_was_truncated_and_removed_fails_the_dataset(
@@ -334,8 +335,8 @@ def test_a_mapped_file_that_was_truncated_and_removed_fails_the_dataset(
         path.unlink()
 
         first = np.zeros(1, dtype=np.int64)
-        with pytest.raises(CorpusChanged), store.gather(Spans.of_windows(9, first, first)):
-            pass
+        with pytest.raises(CorpusChanged):
+            gather_block(store, Spans.of_windows(9, first, first))
 
 
 def test_touching_all_files_does_not_reread_the_dataset_for_each_of_them(

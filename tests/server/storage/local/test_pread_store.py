@@ -18,7 +18,7 @@ from server.storage.local import opened_shards as opened_module
 from server.storage.local import pread_store
 from server.storage.local.pread_store import PreadStore
 from server.storage.local.shard import FileStat
-from server.storage.store import run_inline
+from server.storage.store import gather_block, run_inline
 from tests.conftest import Serve, WriteTokens
 from tests.server.conftest import options
 from tests.support.waiting import eventually
@@ -43,8 +43,8 @@ def open_store() -> Iterator[Open]:
 
 def gathered(store: PreadStore, row_tokens: int, offsets: Sequence[int]) -> list[list[int]]:
     places = np.array(offsets, dtype=np.int64)
-    with store.gather(Spans.of_windows(row_tokens, np.zeros_like(places), places)) as block:
-        rows: list[list[int]] = block.tokens.tolist()
+    spans = Spans.of_windows(row_tokens, np.zeros_like(places), places)
+    rows: list[list[int]] = gather_block(store, spans).tokens.tolist()
     return rows
 
 
@@ -132,11 +132,11 @@ def test_a_late_thread_does_not_write_into_a_buffer_that_is_in_use_again(
     gathered(store, 1000, range(0, 50_000, 700))
     assert len(late) == 3
     places = np.arange(7, 50_000, 700)
-    with store.gather(Spans.of_windows(1000, np.zeros_like(places), places)) as block:
-        for read in late:
-            read()
-        assert (block.tokens[:, 0] == places).all()
-        assert (np.diff(block.tokens.astype(int)) == 1).all()
+    tokens = gather_block(store, Spans.of_windows(1000, np.zeros_like(places), places)).tokens
+    for read in late:
+        read()
+    assert (tokens[:, 0] == places).all()
+    assert (np.diff(tokens.astype(int)) == 1).all()
 
 
 def test_a_store_closed_while_rows_are_read_ends_the_gather(

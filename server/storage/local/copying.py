@@ -1,0 +1,141 @@
+"""Copies mapped files into this process' memory. The kernel copies: a read of the map in user space
+would end the process with SIGBUS if a file was truncated.
+
+Either straight to the target, or, where a system call filter forbids that, through a file in memory
+(docs/decisions/0003-gather.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.wire.frame import FRAME_BYTES_TARGET
+
+from . import syscalls
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+TokenBytes = npt.NDArray[np.uint8]
+
+_BYTES_KEPT = 4 * FRAME_BYTES_TARGET
+"""A file in memory that grew beyond this, for a giant row, is not kept."""
+_FILES_KEPT = 16
+"""Each costs two descriptors and some MiB."""
+FILES_AT_ONCE = 64
+"""Enough to keep disk and processor busy. Others wait, instead of using up descriptors."""
+
+
+class Copier(Protocol):
+    """Copies ranges of the map. All methods may be called from several threads at once."""
+
+    def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
+        """Copy mapped ranges, one after another, into target, which has their size.
+
+        Returns: the index of the first range that could not be read, None if all could.
+        """
+
+    def close(self) -> None:
+        """Release everything that is not in use."""
+
+
+def best_copier() -> Copier:
+    """Return the fastest copier that this process may use."""
+    return DirectCopier() if _may_copy_directly() else FileCopier()
+
+
+class DirectCopier:
+    """Copies straight to the target, by process_vm_writev on this process."""
+
+    def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
+        """Like `Copier.copy`."""
+        return syscalls.copy_to_memory(ranges, target.ctypes.data, target.size)
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class FileCopier:
+    """Copies into a file in memory by pwritev, which every process may, and from there.
+
+    A file is lent to one copy at a time, and reused.
+    """
+
+    def __init__(self) -> None:
+        """Begin without files."""
+        self._free: deque[_MemoryFile] = deque()  # its append and pop are atomic
+        self._at_once = threading.BoundedSemaphore(FILES_AT_ONCE)
+
+    def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
+        """Like `Copier.copy`; waits while all files are in use."""
+        with self._lend(target.size) as file:
+            unread = syscalls.copy_to_file(ranges, file.descriptor)
+            if unread is None:
+                target[:] = file.content[: target.size]
+            return unread
+
+    def close(self) -> None:
+        """Close the files that are not in use."""
+        while self._free:
+            self._free.pop().close()
+
+    @contextmanager
+    def _lend(self, size_bytes: int) -> Iterator[_MemoryFile]:
+        with self._at_once:
+            try:
+                file = self._free.pop()
+            except IndexError:
+                file = _MemoryFile()
+            try:
+                file.grow(size_bytes)
+                yield file
+            finally:
+                if file.content.size > _BYTES_KEPT or len(self._free) >= _FILES_KEPT:
+                    file.close()
+                else:
+                    self._free.append(file)
+
+
+class _MemoryFile:
+    """A file in memory, and the same bytes as an array."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("tokenfeed")
+        self.content: TokenBytes = np.empty(0, dtype=np.uint8)
+
+    def grow(self, size_bytes: int) -> None:
+        """Grow to at least size_bytes bytes."""
+        if self.content.size < size_bytes:
+            os.ftruncate(self.descriptor, max(size_bytes, FRAME_BYTES_TARGET))
+            self.content = np.frombuffer(mmap.mmap(self.descriptor, 0), dtype=np.uint8)
+
+    def close(self) -> None:
+        """Release the memory once no array refers to it."""
+        os.close(self.descriptor)
+
+
+@functools.cache
+def _may_copy_directly() -> bool:
+    """Return whether process_vm_writev works here; logs once if it does not."""
+    source, target = np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.uint8)
+    ranges = np.array([[source.ctypes.data, 1]], dtype=np.uint64)
+    try:
+        syscalls.copy_to_memory(ranges, target.ctypes.data, 1)
+    except OSError as error:
+        reason = error.strerror
+    else:
+        if target[0] == 1:
+            return True
+        reason = "it copies nothing"
+    _LOG.info("rows are copied twice: process_vm_writev cannot be used here: %s", reason)
+    return False

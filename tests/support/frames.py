@@ -1,0 +1,16 @@
+"""Rows in memory as frames: what a server sends of them."""
+
+from __future__ import annotations
+
+from tokenfeed.wire.draft import drafts
+from tokenfeed.wire.frame import Stream
+from tokenfeed.wire.row_block import RowBlock
+
+
+def encode(stream: Stream, stream_row: int, block: RowBlock) -> list[bytes]:
+    """The frames of a block that begins at this row of a stream."""
+    dtype = block.tokens.dtype.newbyteorder("<")
+    parts = drafts(stream, stream_row, len(block), dtype, block.planes)
+    for part in parts:
+        part.tokens[:] = block.tokens[part.rows]
+    return [part.sealed() for part in parts]
