@@ -1,9 +1,9 @@
 """Rows in order, through failovers and reconnects.
 
 One thread receives. It requests as many batches as fit into the buffer, sends the next request
-shortly before the current call ends, checks every frame and queues its rows. It always reads a call to its
-end, so a paused trainer never blocks a server. After a break it requests exactly the rows after the
-last one that arrived. The feed's supervisor cancels its calls.
+shortly before the current call ends, checks every frame and queues its rows. It always reads a call
+to its end, so a paused trainer never blocks a server. After a break it requests exactly the rows
+after the last one that arrived. The feed's supervisor cancels its calls.
 """
 
 from __future__ import annotations
