@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 import weakref
@@ -29,7 +28,8 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, StreamRequest
 
 from ..runtime.notifier import Notifier
-from ..runtime.supervisor import Supervisor, Task
+from ..runtime.supervised import Supervised
+from ..runtime.supervisor import Task
 from ..runtime.threads import Outcome, start_thread, without_traceback
 from ..transport.addresses import Targets
 from ..transport.channel import Channel, DescribeCall
@@ -54,7 +54,7 @@ class Agreement(Protocol):
         """Compare the corpus with that of other ranks.  Raises: StreamMismatch."""
 
 
-class DatasetClient:
+class DatasetClient(Supervised):
     """The source of all streams of one dataset. They share its connections."""
 
     def __init__(
@@ -79,6 +79,7 @@ class DatasetClient:
         agreement then compares it between ranks.
         Raises: InvalidRequest if a target is not an address.
         """
+        super().__init__()
         self._targets = targets
         self._credentials = credentials
         self.client_name = client_name
@@ -87,37 +88,16 @@ class DatasetClient:
         self._fingerprint = fingerprint
         self._agreement = agreement
         self._timeouts = timeouts
-        self._process = 0
-        self._owner: weakref.ref[object] | None = None
         self._described: pb.Dataset | None = None
         self._connect()
 
     def _connect(self) -> None:
         """Create all locks and threads: none is reused after a task that did not end."""
         self._replicas = ReplicaSet(self._targets, self._credentials)
-        self._supervisor = Supervisor(self._replicas.close)
-        if self._owner is not None and (owner := self._owner()) is not None:
-            self._supervisor.end_with(owner)
+        self._supervise(self._replicas.close)
         # Never taken by a thread that a signal may interrupt.
         self._describe_lock = threading.Lock()
         self._accepted: weakref.WeakSet[Channel] = weakref.WeakSet()
-
-    def end_with(self, owner: object) -> None:
-        """Close this client when an object is garbage-collected."""
-        self._owner = weakref.ref(owner)
-        self._supervisor.end_with(owner)
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._supervisor.closed
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a fork's copy of a client that was in use: its connections and threads
-        exist only in the parent.
-        """
-        return self._process not in (0, os.getpid())
 
     def failover(self, awaited_since: Callable[[], float | None]) -> Failover:
         """Return a new Failover over the servers.  awaited_since: as for Failover."""
@@ -203,11 +183,6 @@ class DatasetClient:
         self.require_own_process()
         return _DescribeTask(self, ask).result()
 
-    def begin_use(self) -> Supervisor:
-        """Mark this client as used by this process, and return its supervisor."""
-        self._process = os.getpid()
-        return self._supervisor
-
     def abandon(self, task: Task) -> None:
         """Abandon a task that does not end, and its connections. Later tasks use new ones."""
         if not self.closed:
@@ -231,24 +206,6 @@ class DatasetClient:
             if counted.order == order:
                 return counted.rows
         raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
-
-    def require_own_process(self) -> None:
-        """Raise InvalidRequest in a fork's copy of a client that was in use."""
-        if self.forked:
-            raise InvalidRequest(
-                "RemoteBatches",
-                f"was started in process {self._process} and cannot be used in its fork "
-                f"{os.getpid()}; create it in the process that uses it",
-            )
-
-    def close(self) -> None:
-        """End the connections and all calls on them, including unanswered ones. May be called
-        twice, from any thread and by a signal handler.
-        """
-        if self.forked:
-            self._supervisor.closed = True
-        else:
-            self._supervisor.close()
 
     def _describe_all(
         self, context_length: int, timeout_seconds: float, open_calls: set[DescribeCall]

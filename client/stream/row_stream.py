@@ -9,22 +9,18 @@ after the last one that arrived. The feed's supervisor cancels its calls.
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from functools import partial
 
 from tokenfeed.errors import BadFrame, Unreachable
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import Expected, StreamRequest, to_message
-from tokenfeed.wire.row_block import RowBlock
 
-from ..runtime.malloc import keep_freed_memory
-from ..runtime.notifier import RECHECK_SECONDS, Notifier
-from ..runtime.supervisor import END_SECONDS
-from ..runtime.threads import detach_error, start_thread, without_traceback
+from ..runtime.threads import without_traceback
 from ..stats import Counters
 from ..transport.channel import Call, Channel, DescribeCall, RpcError, drain_events, error_from_rpc
 from ..transport.replicas import Replica
+from .background_rows import BackgroundRows
 from .dataset_client import DatasetClient
 
 PREFETCH_BYTES = 32 << 20
@@ -42,8 +38,10 @@ FIRST_PREFETCH_BYTES = 1 << 19
 """
 
 
-class RowStream:
+class RowStream(BackgroundRows):
     """The rows of a stream, received and checked in the background."""
+
+    thread_name = "tokenfeed-receiver"
 
     def __init__(
         self,
@@ -59,9 +57,9 @@ class RowStream:
         token; at least two batches. A stream starts with less, and grows to the full size as
         batches are consumed.
         """
+        super().__init__(remote, counters)
         self._remote = remote
         self._request = request
-        self._counters = counters
         self._batch_rows = request.position.batch_size
         batch_bytes = 2 * request.spec.row_tokens * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
@@ -78,117 +76,16 @@ class RowStream:
         self._is_resuming = False
         self._requested_batch = 0
 
-        # Each is changed by one thread, and read by the others without a lock: the consumer may be
-        # interrupted anywhere, even by a signal handler that closes this stream. A waiting thread
-        # sets its flag before its last check; it is notified only if the flag is set.
-        self._queue: deque[RowBlock] = deque()
-        self._first_row = 0  # of the first block in the queue: its first row that is not consumed
         self._calls: deque[Call] = deque()
         self._describe_calls: set[DescribeCall] = set()
-        self._received_row = 0
-        self._consumed_row = 0
         self._progress_at = 0.0
         self._silent_seconds = 0.0
-        self._closed = False
-        self._begun = False
-        self._owner: weakref.ref[object] | None = None
-        self._error: BaseException | None = None
-        self._rows_awaited = False
-        self._room_awaited = False
-        self._awaited_since: float | None = None
-        self._consumer_notifier, self._receiver_notifier = Notifier(), Notifier()
-        self._end_notifier = Notifier()
-        self.ended = True
-        """Whether no thread is receiving."""
 
-    def start(self, owner: object | None = None) -> None:
-        """Like `RowSource.start`."""
-        keep_freed_memory()
-        self._supervisor = self._remote.begin_use()
-        if owner is not None:
-            self._owner = self._supervisor.watch(owner)
-        self.ended = False
-        self._supervisor.add(self)
-        start_thread(self._run, "tokenfeed-receiver")
+    def _check_wait(self) -> None:
+        self._failover.require_in_time(self._frame_seconds)
 
-    def ready(self, row_count: int) -> bool:
-        """Return whether `peek` would return this many rows at once."""
-        return self._received_row - self._consumed_row >= row_count
-
-    def peek(self, row_count: int) -> list[RowBlock] | None:
-        """Like `RowSource.peek`; each part comes from one frame."""
-        if not self._has_answer(row_count):
-            self._await_rows(row_count)
-        if self._is_closed():
-            return None
-        if not self.ready(row_count):
-            if self._error is not None:
-                raise self._error
-            return None
-        first = self._first_row
-        block = self._queue[0]
-        left = len(block.tokens) - first
-        if left >= row_count:
-            return [block[first : first + row_count]]
-        parts = [block[first:]]
-        row_count -= left
-        while row_count:
-            # By index: the receiving thread may append meanwhile, which would break an iterator.
-            parts.append(self._queue[len(parts)][:row_count])
-            row_count -= len(parts[-1])
-        return parts
-
-    def consume(self, row_count: int) -> None:
-        """Remove rows that `peek` has returned, which makes room for others."""
-        first = self._first_row + row_count
-        while self._queue and first >= (size := len(self._queue[0].tokens)):
-            self._queue.popleft()
-            first -= size
-        self._first_row = first
-        self._consumed_row += row_count
-        if self._room_awaited:
-            self._room_awaited = False
-            self._receiver_notifier.notify()
-
-    def _has_answer(self, row_count: int) -> bool:
-        return self.ready(row_count) or self.ended or self._is_closed()
-
-    def _await_rows(self, row_count: int) -> None:
-        began = self._awaited_since = time.monotonic()
-        try:
-            while not self._has_answer(row_count):
-                self._rows_awaited = True
-                if not self._has_answer(row_count):
-                    self._consumer_notifier.wait(RECHECK_SECONDS)
-                self._failover.require_in_time(self._frame_seconds)
-        finally:
-            self._awaited_since = None
-        self._counters.wait_seconds += time.monotonic() - began
-
-    def close(self) -> None:
-        """Stop receiving and end the thread, within bounded time. May be called twice, from any
-        thread and by a signal handler.
-        """
-        self._closed = True
-        if self.ended:
-            return
-        self._consumer_notifier.notify()
-        self._supervisor.wake()
-        if not self._end_notifier.wait_until(lambda: self.ended, END_SECONDS):
-            self._remote.abandon(self)
-
-    def due_seconds(self, now: float) -> float:
-        """Return when to cancel: after a read timeout, or when the rows are not needed any more;
-        for the supervisor.
-        """
-        if self._owner is not None and self._owner() is None:
-            self._closed = True
-        if self._is_closed():
-            if not self._begun:
-                self.ended = True  # its thread never ran, or will end at once
-            self._consumer_notifier.notify()
-            self._receiver_notifier.notify()
-            return 0.0
+    def _due_seconds(self, now: float) -> float:
+        """Return when to cancel because of a read timeout."""
         timeout_seconds = left_seconds = self._timeout_seconds()
         if self._calls:
             left_seconds -= now - self._progress_at
@@ -204,21 +101,12 @@ class RowStream:
         for describe_call in tuple(self._describe_calls):
             describe_call.cancel()
 
-    def _run(self) -> None:
-        """The receiving thread."""
-        self._begun = True
-        try:
-            self._failover.run(
-                self._attempt,
-                pause=partial(self._receiver_notifier.wait_until, self._is_closed),
-                is_over=self._is_closed,
-            )
-        except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
-            self._error = detach_error(error)
-        self.ended = True
-        self._consumer_notifier.notify()
-        self._end_notifier.notify()
-        self._supervisor.wake()
+    def _bring(self) -> None:
+        self._failover.run(
+            self._attempt,
+            pause=partial(self._thread_notifier.wait_until, self._is_closed),
+            is_over=self._is_closed,
+        )
 
     def _timeout_seconds(self) -> float:
         return self._failover.read_seconds + self._frame_seconds
@@ -257,9 +145,6 @@ class RowStream:
             )
         return error_from_rpc(error, replica.address) if isinstance(error, RpcError) else error
 
-    def _is_closed(self) -> bool:
-        return self._closed or self._remote.closed
-
     def _receive(self, channel: Channel, expected: Expected) -> None:
         """Receive rows by consecutive calls, one of them requested ahead, until the end or until
         one breaks.
@@ -281,11 +166,7 @@ class RowStream:
                 now = time.monotonic()
                 self._failover.record_progress(now - self._progress_at)
                 self._progress_at = now
-                self._queue.append(rows)
-                self._received_row += len(rows)
-                if self._rows_awaited:
-                    self._rows_awaited = False
-                    self._consumer_notifier.notify()
+                self._add(rows)
                 self._send_ahead(channel, expected, wait=False)
             self._calls.popleft()
             if not self._calls and self._received_row < self._requested_batch * self._batch_rows:
@@ -300,7 +181,7 @@ class RowStream:
             if batches == 0:
                 return
             if wait and not self._calls:
-                self._await_room(batches)
+                self._await_room(partial(self._has_room, batches))
             if self._closed or not self._has_room(batches):
                 return
             first_row = max(self._requested_batch * self._batch_rows, self._received_row)
@@ -319,12 +200,6 @@ class RowStream:
         left_rows = self._requested_batch * self._batch_rows - self._received_row
         room_rows = self._room() * self._batch_rows
         return left_rows <= max(room_rows // _ROOM_LEFT_SHARE, self._first_frame_rows)
-
-    def _await_room(self, batches: int) -> None:
-        while not (self._is_closed() or self._has_room(batches)):
-            self._room_awaited = True
-            if not (self._is_closed() or self._has_room(batches)):
-                self._receiver_notifier.wait()
 
     def _room(self) -> int:
         """Return how many batches may be requested and not yet consumed.
