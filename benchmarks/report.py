@@ -60,7 +60,7 @@ def machine() -> str:
 
 
 def commit(folder: Path = Path(__file__).parent) -> str:
-    """Return the commit checked out, short, or "?" outside a checkout."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
+    """Return the commit checked out, short, with a + if files differ; "?" outside a checkout."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or "?"
