@@ -6,5 +6,5 @@ proto:        ; proto/generate.sh
 proto-check:  ; proto/generate.sh --check
 check:        ; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 test:         ; $(PYTHON) -m pytest
-bench:        ; for name in plan_rows gather delivered shards many_streams cold_read warm_up gpu_loop; do $(PYTHON) -m benchmarks.$$name || exit 1; done
+bench:        ; for name in plan_rows gather delivered round_trip many_clients shards many_streams cold_read warm_up gpu_loop; do $(PYTHON) -m benchmarks.$$name || exit 1; done
 image:        ; for name in server ingest trainer; do docker build --file deploy/Dockerfile --target $$name --tag tokenfeed-$$name . || exit 1; done

@@ -6,13 +6,17 @@ SETTINGS)`, so that
 
     python -m benchmarks.peers.nanogpt --data train.bin --seconds 3
 
-prints {"first_second": ..., "after": ...} in tokens per second.
+prints {"first_second": ..., "after": ..., "server_ms_per_mib": ..., "client_ms_per_mib": ...}. The
+first two are tokens per second. The others are the processor time after the first second, per MiB
+of tokens as they travel (BATCH_BYTES a batch): of the processes that `serving` has started, and of
+this process with its other children, such as the workers of a loader.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import BATCH_SIZE, BATCH_TOKENS, CONTEXT_LENGTH
+from benchmarks.processor_time import started_seconds, tree_seconds
+from benchmarks.rows import BATCH_BYTES, BATCH_SIZE, BATCH_TOKENS, CONTEXT_LENGTH
 
 Setting = Mapping[str, Any]
 Batches = Callable[..., AbstractContextManager[Iterator[Any]]]
@@ -32,6 +37,9 @@ ToPair = Callable[[Any], tuple[Any, Any]]
 
 ONE_SETTING: Mapping[str, Setting] = {"": {}}
 """The SETTINGS of a contender without a choice."""
+
+_server_pids: list[int] = []
+"""The processes that `serving` has started."""
 
 
 def main(
@@ -65,21 +73,31 @@ def main(
 
 
 def measure(batches: Iterator[Any], seconds: float) -> tuple[dict[str, float], Any]:
-    """Return tokens per second in the first second and after it, and the last batch.
+    """Return the figures, and the last batch.
 
     The clock starts when the first batch is requested: imports are done, the server is ready.
     """
     begun = time.perf_counter()
     early, _ = _take_until(batches, begun + 1.0)
     # The batch that spans the end of the first second is not counted.
-    resumed = time.perf_counter()
+    server, children = _processor_seconds()
+    own, resumed = time.process_time(), time.perf_counter()
     late, last = _take_until(batches, resumed + seconds)
-    elapsed = time.perf_counter() - resumed
+    elapsed, own = time.perf_counter() - resumed, time.process_time() - own
+    server_later, children_later = _processor_seconds()
+    ms_per_mib = 1e3 / (late * BATCH_BYTES / 2**20)
     figures = {
         "first_second": (early - 1) * BATCH_TOKENS,
         "after": late * BATCH_TOKENS / elapsed,
+        "server_ms_per_mib": (server_later - server) * ms_per_mib,
+        "client_ms_per_mib": (own + children_later - children) * ms_per_mib,
     }
     return figures, last
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Return the processor time used by the servers, and by the other children of this process."""
+    return sum(map(tree_seconds, _server_pids)), started_seconds(os.getpid(), _server_pids)
 
 
 def _take_until(batches: Iterator[Any], end: float) -> tuple[int, Any]:
@@ -106,6 +124,7 @@ def check(x: Any, y: Any) -> None:
 def serving(*command: str) -> Iterator[str]:
     """Run `python -m COMMAND`, and yield the address at the end of its first line."""
     server = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
+    _server_pids.append(server.pid)
     try:
         assert server.stdout is not None
         line = server.stdout.readline().split()
@@ -119,3 +138,4 @@ def serving(*command: str) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+        _server_pids.remove(server.pid)

@@ -1,8 +1,9 @@
-"""How fast do batches arrive, compared with other data loaders?
+"""How fast do batches arrive, and for how much processor time, compared with other data loaders?
 
 Batches of 32 x 2048 as int64 (x, y), one client on this machine, on the CPU. Each run is a fresh
 process; the contenders alternate. The first second of a run, with its start-up, is reported
-separately. For contenders with several settings, a sweep finds the best one for the rounds.
+separately. For contenders with several settings, a sweep finds the best one for the rounds. Ratios
+refer to the first row, the limit: a bare gRPC stream, widened. The last lines are the targets.
 Run: python -m benchmarks.delivered [--rounds 5] [--seconds 3] [--only NAME ...]
 """
 
@@ -22,68 +23,114 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import print_table
+from benchmarks.report import print_columns, print_load, print_table
 from benchmarks.rows import write_corpus
 
 CORPUS_TOKENS = 1 << 28  # 512 MiB: in the page cache of any machine, and in no other cache
 SWEEP_SECONDS = 1.0
 RUN_SECONDS_MAX = 120.0  # in addition to the measurement: some copy the corpus first
 LOG_SHOWN = 2000
-STEADY_TARGET = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A data loader to compare with.
+    """A row of the tables: a data loader with the best of some settings.
 
     name: the module in benchmarks/peers.  needs: what it imports, and the name of its package.
-    target: our figure must be at least this multiple of its figure; None if there is no target.
+    settings: only those of its settings that begin with this word compete for the row.
     """
 
     name: str
     title: str
-    needs: tuple[str, str]
-    target: float | None = None
+    needs: tuple[str, str] = ("torch", "torch")
+    settings: str = ""
 
 
+BARE_GRPC = Contender("bare_grpc", "bare gRPC stream, widened", ("grpc", "grpcio"))
+TOKENFEED = Contender("tokenfeed", "tokenfeed")
+FLIGHT = Contender("flight", "Arrow Flight", ("pyarrow", "pyarrow"), settings="gathered")
+FANCY_INDEX = Contender("fancy_index", "local file: numpy indexing, can fault")
+LOCAL_AHEAD = Contender("tokenfeed_local", "local file: tokenfeed", settings="with its thread")
+LOCAL = Contender("tokenfeed_local", "local file: tokenfeed", settings="without a thread")
+DATALOADER = Contender("dataloader", "local file: DataLoader")
+NANOGPT = Contender("nanogpt", "local file: nanoGPT get_batch")
 CONTENDERS = (
-    Contender("tcp", "raw TCP, not widened", ("torch", "torch"), 0.8),
-    Contender("tokenfeed", "tokenfeed", ("torch", "torch")),
-    Contender("bare_grpc", "bare gRPC stream", ("grpc", "grpcio")),
-    Contender("flight", "Arrow Flight", ("pyarrow", "pyarrow"), 1.2),
-    Contender("nanogpt", "nanoGPT get_batch", ("torch", "torch"), 5.0),
-    Contender("dataloader", "DataLoader", ("torch", "torch"), 3.0),
-    Contender("grain_peer", "grain", ("grain", "grain")),
-    Contender("litdata_peer", "litdata", ("litdata", "litdata")),
-    Contender("mosaicml", "MosaicML streaming", ("streaming", "mosaicml-streaming")),
+    BARE_GRPC,
+    TOKENFEED,
+    FLIGHT,
+    Contender("flight", "Arrow Flight", ("pyarrow", "pyarrow"), settings="prepared"),
+    Contender("tcp", "raw TCP, not widened"),
     Contender("tfdata", "tf.data service", ("tensorflow", "tensorflow-cpu")),
+    FANCY_INDEX,
+    LOCAL_AHEAD,
+    LOCAL,
+    DATALOADER,
+    NANOGPT,
+    Contender("grain_peer", "local file: grain", ("grain", "grain")),
+    Contender("litdata_peer", "local file: litdata", ("litdata", "litdata")),
+    Contender("mosaicml", "local file: MosaicML streaming", ("streaming", "mosaicml-streaming")),
 )
-OURS = "tokenfeed"
+RATIO_TARGETS = (
+    (TOKENFEED, BARE_GRPC, 0.55),
+    (TOKENFEED, FLIGHT, 0.8),  # gathered: it does the work that we do
+    (TOKENFEED, NANOGPT, 4.0),
+    (LOCAL_AHEAD, DATALOADER, 1.3),
+    (LOCAL_AHEAD, NANOGPT, 10.0),
+    (LOCAL, FANCY_INDEX, 0.65),
+)
+"""Tokens per second: the first is at least this multiple of the second."""
+MS_PER_MIB_TARGET = 2.0
+"""Processor time of tokenfeed, server and client: at most this."""
+STEADY_TARGET = 0.8
+"""The slowest run of tokenfeed: at least this multiple of the median."""
 
 Figures = dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the rounds of a contender measured.  title: with its setting, for the tables."""
+
+    title: str
+    rounds: list[Figures]
+
+    def column(self, key: str, unit: float = 1.0) -> list[float]:
+        """Return one figure of each round."""
+        return [figures[key] / unit for figures in self.rounds]
+
+    def ms_per_mib(self) -> list[float]:
+        """Return the processor time of both sides of each round."""
+        sides = (self.column("server_ms_per_mib"), self.column("client_ms_per_mib"))
+        return [server + client for server, client in zip(*sides, strict=True)]
+
+
+Results = dict[Contender, Result]
+
+
 def main() -> None:
-    """Sweep, run the rounds, print two tables and a line for each target."""
+    """Sweep, run the rounds, print three tables and a line for each target."""
     # By default SIGTERM ends Python without running `finally`, so a run would outlive us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     arguments = parse_arguments()
+    print_load("before")
     contenders = installed([one for one in CONTENDERS if one.name in arguments.only])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.bin"
         write_corpus(path, arguments.tokens)
         chosen = best_settings(contenders, path)
-        contenders = [one for one in contenders if one.name in chosen]
-        rounds: dict[str, list[Figures]] = {one.name: [] for one in contenders}
+        results = {one: Result(titled(one.title, chosen[one]), []) for one in chosen}
         for _ in range(arguments.rounds):
-            for one in contenders:
-                rounds[one.name].append(run(one, path, chosen[one.name], arguments.seconds))
-    report(contenders, chosen, rounds)
+            for one, result in results.items():
+                result.rounds.append(run(one, path, chosen[one], arguments.seconds))
+    if results:
+        print_tables(results)
+        print_targets(results)
+    print_load("after")
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the arguments."""
-    names = [one.name for one in CONTENDERS]
+    names = list(dict.fromkeys(one.name for one in CONTENDERS))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -108,19 +155,17 @@ def installed(contenders: Iterable[Contender]) -> list[Contender]:
     return here
 
 
-def best_settings(contenders: Iterable[Contender], path: Path) -> dict[str, str]:
-    """Return the fastest setting of each, by name, without those that fail with all settings."""
+def best_settings(contenders: Iterable[Contender], path: Path) -> dict[Contender, str]:
+    """Return the fastest setting of each, without those that fail with all settings."""
     chosen = {}
     for one in contenders:
-        settings = list(importlib.import_module(f"benchmarks.peers.{one.name}").SETTINGS)
-        if len(settings) == 1:
-            chosen[one.name] = settings[0]
-            continue
-        figures = sweep(one, settings, path)
+        settings = importlib.import_module(f"benchmarks.peers.{one.name}").SETTINGS
+        figures = sweep(one, [name for name in settings if name.startswith(one.settings)], path)
         if figures:
-            chosen[one.name] = max(figures, key=figures.__getitem__)
+            chosen[one] = max(figures, key=figures.__getitem__)
+        if len(figures) > 1:
             rows = {name: [figure / 1e6] for name, figure in figures.items()}
-            print_table(f"{one.title}: a sweep", "Mtok/s", rows)
+            print_table(f"{titled(one.title, one.settings)}: a sweep", "Mtok/s", rows)
             print()
     return chosen
 
@@ -176,44 +221,70 @@ def end_session(leader: int) -> None:
         pass
 
 
-def report(
-    contenders: list[Contender], chosen: dict[str, str], rounds: dict[str, list[Figures]]
-) -> None:
-    """Print the tables and the targets."""
-    titles = {one.name: titled(one.title, chosen[one.name]) for one in contenders}
+def print_tables(results: Results) -> None:
+    """Print the rates, and the processor time."""
     for key, title in (("after", "delivered"), ("first_second", "in the first second")):
-        columns = {
-            titles[name]: [figures[key] / 1e6 for figures in rounds[name]] for name in titles
-        }
-        print_table(f"{title}, 32 x 2048 as int64 (x, y)", "Mtok/s", columns)
+        rates = {result.title: result.column(key, 1e6) for result in results.values()}
+        print_table(f"{title}, 32 x 2048 as int64 (x, y)", "Mtok/s", rates)
         print()
-    if OURS not in rounds:
+    times = {
+        result.title: (
+            median(result.column("server_ms_per_mib")),
+            median(result.column("client_ms_per_mib")),
+            median(result.ms_per_mib()),
+        )
+        for result in results.values()
+    }
+    print_columns("median processor time, ms a MiB", ("server", "client", "sum"), times)
+    print()
+
+
+def print_targets(results: Results) -> None:
+    """Print a line for each target, and the other ratios of tokenfeed."""
+    for one, other, target in RATIO_TARGETS:
+        if one in results and other in results:
+            print(compared(results[one], results[other], target))
+        else:
+            names = " / ".join(titled(row.title, row.settings) for row in (one, other))
+            print(f"{names}: not checked (target {target:g})")
+    if TOKENFEED not in results:
+        print("tokenfeed: neither processor time nor steadiness checked")
         return
-    ours = [figures["after"] for figures in rounds[OURS]]
-    for one in contenders:
-        if one.name != OURS:
-            theirs = [figures["after"] for figures in rounds[one.name]]
-            print(f"tokenfeed / {titles[one.name]}: {compared(ours, theirs, one.target)}")
-    steady = min(ours) / median(ours)
-    print(
-        f"lowest / median of {len(ours)} fresh processes: {steady:.2f}"
-        f" ({verdict(steady, STEADY_TARGET)})"
-    )
+    ours = results[TOKENFEED]
+    aimed = {other for one, other, _ in RATIO_TARGETS if one == TOKENFEED}
+    for other, theirs in results.items():
+        if other != TOKENFEED and other not in aimed:
+            print(compared(ours, theirs, None))
+    times = ours.ms_per_mib()
+    spent = verdict(median(times) <= MS_PER_MIB_TARGET, f"at most {MS_PER_MIB_TARGET:g}")
+    print(f"tokenfeed, server + client: {median(times):.2f} ms a MiB ({spent}; {by_round(times)})")
+    rates = ours.column("after")
+    steady = min(rates) / median(rates)
+    kept = verdict(steady >= STEADY_TARGET, f"{STEADY_TARGET:g}")
+    print(f"tokenfeed, lowest / median of {len(rates)} fresh processes: {steady:.2f} ({kept})")
 
 
-def compared(ours: list[float], theirs: list[float], target: float | None) -> str:
-    """Return the ratio of the medians, the target, and the range of the rounds' ratios."""
-    ratio = median(ours) / median(theirs)
-    by_round = [our / their for our, their in zip(ours, theirs, strict=True)]
-    spread = f"by round {min(by_round):.2f} to {max(by_round):.2f}"
-    if target is None:
-        return f"{ratio:.2f} (no target; {spread})"
-    return f"{ratio:.2f} ({verdict(ratio, target)}; {spread})"
+def compared(ours: Result, theirs: Result, target: float | None) -> str:
+    """Return the ratio of the median rates, the target, and the range of the rounds' ratios.
+
+    target: None if there is none.
+    """
+    our_rates, their_rates = ours.column("after"), theirs.column("after")
+    ratio = median(our_rates) / median(their_rates)
+    spread = by_round([our / their for our, their in zip(our_rates, their_rates, strict=True)])
+    aim = "no target" if target is None else verdict(ratio >= target, f"{target:g}")
+    return f"{ours.title} / {theirs.title}: {ratio:.2f} ({aim}; {spread})"
 
 
-def verdict(ratio: float, target: float) -> str:
+def by_round(figures: Iterable[float]) -> str:
+    """Return the range of the figures of all rounds."""
+    ordered = sorted(figures)
+    return f"by round {ordered[0]:.2f} to {ordered[-1]:.2f}"
+
+
+def verdict(met: bool, target: str) -> str:
     """Return the target and whether it is met."""
-    return f"target {target:.1f}: {'met' if ratio >= target else 'MISSED'}"
+    return f"target {target}: {'met' if met else 'MISSED'}"
 
 
 def titled(title: str, setting: str) -> str:

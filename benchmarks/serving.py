@@ -137,10 +137,13 @@ class Server:
 
 
 @contextmanager
-def served(*arguments: str | Path, module: str = "server", altered: str = "") -> Iterator[Server]:
+def served(
+    *arguments: str | Path, module: str = "server", altered: str = "", checkout: Path = ROOT
+) -> Iterator[Server]:
     """Run a server for the duration of a with block.
 
     altered: statements to run in its process first, for variants without a command-line option.
+    checkout: the folder whose server it is.
     """
     run = ["-m", module]
     if altered:
@@ -149,7 +152,7 @@ def served(*arguments: str | Path, module: str = "server", altered: str = "") ->
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         process = subprocess.Popen(
             [sys.executable, *run, *map(str, arguments), "--port", "0"],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
+            cwd=checkout, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         try:
             yield Server(process, Path(log.name))

@@ -1,4 +1,4 @@
-"""A bare gRPC stream: frames made in advance, endless, widened by the client.
+"""A bare gRPC stream, the limit: frames made in advance, endless, widened by the client.
 
 This is what tokenfeed would reach if planning, gathering, checksums and delivery cost nothing.
 Source: grpc.io/docs/guides/performance (Python: one stream instead of many calls, the sync API's

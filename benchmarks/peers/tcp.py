@@ -1,4 +1,4 @@
-"""Raw TCP, the upper bound: the same bytes through a socket, not gathered, checked or widened.
+"""Raw TCP: the same bytes through a socket, not gathered, checked or widened.
 
 Source: Python's Socket Programming HOWTO and the `socket` module's reference
 (docs.python.org/3/howto/sockets.html): `sendall` of prepared frames, `recv_into` a buffer that is

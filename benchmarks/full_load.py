@@ -1,0 +1,145 @@
+"""The load of benchmarks.many_clients: streams that read as fast as they can, in one process.
+
+Each has its own connection. It speaks just enough HTTP/2 to discard what one endless call sends,
+because grpcio would take processors from the server: it needs 0.65 ms to receive a MiB, and this
+needs 0.14 (64 streams, 2 shared cores, 2026-11-23). Flow control is off: TCP limits what is in
+flight.
+
+Prints "ready", reads the time of the start from stdin, and prints one line of JSON: of each stream,
+the seconds until its first frame, and the bytes it received in the measured time. This is not a
+benchmark itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from benchmarks.serving import METHOD, stream
+
+# RFC 9113: types, flags, settings and limits of HTTP/2 frames.
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
+_INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_WINDOW_MAX = (1 << 31) - 1
+_WINDOW_DEFAULT = (1 << 16) - 1
+_UPDATE_BYTES = 1 << 29
+_FRAME_BYTES_MAX = 1 << 20
+_MESSAGE_PREFIX_BYTES = 5  # of gRPC: a flag, and the length in 4 bytes
+
+
+def main() -> None:
+    """Read streams, and print what arrived."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--first", type=int, required=True, help="number of the first stream")
+    parser.add_argument("--streams", type=int, required=True)
+    parser.add_argument("--settle", type=float, required=True, help="seconds before it counts")
+    parser.add_argument("--seconds", type=float, required=True, help="for which it counts")
+    arguments = parser.parse_args()
+    print("ready", flush=True)
+    start = float(input())  # by the monotonic clock, which all processes share
+
+    def read(number: int) -> tuple[float, int]:
+        begin = start + arguments.settle
+        return received(arguments.address, number, start, begin, begin + arguments.seconds)
+
+    with ThreadPoolExecutor(arguments.streams) as threads:
+        numbers = range(arguments.first, arguments.first + arguments.streams)
+        print(json.dumps(list(threads.map(read, numbers))))
+
+
+def received(
+    address: str, number: int, start: float, begin: float, end: float
+) -> tuple[float, int]:
+    """Return the seconds from start until the first frame, and the bytes from begin to end."""
+    time.sleep(max(0.0, start - time.monotonic()))
+    host, _, port = address.rpartition(":")
+    request = stream(seed=number).SerializeToString()
+    first_frame, all_bytes, counted_bytes = 0.0, 0, 0
+    with socket.create_connection((host, int(port))) as connection:
+        pieces = message_pieces(connection, request)
+        first_frame_bytes = next(pieces)
+        for size in pieces:
+            now = time.monotonic()
+            all_bytes += size
+            if not first_frame and all_bytes >= first_frame_bytes:
+                first_frame = now
+            if begin <= now < end:
+                counted_bytes += size
+            if now >= end and first_frame:
+                break
+    return first_frame - start, counted_bytes
+
+
+def message_pieces(connection: socket.socket, request: bytes) -> Iterator[int]:
+    """Call GetBatch. Yield the size of the first message, then of every piece of the messages."""
+    connection.sendall(_opening(request))
+    room = memoryview(bytearray(_FRAME_BYTES_MAX))
+    measured = False
+    unacknowledged = 0
+    with connection.makefile("rb") as reader:
+        while header := reader.read(9):
+            size, kind, flags = int.from_bytes(header[:3], "big"), header[3], header[4]
+            payload = room[:size]
+            reader.readinto(payload)
+            if kind == _DATA:
+                if not measured:
+                    measured = True
+                    length = int.from_bytes(payload[1:_MESSAGE_PREFIX_BYTES], "big")
+                    yield _MESSAGE_PREFIX_BYTES + length
+                yield size
+                unacknowledged += size
+                if unacknowledged >= _UPDATE_BYTES:
+                    connection.sendall(_window_updates(unacknowledged))
+                    unacknowledged = 0
+            elif kind in (_SETTINGS, _PING) and not flags & _ACK:
+                connection.sendall(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
+            elif kind in (_RST_STREAM, _GOAWAY) or (kind == _HEADERS and flags & _END_STREAM):
+                break
+    raise SystemExit("the server ended a stream")
+
+
+def _opening(request: bytes) -> bytes:
+    """Return the bytes that open a connection and call GetBatch."""
+    settings = struct.pack(
+        ">HIHI", _INITIAL_WINDOW_SIZE, _WINDOW_MAX, _MAX_FRAME_SIZE, _FRAME_BYTES_MAX
+    )
+    window = struct.pack(">I", _WINDOW_MAX - _WINDOW_DEFAULT)
+    # RFC 7541: names and values of the static table by their index, and others as they are.
+    headers = b"\x83\x86"  # :method POST, :scheme http
+    headers += b"\x04" + _text(METHOD) + b"\x01" + _text("localhost")  # :path, :authority
+    headers += b"\x0f\x10" + _text("application/grpc")  # content-type
+    headers += b"\x00" + _text("te") + _text("trailers")
+    message = struct.pack(">BI", 0, len(request)) + request
+    return (
+        _PREFACE
+        + _frame(_SETTINGS, 0, 0, settings)
+        + _frame(_WINDOW_UPDATE, 0, 0, window)
+        + _frame(_HEADERS, _END_HEADERS, 1, headers)
+        + _frame(_DATA, _END_STREAM, 1, message)
+    )
+
+
+def _window_updates(size: int) -> bytes:
+    """Return frames that allow as many bytes again, of the connection and of the call."""
+    increment = struct.pack(">I", size)
+    return _frame(_WINDOW_UPDATE, 0, 0, increment) + _frame(_WINDOW_UPDATE, 0, 1, increment)
+
+
+def _frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview) -> bytes:
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream_id) + payload
+
+
+def _text(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()
+
+
+if __name__ == "__main__":
+    main()
