@@ -41,7 +41,7 @@ NO_WARM_UP = ("--warm-up-bytes", "0")
 NO_READ_AHEAD = (
     "from server.storage.local import readahead\nreadahead.ReadAhead.advise = lambda *_: None"
 )
-LOOK_AHEAD = "from server.rpc import frame_producer\nframe_producer.READ_AHEAD_BYTES = {mib} << 20"
+LOOK_AHEAD = "from server.datasets import planned_rows\nplanned_rows.READ_AHEAD_BYTES = {mib} << 20"
 
 BY_PREAD = ("--read", "pread")
 _PREAD = "from server.storage.local import pread_store\npread_store."

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import row_count
 from tokenfeed.stream import identity
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
@@ -57,6 +60,34 @@ class Dataset:
         known = [shard.layout.documents for shard in self.store.shards]
         counts = [documents.count for documents in known if documents is not None]
         return DocumentCounts(sum(counts), len(counts)) if counts else None
+
+    def described(self, context_length: int | None = None) -> pb.Dataset:
+        """Return its description.  context_length: T of the rows to count; None counts none."""
+        shape = self.store.shape
+        described = pb.Dataset(
+            name=self.name,
+            dtype=self.store.stored.name,
+            token_bytes=self.store.dtype.itemsize,
+            token_count=shape.token_count,
+            file_count=shape.token_counts.size,
+            longest_file_tokens=shape.longest_file_tokens,
+            fingerprint=self.fingerprint,
+            digest=self.digest,
+            planes=[
+                pb.DatasetPlane(kind=kind, fingerprint=fingerprint)
+                for kind, fingerprint in sorted(self.store.planes.items())
+            ],
+        )
+        if context_length is not None:
+            described.rows.extend(
+                pb.OrderRows(order=name, rows=row_count(order, shape, context_length))
+                for name, order in orders.ORDERS.items()
+            )
+        if (known := self.documents) is not None:
+            described.documents.CopyFrom(
+                pb.Documents(count=known.count, file_count=known.file_count)
+            )
+        return described
 
     def poll_file(
         self,

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokenfeed.errors import SamplesExhausted, Unreadable
-from tokenfeed.sampling.plan import PLAN_ROWS
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.wire import draft, frame
 from tokenfeed.wire.request import StreamRequest
 
 from ..datasets.dataset import Dataset
-from ..storage.store import READ_AHEAD_BYTES
+from ..datasets.planned_rows import PlannedRows
 from .fair_scheduler import FairScheduler
-from .lookahead_plan import LookaheadPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +33,18 @@ class FrameProducer:
 
         Raises: CorpusChanged; SamplesExhausted at sample 2^63.
         """
-        spec, position = self.request.spec, self.request.position
         store = self.dataset.store
-        row_bytes = spec.row_tokens * store.dtype.itemsize
-        first = advised_end = self.request.first_row
-        end_row = self.request.end_row
-        rows = LookaheadPlan(spec, [store.shape], position, first, end_row)
-        # At most PLAN_ROWS: with very short rows the first frame would wait for a long plan.
-        rows_ahead = min(PLAN_ROWS, frame.rows_per_frame(READ_AHEAD_BYTES, row_bytes))
+        row_bytes = self.request.spec.row_tokens * store.dtype.itemsize
+        rows = PlannedRows(store, self.request)
         frame_bytes = frame.FRAME_BYTES_FIRST
-        while first < end_row:
-            end = min(first + frame.rows_per_frame(frame_bytes, row_bytes), end_row)
-            if store.cold:
-                store.advise(rows.rows(advised_end, end + rows_ahead))
-            advised_end = min(end + rows_ahead, end_row)
-            messages = self._messages(rows.rows(first, end), first, peer)
+        while rows.row < rows.end_row:
+            stream_row = rows.row
+            spans = rows.take(frame.rows_per_frame(frame_bytes, row_bytes))
+            messages = self._messages(spans, stream_row, peer)
             sent_at = time.monotonic()
             yield from messages
-            rows.discard_before(end)
             frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - sent_at)
-            first = end
-            had_bytes = (end - self.request.first_row) * row_bytes
+            had_bytes = (rows.row - self.request.first_row) * row_bytes
             frame_bytes = self.scheduler.cap_frame_bytes(frame_bytes, had_bytes)
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")

@@ -15,7 +15,6 @@ import grpc
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, shortened
 from tokenfeed.sampling import orders
-from tokenfeed.sampling.plan import row_count
 from tokenfeed.stream.identity import VERSIONS_SERVED
 from tokenfeed.stream.planes import KINDS, LOSS_MASK
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
@@ -138,7 +137,7 @@ class TokenFeed:
         if context_length is not None:
             require_range("context_length", context_length, 1, SAMPLE_END)
         return pb.DescribeResponse(
-            datasets=[_describe_dataset(self._datasets[name], context_length) for name in names],
+            datasets=[self._datasets[name].described(context_length) for name in names],
             orders=list(orders.ORDERS),
             limits=self._limits,
             server_version=__version__,
@@ -154,32 +153,6 @@ class TokenFeed:
         if dataset is None:
             raise NotFound("dataset", f"{shortened(name)!r} is not served here, only {served}")
         return dataset
-
-
-def _describe_dataset(dataset: Dataset, context_length: int | None) -> pb.Dataset:
-    shape = dataset.store.shape
-    described = pb.Dataset(
-        name=dataset.name,
-        dtype=dataset.store.stored.name,
-        token_bytes=dataset.store.dtype.itemsize,
-        token_count=shape.token_count,
-        file_count=shape.token_counts.size,
-        longest_file_tokens=shape.longest_file_tokens,
-        fingerprint=dataset.fingerprint,
-        digest=dataset.digest,
-        planes=[
-            pb.DatasetPlane(kind=kind, fingerprint=fingerprint)
-            for kind, fingerprint in sorted(dataset.store.planes.items())
-        ],
-    )
-    if context_length is not None:
-        described.rows.extend(
-            pb.OrderRows(order=name, rows=row_count(order, shape, context_length))
-            for name, order in orders.ORDERS.items()
-        )
-    if (known := dataset.documents) is not None:
-        described.documents.CopyFrom(pb.Documents(count=known.count, file_count=known.file_count))
-    return described
 
 
 def _planes(dataset: Dataset, request: StreamRequest, expected: Expected) -> dict[int, bytes]:

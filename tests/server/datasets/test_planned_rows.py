@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.rpc.lookahead_plan import LookaheadPlan
+from server.datasets.planned_rows import LookaheadPlan
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
 from tokenfeed.sampling.spans import Spans
