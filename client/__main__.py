@@ -26,9 +26,10 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from .bench import measure
+from .local.choice import open_target
+from .local.target import is_local_target
 from .stats import Counters
-from .stream.dataset_client import DatasetClient
-from .stream.row_stream import PREFETCH_BYTES, RowStream
+from .stream.row_stream import PREFETCH_BYTES
 from .transport.channel import describe
 from .transport.credentials import with_environment
 from .transport.timeouts import Timeouts
@@ -40,6 +41,12 @@ _ENVIRONMENT = (
     "TLS files and a token are read from the environment: TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, "
     "TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or TOKENFEED_TOKEN_FILE"
 )
+_SERVER = "address of a server, or unix:PATH"
+_TARGET_HELP = {
+    "describe": _SERVER,
+    "show": f"{_SERVER}; or file:PATH, to read local files",
+    "bench": f"{_SERVER}; or file:PATH, to read local files",
+}
 _Add = Callable[..., argparse.Action]
 
 
@@ -58,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         purpose = COMMANDS[name].purpose
         added = commands.add_parser(name, help=purpose, description=description, epilog=epilog)
         added.set_defaults(run=run, parser=added)
-        added.add_argument("target", metavar="HOST:PORT", help="address of a server, or unix:PATH")
+        added.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP[name])
         return added.add_argument
 
     description = "Print what a server serves: datasets, orders, fingerprints and limits."
@@ -148,6 +155,8 @@ def run_describe(arguments: argparse.Namespace) -> None:
     """Print what a server serves."""
     if arguments.context_length is not None:
         require_range("context_length", arguments.context_length, 1, SAMPLE_END)
+    if is_local_target(arguments.target):
+        raise InvalidRequest("target", "is no server; for files: tokenfeed inspect PATH")
     described = describe(
         arguments.target,
         arguments.context_length,
@@ -189,21 +198,18 @@ def run_show(arguments: argparse.Namespace) -> None:
         first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
         num_batches=1,
     )
-    remote = DatasetClient(
-        arguments.target,
-        request,
-        timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
-        credentials=with_environment(),
+    dataset = open_target(
+        arguments.target, request, timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS)
     )
-    stream = RowStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
-    stream.start()
+    rows = dataset.open_rows(request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
+    rows.start()
     try:
-        rows = [row for part in stream.peek(arguments.batch_size) or () for row in part.tokens]
-        for sample, row in enumerate(rows, arguments.start_sample):
+        found = [row for part in rows.peek(arguments.batch_size) or () for row in part.tokens]
+        for sample, row in enumerate(found, arguments.start_sample):
             print(f"sample {sample}: {decode(row)}")
     finally:
-        remote.close()
-        stream.close()
+        dataset.close()
+        rows.close()
 
 
 def run_bench(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""RemoteBatches: frames -> (x, y) on the device, prefetched and resumable."""
+"""RemoteBatches: rows -> (x, y) on the device, prefetched and resumable."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from .feed.ranks import Group, data_parallel
 from .feed.rescale import is_rescaled, rescaled
 from .feed.state import log_differences, read_history, read_state, require_same_stream, write_state
 from .feed.streamed_dataset import StreamedDataset
+from .local.choice import open_target
 from .stats import Counters, FeedPosition, FeedStats
-from .stream.row_stream import PREFETCH_BYTES, StreamClient
+from .stream.row_stream import PREFETCH_BYTES
 from .transport.addresses import Targets
-from .transport.credentials import Credentials, with_environment
+from .transport.credentials import Credentials
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
@@ -77,7 +78,9 @@ class RemoteBatches(IterableDataset[Batch]):
         """Describe a stream of batches; does no I/O.
 
         target: "HOST:PORT" or "unix:PATH", or several servers of the same corpus (replicas): a
-        sequence of these, or "dns:///HOST:PORT" for all addresses of a name.
+        sequence of these, or "dns:///HOST:PORT" for all addresses of a name. Or local files, read
+        in this process without a server: "file:PATH", where PATH is a file, a glob or a folder;
+        "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two.
         batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x, in [1, longest
         file).  x_dtype: torch.int64 or torch.int32.
         seed: in [0, 2^64).  dataset: its name; optional if the server has only one.
@@ -91,7 +94,8 @@ class RemoteBatches(IterableDataset[Batch]):
         start_step: batches of all ranks to begin after, at this batch size and world size.
         start_sample: the same as a sample index, independent of both sizes.  num_batches: length
         of the stream from there on; None is endless.
-        prefetch_bytes: host memory for prefetched rows.
+        prefetch_bytes: host memory for prefetched rows. With local files at most 8 MiB of it are
+        used, and 0 reads them without a thread.
         timeouts: for one server, and for all servers together.  credentials: TLS files and a bearer
         token. Each field that is None comes from the environment (TOKENFEED_TLS_CA, and so on; see
         Credentials). Without tls_ca the connection is plaintext.
@@ -139,11 +143,11 @@ class RemoteBatches(IterableDataset[Batch]):
         self._device = usable_device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
-        self._dataset: StreamedDataset = StreamClient(
+        self._dataset: StreamedDataset = open_target(
             target,
             self._request,
             timeouts=timeouts,
-            credentials=with_environment(credentials),
+            credentials=credentials,
             client_name=validation.name_of_client(client_name, ranks.rank),
             fingerprint=validation.hash_digits("fingerprint", fingerprint),
             agreement=rank_agreement(ranks, self._request, target),

@@ -1,8 +1,8 @@
 """Rows in order, brought by a background thread for one consumer.
 
-Each value is changed by one thread, and read by the others without a lock: the consumer may be
-interrupted anywhere, even by a signal handler that closes these rows. A waiting thread sets its
-flag before its last check; it is notified only if the flag is set.
+No lock is used: the consumer may be interrupted anywhere, even by a signal handler that closes
+these rows. A waiting thread sets its flag before its last check; it is notified only if the flag
+is set.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from ..runtime.notifier import RECHECK_SECONDS, Notifier
 from ..runtime.supervisor import END_SECONDS, Supervisor, Task
 from ..runtime.threads import detach_error, start_thread
 from ..stats import Counters
+from .queued_rows import QueuedRows
 
 
 class Source(Protocol):
@@ -37,19 +37,16 @@ class Source(Protocol):
         """Abandon a task that does not end."""
 
 
-class BackgroundRows(ABC):
+class BackgroundRows(QueuedRows, ABC):
     """The rows of a stream; a RowSource, and a Task of the supervisor."""
 
     thread_name = "tokenfeed-rows"
 
     def __init__(self, source: Source, counters: Counters) -> None:
         """Prepare; no I/O before `start`."""
+        super().__init__()
         self._source = source
         self._counters = counters
-        self._queue: deque[RowBlock] = deque()
-        self._first_row = 0  # of the first block in the queue: its first row that is not consumed
-        self._received_row = 0
-        self._consumed_row = 0
         self._closed = False
         self._begun = False
         self._owner: weakref.ref[object] | None = None
@@ -92,10 +89,6 @@ class BackgroundRows(ABC):
         self._supervisor.add(self)
         start_thread(self._run, self.thread_name)
 
-    def ready(self, row_count: int) -> bool:
-        """Return whether `peek` would return this many rows at once."""
-        return self._received_row - self._consumed_row >= row_count
-
     def peek(self, row_count: int) -> list[RowBlock] | None:
         """Like `RowSource.peek`; the parts are as they were added."""
         if not self._has_answer(row_count):
@@ -106,27 +99,11 @@ class BackgroundRows(ABC):
             if self._error is not None:
                 raise self._error
             return None
-        first = self._first_row
-        block = self._queue[0]
-        left = len(block.tokens) - first
-        if left >= row_count:
-            return [block[first : first + row_count]]
-        parts = [block[first:]]
-        row_count -= left
-        while row_count:
-            # By index: the thread may append meanwhile, which would break an iterator.
-            parts.append(self._queue[len(parts)][:row_count])
-            row_count -= len(parts[-1])
-        return parts
+        return self._parts(row_count)
 
     def consume(self, row_count: int) -> None:
         """Remove rows that `peek` has returned, which makes room for others."""
-        first = self._first_row + row_count
-        while self._queue and first >= (size := len(self._queue[0].tokens)):
-            self._queue.popleft()
-            first -= size
-        self._first_row = first
-        self._consumed_row += row_count
+        super().consume(row_count)
         if self._room_awaited:
             self._room_awaited = False
             self._thread_notifier.notify()
@@ -161,9 +138,7 @@ class BackgroundRows(ABC):
     # --- the thread's side ---
 
     def _add(self, rows: RowBlock) -> None:
-        """Add the next rows."""
-        self._queue.append(rows)
-        self._received_row += len(rows)
+        super()._add(rows)
         if self._rows_awaited:
             self._rows_awaited = False
             self._consumer_notifier.notify()

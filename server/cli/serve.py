@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ from tokenfeed.wire import crc32c
 
 from ..datasets import loss_masks
 from ..datasets.dataset import Dataset, TokenChecks, open_dataset
+from ..datasets.shared_scan import cache_folder
 from ..datasets.sources import (
     DatasetSource,
     is_text,
@@ -208,12 +208,11 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Datase
     if arguments.tokenizer is None:
         cure = "pass --tokenizer, or ingest it first: tokenfeed ingest"
         raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     texts = TextCache(
         arguments.tokenizer,
         arguments.text_column,
         arguments.append_token,
-        arguments.cache_dir or os.path.join(cache, "tokenfeed"),
+        arguments.cache_dir or cache_folder(),
     )
     text = parse_text(words)
     return [texts.tokenized(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]

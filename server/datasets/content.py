@@ -43,6 +43,19 @@ class Block:
     halves: dict[int, Halves] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a scan of a dataset's content has found.
+
+    fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" if not all of it was read.
+    token_max: greatest token; -1 if unknown and not needed.
+    """
+
+    fingerprint: bytes
+    digest: bytes
+    token_max: int
+
+
 class Content:
     """The concatenated tokens of all files, as the fingerprint covers them."""
 

@@ -23,9 +23,10 @@ from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.store import Submit, TokenStore, run_inline
-from .content import Block, Content, digest_of, fingerprint_of
+from .content import Block, Content, Scan, digest_of, fingerprint_of
 from .loss_masks import require_listed
 from .manifest import ManifestSplit
+from .shared_scan import scan_once
 from .sources import DatasetSource
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -141,28 +142,49 @@ def open_dataset(
     options: FormatOptions,
     checks: TokenChecks,
     storing: Storing | None = None,
+    share: bool = False,
 ) -> Dataset:
     """Open a dataset's files, check them and compute their fingerprint.
 
     Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
+    share: whether to use the scan of another process of this machine (`scan_once`).
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
     if source.split is not None:
         require_listed(source.split)
     store, why_store = open_store(source.name, source.paths, options, storing or Storing())
     try:
-        return dataset_of(store, checks, source.split, why_store)
+        return dataset_of(store, checks, source.split, why_store, share)
     except BaseException:
         store.close()
         raise
 
 
 def dataset_of(
-    store: TokenStore, checks: TokenChecks, split: ManifestSplit | None = None, why_store: str = ""
+    store: TokenStore,
+    checks: TokenChecks,
+    split: ManifestSplit | None = None,
+    why_store: str = "",
+    share: bool = False,
 ) -> Dataset:
     """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
 
     split: that of its manifest.  why_store: the reason for its kind of store.
+    """
+    scan = partial(scan_content, store, checks)
+    found = scan_once(store, checks, scan) if share else scan()
+    store.narrow(found.token_max)
+    if split is not None and split.fingerprint != found.fingerprint:
+        problem = "does not match its manifest: a shard was modified or replaced; restore it"
+        raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
+    digest = found.digest or (store.kept_digest() if split is None else split.digest)
+    return Dataset(store.name, store, found.fingerprint, digest, why_store)
+
+
+def scan_content(store: TokenStore, checks: TokenChecks) -> Scan:
+    """Read the content of a store as far as the fingerprint covers it, or the checks need it.
+
+    Raises: InvalidCorpus.
     """
     content = Content(store, store.read)
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
@@ -177,18 +199,8 @@ def dataset_of(
         found = content.scan(checks.vocab_size, complete=True)
         for block in _with_progress(found, content.size_bytes):
             token_max = max(token_max, block.token_max)
-    store.narrow(token_max)
-    fingerprint = fingerprint_of(store, first_pass)
-    if split is not None and split.fingerprint != fingerprint:
-        problem = "does not match its manifest: a shard was modified or replaced; restore it"
-        raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
-    if whole:
-        digest = digest_of(store, (block.sha256 for block in first_pass))
-    elif split is not None:
-        digest = split.digest
-    else:
-        digest = store.kept_digest()
-    return Dataset(store.name, store, fingerprint, digest, why_store)
+    digest = digest_of(store, (block.sha256 for block in first_pass)) if whole else b""
+    return Scan(fingerprint_of(store, first_pass), digest, token_max)
 
 
 def full_digest(store: TokenStore) -> bytes:

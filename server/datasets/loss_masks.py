@@ -18,7 +18,7 @@ from .manifest import ManifestSplit
 from .sources import DatasetSource
 
 _LOG = logging.getLogger("tokenfeed.server")
-_OPTION = "--ignore-loss-mask"
+OPTION = "--ignore-loss-mask"
 
 
 def mask_path(shard_path: str) -> str:
@@ -45,7 +45,7 @@ def require_none(source: DatasetSource, *, ignored: bool) -> None:
         raise InvalidCorpus(
             masks[0],
             f"the loss mask of dataset {source.name!r} would be ignored, so that prompts are "
-            f"learned like responses; pass {_OPTION} to accept that",
+            f"learned like responses; pass {OPTION} to accept that",
         )
     if masks:
         _LOG.warning(

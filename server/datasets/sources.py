@@ -102,15 +102,17 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
 
 
-def require_distinct_names(sources: Sequence[DatasetSource]) -> None:
-    """Raise InvalidRequest if two datasets have the same name."""
+def require_distinct_names(
+    sources: Sequence[DatasetSource], subject: str = "--data", cure: str = "--data NAME=PATH"
+) -> None:
+    """Raise InvalidRequest if two datasets have the same name.  cure: how to name one."""
     seen: dict[str, DatasetSource] = {}
     for source in sources:
         if other := seen.get(source.name):
             raise InvalidRequest(
-                "--data",
+                subject,
                 f"two datasets are named {source.name!r} ({other.paths[0]} and {source.paths[0]}); "
-                "name one: --data NAME=PATH",
+                f"name one: {cure}",
             )
         seen[source.name] = source
 

@@ -41,6 +41,14 @@ def run_inline(work: Callable[[], None]) -> None:
     work()
 
 
+class FileFacts(Protocol):
+    """What is known of a file, to detect a change; equal if nothing has changed."""
+
+    @property
+    def ctime_ns(self) -> int:
+        """Return when it was last changed, in nanoseconds since 1970."""
+
+
 class StoredShard(Protocol):
     """One file of a store, as an operator sees it."""
 
@@ -170,7 +178,7 @@ class TokenStore(Protocol):
         """
 
     @property
-    def facts(self) -> Sequence[object]:
+    def facts(self) -> Sequence[FileFacts]:
         """Return what is known of each file, to detect a change; makes no stat call."""
 
     def bring_in(self) -> Iterator[Piece]:

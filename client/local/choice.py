@@ -1,0 +1,52 @@
+"""From the target of a feed to its dataset: on servers, or in local files."""
+
+from __future__ import annotations
+
+import math
+
+from tokenfeed.wire.request import StreamRequest
+
+from ..stream.dataset_client import Agreement
+from ..stream.row_stream import StreamClient
+from ..transport.addresses import Targets
+from ..transport.credentials import Credentials, with_environment
+from ..transport.timeouts import Timeouts
+from .local_files import LocalFiles
+from .target import is_local_target
+
+
+def open_target(
+    target: Targets,
+    request: StreamRequest,
+    *,
+    timeouts: Timeouts,
+    credentials: Credentials | None = None,
+    client_name: str = "",
+    fingerprint: bytes | None = None,
+    agreement: Agreement | None = None,
+) -> StreamClient | LocalFiles:
+    """Return the dataset of a target; does no I/O. Local files need no credentials and no name.
+
+    target: as for RemoteBatches.  The other arguments: as for DatasetClient, but fields of
+    credentials that are None come from the environment.
+    Raises: InvalidRequest if the target is malformed.
+    """
+    if is_local_target(target):
+        return LocalFiles(
+            target,
+            request,
+            reconnect_seconds=(
+                math.inf if timeouts.reconnect_seconds is None else timeouts.reconnect_seconds
+            ),
+            fingerprint=fingerprint,
+            agreement=agreement,
+        )
+    return StreamClient(
+        target,
+        request,
+        timeouts=timeouts,
+        credentials=with_environment(credentials),
+        client_name=client_name,
+        fingerprint=fingerprint,
+        agreement=agreement,
+    )

@@ -1,0 +1,202 @@
+"""One dataset in files of this machine, read in the trainer's process: a StreamedDataset."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import StreamRequest
+
+from ..runtime.supervised import Supervised
+from ..runtime.threads import Outcome, start_thread
+from ..stats import Counters
+from ..stream.dataset_client import Agreement
+from ..transport.addresses import Targets
+from .local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
+from .target import parse_local_target
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+Result = TypeVar("Result")
+
+_AHEAD_BYTES_MAX = 8 << 20
+"""Local rows are at hand at once: more of them ahead would only leave the caches."""
+
+
+class Opened(Protocol):
+    """What `server.datasets.open_local` returns."""
+
+    def described(self, context_length: int) -> pb.Dataset:
+        """Return its description, with the rows of T = context_length tokens."""
+
+    def blocks(self, request: StreamRequest) -> Blocks:
+        """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
+
+    def close(self) -> None:
+        """Close the files. Blocks that are being read fail with CorpusChanged."""
+
+
+class LocalFiles(Supervised):
+    """The source of all streams of one dataset. Its files are opened when they are first needed, in
+    a thread that no signal interrupts.
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        request: StreamRequest,
+        *,
+        reconnect_seconds: float,
+        fingerprint: bytes | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
+        """Parse the targets; does no I/O.
+
+        request: template of all streams, which differ from it only by their position.
+        reconnect_seconds: how long to try again if files cannot be read.  fingerprint: of the
+        required corpus; None accepts any, and agreement then compares it between ranks.
+        Raises: InvalidRequest if a target is malformed.
+        """
+        super().__init__()
+        self._target = parse_local_target(targets)
+        self._name = request.spec.source.dataset
+        self._context_length = request.spec.context_length
+        self._reconnect_seconds = reconnect_seconds
+        self._fingerprint = fingerprint
+        self._agreement = agreement
+        self._opened: Opened | None = None
+        self._described: pb.Dataset | None = None
+        self._open_lock = threading.Lock()
+        self._supervise(self._close_files)
+
+    def await_described(self) -> pb.Dataset:
+        """Return the description of the dataset; opens it first.  Raises: RequestError,
+        CorpusError.
+        """
+        if self._described is None:
+            self._await(self._open)
+        assert self._described is not None
+        return self._described
+
+    def rows_of(self, order: str, context_length: int | None = None) -> int:
+        """Return the number of rows of an order, per epoch if it has epochs; waits like
+        `await_described`.
+
+        context_length: if it differs from the request's.  Raises: NotFound if there is no such
+        order; like `await_described`.
+        """
+        described = self.await_described()
+        if context_length is not None:
+            opened = self._await(self._open)
+            described = opened.described(context_length)
+        for counted in described.rows:
+            if counted.order == order:
+                return counted.rows
+        raise NotFound("order", f"{order} is not known here; upgrade tokenfeed")
+
+    def open_rows(
+        self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
+    ) -> RowsAhead | RowsOnDemand:
+        """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
+        means without a thread.
+        """
+        if prefetch_bytes == 0:
+            opening = partial(self._await, self._open)
+            blocks = PatientBlocks(lambda: opening().blocks(request), self._reconnect_seconds)
+            return RowsOnDemand(self, blocks, counters)
+        blocks = PatientBlocks(lambda: self._open().blocks(request), self._reconnect_seconds)
+        ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.spec.row_tokens)
+        return RowsAhead(self, blocks, counters, max(ahead_rows, 2 * request.position.batch_size))
+
+    def abandon(self, task: object) -> None:
+        """Leave a task behind that does not end: its file system hangs."""
+        if not self.closed:
+            _LOG.warning("read abandoned, its file system does not answer")
+
+    def _await(self, function: Callable[[], Result]) -> Result:
+        """Return the result of a function, which runs in a thread.  Raises: what it raises;
+        InvalidRequest once this is closed.
+        """
+        self.require_own_process()
+        return _OpenTask(self, function).result()
+
+    def _open(self) -> Opened:
+        """Return the opened dataset; the first call opens it, and the others wait for that."""
+        with self._open_lock:
+            if self._opened is None:
+                self._require_not_closed()
+                opened = self._open_files()
+                try:
+                    self._described = self._accepted(opened.described(self._context_length))
+                except BaseException:
+                    opened.close()
+                    raise
+                self._opened = opened
+            opened = self._opened
+        if self.closed:
+            # The supervisor may have looked just before.
+            self._close_files()
+        self._require_not_closed()
+        return opened
+
+    def _open_files(self) -> Opened:
+        # The only import of the server's packages, and only where they are needed.
+        from tokenfeed.server.datasets.open_local import open_local
+
+        return open_local(self._target.words, self._name, self._target.options)
+
+    def _accepted(self, described: pb.Dataset) -> pb.Dataset:
+        """Return a description.  Raises: StreamMismatch unless it is of the required corpus."""
+        found, required = described.fingerprint, self._fingerprint
+        if required is not None and found != required:
+            problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
+            raise StreamMismatch("fingerprint", problem)
+        if self._agreement is not None and required is None:
+            self._agreement.require_same(described.name, found)
+        return described
+
+    def _close_files(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def _require_not_closed(self) -> None:
+        if self.closed:
+            raise InvalidRequest("RemoteBatches", "is closed; create a new one")
+
+
+class _OpenTask(Generic[Result]):
+    """A function in a thread, whose result a consumer waits for; supervised."""
+
+    def __init__(self, files: LocalFiles, function: Callable[[], Result]) -> None:
+        self._files = files
+        self._function = function
+        self._outcome: Outcome[Result] = Outcome()
+        self._supervisor = files.begin_use()
+        self.ended = False
+
+    def result(self) -> Result:
+        """Return the result.  Raises: what the function raised; InvalidRequest once closed."""
+        self._supervisor.add(self)
+        start_thread(self._run, "tokenfeed-open")
+        return self._outcome.wait(self._files._require_not_closed)
+
+    def due_seconds(self, now: float) -> float:
+        """Return when to cancel: never, since the function looks whether it is still needed."""
+        return math.inf
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+    def _run(self) -> None:
+        self._outcome.run(self._function)
+        self.ended = True
+        self._supervisor.wake()

@@ -1,0 +1,81 @@
+"""Targets of local files as users write them. Text only: no file is looked at.
+
+file:train.bin                a path, a glob or a folder, also one that tokenfeed ingest made
+file:a.bin,b.bin              several, which form one corpus
+file:web=web/,code=code/      several corpora, by name
+file:train.bin?dtype=uint32   with options of `tokenfeed serve`: format, dtype, read
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenfeed.errors import InvalidRequest
+
+from ..transport.addresses import Targets
+
+FILE = "file:"
+
+_OPTIONS = re.compile(r"\?([a-z-]+(?:=[^&?]*)?(?:&[a-z-]+(?:=[^&?]*)?)*)$")
+"""The end of a target. A "?" with something else behind it belongs to a glob."""
+_NAMED = re.compile(r"[A-Za-z0-9_-]+=")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTarget:
+    """words: for each dataset, what follows a --data of the server.  options: by their names."""
+
+    words: tuple[tuple[str, ...], ...]
+    options: Mapping[str, str]
+
+
+def is_local_target(targets: Targets) -> bool:
+    """Return whether targets are files.  Raises: InvalidRequest if only some of them are."""
+    each = [targets] if isinstance(targets, str) else list(targets)
+    files = [isinstance(one, str) and one.startswith(FILE) for one in each]
+    if any(files) and not all(files):
+        raise InvalidRequest("target", "has servers and files; pass either of them")
+    return any(files)
+
+
+def parse_local_target(targets: Targets) -> LocalTarget:
+    """Return what local targets name; several ones as if they were one, with commas.
+
+    Raises: InvalidRequest if a target is malformed, or two have different options.
+    """
+    each = [targets] if isinstance(targets, str) else list(targets)
+    words: list[list[str]] = []
+    found: list[dict[str, str]] = []
+    for target in each:
+        rest = target.removeprefix(FILE)
+        options = {}
+        if match := _OPTIONS.search(rest):
+            rest = rest[: match.start()]
+            parts = [option.partition("=") for option in match[1].split("&")]
+            options = {name: value for name, _, value in parts}
+        found.append(options)
+        for word in rest.split(","):
+            named = _NAMED.match(word)
+            name = named[0] if named else ""
+            path = name + _path(word.removeprefix(name), target)
+            if name or not words:
+                words.append([path])
+            else:
+                words[-1].append(path)
+    if any(options != found[0] for options in found):
+        raise InvalidRequest("target", "has different options for its files; give all the same")
+    return LocalTarget(tuple(map(tuple, words)), found[0])
+
+
+def _path(path: str, target: str) -> str:
+    """Return a path of a target, with ~ expanded.  Raises: InvalidRequest."""
+    if path.startswith("//"):
+        if not path.startswith("///"):
+            raise InvalidRequest("target", f"{target!r} names a host; write file:/PATH")
+        path = path.removeprefix("//")
+    if not path:
+        raise InvalidRequest("target", f"{target!r} names no path; write file:PATH")
+    return os.path.expanduser(path)

@@ -1,0 +1,163 @@
+"""Datasets of this machine's files for one process, without a server: what a client opens for
+`RemoteBatches("file:train.bin", ...)`.
+
+The files are found, checked, fingerprinted, read and polled exactly as a server does it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, listed
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire import crc32c
+from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per_frame
+from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.row_block import RowBlock
+
+from ..runtime.poll_rate import PollRate, pause_seconds
+from ..storage.choice import Storing
+from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
+from ..storage.store import WAYS, TokenStore, gather_block
+from . import loss_masks
+from .dataset import Dataset, TokenChecks, open_dataset
+from .planned_rows import PlannedRows
+from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
+
+_IGNORE_MASK = loss_masks.OPTION.removeprefix("--")
+OPTIONS: Mapping[str, Sequence[str]] = {
+    "format": FORMAT_NAMES,
+    "dtype": tuple(STORED),
+    "read": WAYS,
+    _IGNORE_MASK: ("",),
+}
+"""The options of a target, as those of `tokenfeed serve`, and their values."""
+_HINT = "in a target, options come last: file:train.bin?dtype=uint32&read=pread"
+
+_POLL_RATE = PollRate()
+_PAUSE_SECONDS_MIN = 0.01
+"""Between two polls: they are made between two reads."""
+
+
+def open_local(
+    words: Sequence[Sequence[str]], name: str, options: Mapping[str, str]
+) -> LocalDataset:
+    """Open one dataset.
+
+    words: for each dataset, the words that follow a --data of the server.  name: which dataset; ""
+    if there is only one.  options: by their names, those of OPTIONS.
+    Raises: InvalidRequest or NotFound for an option or a name; InvalidCorpus, with the file, the
+    problem and the cure.
+    """
+    crc32c.require_fast()
+    _require_options(options)
+    try:
+        source = _chosen([one for each in words for one in _sources(each)], name)
+        loss_masks.require_none(source, ignored=_IGNORE_MASK in options)
+        formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
+        storing = Storing(options.get("read"), _POLL_RATE)
+        return LocalDataset(open_dataset(source, formats, TokenChecks(), storing, share=True))
+    except InvalidCorpus as error:
+        # Cures are options of the server's command line.
+        hint = f" ({_HINT})" if re.search(f"--({'|'.join(OPTIONS)})", error.problem) else ""
+        raise InvalidCorpus(error.subject, error.problem + hint) from None
+
+
+class LocalDataset:
+    """A dataset that was opened for this process."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Take an opened dataset."""
+        self._dataset = dataset
+        self._shards = itertools.cycle(range(len(dataset.store.shards)))
+        self._pause_seconds = max(_PAUSE_SECONDS_MIN, pause_seconds(len(dataset.store.shards)))
+        self._polled_at = time.monotonic()
+
+    def described(self, context_length: int) -> pb.Dataset:
+        """Return its description, with the rows of T = context_length tokens."""
+        return self._dataset.described(context_length)
+
+    def blocks(self, request: StreamRequest) -> LocalBlocks:
+        """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
+        self._dataset.store.shape.require_window(request.spec.context_length)
+        return LocalBlocks(self._dataset.store, request)
+
+    def poll(self) -> None:
+        """Check one file for changes if it is time to, once a second for each; nearly always
+        returns at once.
+
+        For one thread at a time. It waits if a file has been touched and is read again.
+        """
+        now = time.monotonic()
+        if now - self._polled_at >= self._pause_seconds:
+            self._polled_at = now
+            self._dataset.poll_file(next(self._shards))
+
+    def close(self) -> None:
+        """Close the files. Blocks that are being read fail with CorpusChanged."""
+        self._dataset.close()
+
+
+class LocalBlocks:
+    """The rows of a request, in order, in blocks of up to a MiB: whole batches where they fit."""
+
+    def __init__(self, store: TokenStore, request: StreamRequest) -> None:
+        """Read nothing yet."""
+        self._store = store
+        self._rows = PlannedRows(store, request)
+        self._spec = request.spec
+        self._batch_size = request.position.batch_size
+        self._block_bytes = FRAME_BYTES_FIRST
+        self._spans: Spans | None = None
+
+    def next(self) -> RowBlock | None:
+        """Read the next block; None at the end. The caller owns its memory.
+
+        Raises: CorpusChanged; Unreadable, after about a second: the same block comes next.
+        """
+        spans = self._spans
+        if spans is None:
+            if self._rows.row == self._rows.end_row:
+                return None
+            spans = self._spans = self._rows.take(self._next_row_count())
+        block = gather_block(self._store, spans, self._spec.planes)
+        self._spans = None
+        return block
+
+    def _next_row_count(self) -> int:
+        """Return the rows of the next block; few at first, so that the first batch is early."""
+        rows = rows_per_frame(self._block_bytes, self._spec.row_tokens * self._store.dtype.itemsize)
+        self._block_bytes = min(2 * self._block_bytes, FRAME_BYTES_TARGET)
+        end = (self._rows.row + rows) // self._batch_size * self._batch_size
+        return end - self._rows.row if end > self._rows.row else rows
+
+
+def _require_options(options: Mapping[str, str]) -> None:
+    for option, value in options.items():
+        if option not in OPTIONS:
+            raise InvalidRequest("target", f"has no option {option!r}, only {', '.join(OPTIONS)}")
+        if value not in OPTIONS[option]:
+            values = ", ".join(OPTIONS[option]) or "no value"
+            raise InvalidRequest("target", f"{option} is {value!r}; it takes {values}")
+
+
+def _sources(words: Sequence[str]) -> list[DatasetSource]:
+    if is_text(words):
+        raise InvalidRequest("target", f"{words[0]} is text; ingest it first: tokenfeed ingest")
+    return parse_datasets(words)
+
+
+def _chosen(sources: Sequence[DatasetSource], name: str) -> DatasetSource:
+    """Return the dataset of a name.  Raises: InvalidRequest, NotFound."""
+    require_distinct_names(sources, "target", "file:NAME=PATH")
+    names = listed([source.name for source in sources])
+    if not name and len(sources) > 1:
+        raise InvalidRequest("dataset", f"has to name one of the datasets of the target: {names}")
+    for source in sources:
+        if name in ("", source.name):
+            return source
+    raise NotFound("dataset", f"{name!r} is not in the target, only {names}")
