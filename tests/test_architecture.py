@@ -51,18 +51,10 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "local": {"stats", "runtime", "transport", "stream"},
         "device": set(),
         "feed": {"validation", "stats", "runtime", "transport", "device"},
-        "batches": {"validation", "stats", "transport", "stream", "device", "feed"},
+        "batches": {"validation", "stats", "transport", "stream", "local", "device", "feed"},
         "bench": {"batches"},
         "__init__": {"transport", "batches"},
-        "__main__": {
-            "validation",
-            "stats",
-            "transport",
-            "stream",
-            "local",
-            "batches",
-            "bench",
-        },
+        "__main__": {"validation", "stats", "transport", "stream", "local", "batches", "bench"},
     },
 }
 
