@@ -53,6 +53,15 @@ class Halves(NamedTuple):
         return enough and self.odd_large <= self.even_large * _ODD_LARGE_SHARE_MAX
 
 
+def rule_out_halves(odd_large: int, token_count: int) -> bool:
+    """Return whether a file is no halves, whatever the rest of it is.
+
+    odd_large: as in Halves, of a part of the file.  token_count: of the whole file.
+    """
+    even_count = -(-token_count // 2)
+    return odd_large > even_count * _ODD_LARGE_SHARE_MAX
+
+
 def require_no_halves(store: TokenStore, blocks: Iterable[Mapping[int, Halves]]) -> None:
     """Raise InvalidCorpus if tokens that were read as uint16 look like the halves of wider ones.
 
