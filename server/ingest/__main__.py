@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+# Read once, when numpy is imported. Nothing here needs its threads, and workers are forked while
+# there are no others.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.commands.extras import missing
@@ -21,7 +25,9 @@ from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 
 if TYPE_CHECKING:
+    from .tokenize.encoding import Recipe
     from .tokenize.executors import Executor
+    from .tokenize.tokenizer import TokenizerFile
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -136,9 +142,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Run the command line.  Returns: the manifest, and the number of tokens of this run.
     Raises: TokenfeedError.
     """
-    # Imported here, because workers import this module too and do not need these.
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
     from .tokenize.executors import end_with_parent, make_executor
+    from .tokenize.tokenizer import TokenizerFile, load_tokenizer
 
     if arguments.parent_pid is not None:
         end_with_parent(arguments.parent_pid)
@@ -147,12 +153,18 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << 40)
     if arguments.workers is not None:
         require_range("--workers", arguments.workers, 1, 1 << 12)
-    # Workers start while this process prepares the job.
+    tokenizer_file = TokenizerFile.read(
+        arguments.tokenizer, parses_special=arguments.parse_special_tokens
+    )
+    # Workers have what is loaded before they start. They need none of what is imported afterwards.
+    load_tokenizer(tokenizer_file)
     with make_executor(arguments.executor, arguments.workers) as executor:
-        return _run(arguments, executor)
+        return _run(arguments, tokenizer_file, executor)
 
 
-def _run(arguments: argparse.Namespace, executor: Executor) -> tuple[dict[str, Any], int]:
+def _run(
+    arguments: argparse.Namespace, tokenizer_file: TokenizerFile, executor: Executor
+) -> tuple[dict[str, Any], int]:
     from .inputs.discovery import find_sources
     from .job import Job
     from .progress import Progress
@@ -161,7 +173,7 @@ def _run(arguments: argparse.Namespace, executor: Executor) -> tuple[dict[str, A
     sources = tuple(find_sources(arguments.sources))
     job = Job(
         sources,
-        recipe_of(arguments, any(source.kind == "text" for source in sources)),
+        recipe_of(arguments, tokenizer_file, any(source.kind == "text" for source in sources)),
         arguments.prepend_token,
         arguments.append_token,
         arguments.shuffle_buffer,
@@ -180,16 +192,15 @@ def _run(arguments: argparse.Namespace, executor: Executor) -> tuple[dict[str, A
     return made, progress.tokens
 
 
-def recipe_of(arguments: argparse.Namespace, has_text: bool) -> Any:
+def recipe_of(
+    arguments: argparse.Namespace, tokenizer_file: TokenizerFile, has_text: bool
+) -> Recipe:
     """Return the recipe of the command line.  Raises: InvalidRequest."""
     from .tokenize.encoding import Recipe
-    from .tokenize.tokenizer import TokenizerFile, load_tokenizer
+    from .tokenize.tokenizer import load_tokenizer
 
     if not 0 <= arguments.val_fraction < 1:
         raise InvalidRequest("--val-fraction", f"{arguments.val_fraction} is not in [0, 1)")
-    tokenizer_file = TokenizerFile.read(
-        arguments.tokenizer, parses_special=arguments.parse_special_tokens
-    )
     ids: dict[str, int | None] = {}
     for option in ("prepend_token", "append_token"):
         text = getattr(arguments, option)

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -43,7 +43,11 @@ Handle = TypeVar("Handle")
 
 @contextmanager
 def make_executor(name: str, workers: int | None) -> Iterator[Executor]:
-    """Lend an executor.  workers: None for all cores, or all of the cluster."""
+    """Lend an executor.
+
+    workers: None for all cores, or all of the cluster. On this machine they are forks, so they have
+    the modules and the tokenizer that this process has loaded: call it before a thread is started.
+    """
     if name == "ray":
         yield partial(ray, workers=workers)
         return
@@ -51,8 +55,7 @@ def make_executor(name: str, workers: int | None) -> Iterator[Executor]:
     try:
         yield partial(local, workers=started)
     finally:
-        for worker in started:
-            worker.kill()
+        _kill(started)
 
 
 def local(
@@ -77,16 +80,13 @@ def local(
         yield from _in_order(units, lambda unit: threads.submit(encode, unit), Future.result, ahead)
     finally:
         # Otherwise a thread would wait for a busy worker.
-        for worker in workers:
-            worker.kill()
+        _kill(workers)
         threads.shutdown(cancel_futures=True)
 
 
 def _start(count: int) -> list[_Worker]:
-    # Workers block Ctrl-C from their first instruction on; this process handles it. The resource
-    # tracker, which multiprocessing starts before the first worker, would undo that.
-    resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # From their first instruction on workers block both, which this process handles.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         return [_Worker() for _ in range(count)]
     finally:
@@ -97,8 +97,8 @@ class _Worker:
     """A process that encodes, and the pipe to it: one unit in, its tokens out."""
 
     def __init__(self) -> None:
-        """Start it. `encode` sends the recipe, because a worker takes a second to start."""
-        context = get_context("spawn")
+        """Start it, before the recipe is known."""
+        context = get_context("fork")
         self._has_recipe = False
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
@@ -123,9 +123,20 @@ class _Worker:
         return answer
 
     def kill(self) -> None:
-        """Kill the process, and wait until it has ended."""
+        """Kill the process."""
         self._process.kill()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
         self._process.join()
+
+
+def _kill(workers: Sequence[_Worker]) -> None:
+    """Kill all processes, and then wait: it takes milliseconds until the memory of one is free."""
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join()
 
 
 def _work(connection: Connection, parent: int) -> None:
