@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tokenfeed.errors import InvalidRequest
 
-from ..transport.addresses import Targets
+from ..transport.addresses import Targets, each_target
 
 FILE = "file:"
 
@@ -34,7 +34,7 @@ class LocalTarget:
 
 def is_local_target(targets: Targets) -> bool:
     """Return whether targets are files.  Raises: InvalidRequest if only some of them are."""
-    each = [targets] if isinstance(targets, str) else list(targets)
+    each = each_target(targets)
     files = [isinstance(one, str) and one.startswith(FILE) for one in each]
     if any(files) and not all(files):
         raise InvalidRequest("target", "has servers and files; pass either of them")
@@ -46,7 +46,7 @@ def parse_local_target(targets: Targets) -> LocalTarget:
 
     Raises: InvalidRequest if a target is malformed, or two have different options.
     """
-    each = [targets] if isinstance(targets, str) else list(targets)
+    each = each_target(targets)
     words: list[list[str]] = []
     found: list[dict[str, str]] = []
     for target in each:

@@ -14,6 +14,14 @@ Targets = str | Sequence[str]
 """Addresses of servers: one, or several."""
 
 
+def each_target(targets: Targets) -> list[str]:
+    """Return one or several targets as a list.  Raises: InvalidRequest if it is neither."""
+    try:
+        return [targets] if isinstance(targets, str) else list(targets)
+    except TypeError:
+        raise InvalidRequest("target", f"{targets!r} is not an address; write HOST:PORT") from None
+
+
 def require_address(target: str) -> None:
     """Raise InvalidRequest unless target is "HOST:PORT", "dns:///HOST:PORT" or "unix:PATH".
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from tokenfeed.errors import InvalidRequest, Unreachable
 
-from .addresses import Targets, require_address
+from .addresses import Targets, each_target, require_address
 from .channel import Channel
 from .credentials import PLAINTEXT, Credentials
 from .resolver import TargetResolver
@@ -96,17 +96,12 @@ class ReplicaSet:
         targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", where each
         address is one server.  Raises: InvalidRequest if one is not an address.
         """
-        try:
-            targets = [targets] if isinstance(targets, str) else list(targets)
-        except TypeError:
-            raise InvalidRequest(
-                "target", f"{targets!r} is not an address; write HOST:PORT"
-            ) from None
-        if not targets:
+        addresses = each_target(targets)
+        if not addresses:
             raise InvalidRequest("target", "names no server; write HOST:PORT")
-        for target in targets:
-            require_address(target)
-        self._names = [TargetResolver(target) for target in targets]
+        for address in addresses:
+            require_address(address)
+        self._names = [TargetResolver(address) for address in addresses]
         self._credentials = credentials
         self._lock = threading.RLock()  # held briefly: no name is resolved under it
         self._known: dict[str, Replica] = {}
