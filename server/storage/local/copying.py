@@ -79,7 +79,7 @@ class FileCopier:
     def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
         """Like `Copier.copy`; waits while all files are in use."""
         with self._lend(target.size) as file:
-            unread = syscalls.copy_to_file(ranges, file.descriptor)
+            unread = syscalls.copy_to_file(ranges, file.descriptor, target.size)
             if unread is None:
                 target[:] = file.content[: target.size]
             return unread

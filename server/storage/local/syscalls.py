@@ -84,10 +84,10 @@ def copy_to_memory(ranges: Ranges, address: int, size_bytes: int) -> int | None:
         target[0], target[1] = address + copied, size_bytes - copied
         return _libc.process_vm_writev(process, part.ctypes.data, len(part), target, 1, 0)  # type: ignore[no-any-return]
 
-    return _copy(ranges, copy)
+    return _copy(ranges, size_bytes, copy)
 
 
-def copy_to_file(ranges: Ranges, descriptor: int) -> int | None:
+def copy_to_file(ranges: Ranges, descriptor: int, size_bytes: int) -> int | None:
     """Like `copy_to_memory`, but to the beginning of the file behind descriptor.
 
     Raises: OSError if that file cannot be written.
@@ -96,16 +96,16 @@ def copy_to_file(ranges: Ranges, descriptor: int) -> int | None:
     def copy(part: Ranges, copied: int) -> int:
         return _libc.pwritev(descriptor, part.ctypes.data, len(part), copied)  # type: ignore[no-any-return]
 
-    return _copy(ranges, copy)
+    return _copy(ranges, size_bytes, copy)
 
 
-def _copy(ranges: Ranges, copy: Callable[[Ranges, int], int]) -> int | None:
-    """Copy ranges, at most IOVECS_MAX at a time.
+def _copy(ranges: Ranges, size_bytes: int, copy: Callable[[Ranges, int], int]) -> int | None:
+    """Copy ranges of size_bytes in all, at most IOVECS_MAX at a time.
 
     copy: is given ranges, and how many bytes were copied before; returns how many it has copied.
     """
     copied, count = 0, len(ranges)
-    while len(ranges):
+    while copied < size_bytes:
         part = ranges[:IOVECS_MAX]
         done = copy(part, copied)
         if done <= 0:
@@ -113,7 +113,8 @@ def _copy(ranges: Ranges, copy: Callable[[Ranges, int], int]) -> int | None:
                 raise OSError(code, os.strerror(code))
             return count - len(ranges)
         copied += done
-        ranges = _after(ranges, part, done)
+        if copied < size_bytes:
+            ranges = _after(ranges, part, done)
     return None
 
 
