@@ -12,13 +12,16 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-# Half of the processors encode frames, the others send them. Seconds until 200 streams that start
-# together have their first frame on 2 cores, median and longest: without a scheduler 1.2 and 2.3,
-# with 4 slots 0.9 and 1.6, 2 slots 0.5 and 1.0, 1 slot 0.2 to 0.4 and 0.5 to 0.6 (connecting alone
-# takes 0.3). One stream, or 16 at full speed, are equally fast with any of them. Serving the stream
-# with the fewest frames first was not better. 2026-11; docs/decisions/0005-sync-server.md
-AT_ONCE = max(1, len(os.sched_getaffinity(0)) // 2)
+# Streams at full speed: a slot for each processor. While others wait for their first frame: half of
+# that, since the other processors have to accept connections and send. 2 cores, 2026-11, 64 streams
+# at full speed with 1, 2 and 4 slots: 942, 1,050 and 933 Mtok/s. 200 streams that start together,
+# milliseconds until half of them and all of them have their first frame: 296 and 375 with 1 slot,
+# 381 and 639 with 2, 656 and 1,096 with 4. Serving the stream with the fewest frames first was not
+# better. docs/decisions/0005-sync-server.md
+AT_ONCE = len(os.sched_getaffinity(0))
+AT_ONCE_STARTING = max(1, AT_ONCE // 2)
 
 # 5 to 7 MiB fit between a server and a client that does not read. 200 such streams got frames of
 # 1 MiB and each kept two of them waiting: 2.3 MiB per stream, against 0.5 with small frames. 64
@@ -29,15 +32,29 @@ CONTENDED_FRAME_BYTES = 1 << 18
 UNREAD_BYTES = 8 << 20
 
 
+class _Waiter(NamedTuple):
+    """A thread that waits.  turn: is released when it is its turn."""
+
+    turn: threading.Lock
+    starts: bool
+
+
 class FairScheduler:
     """Gives a few slots to threads, round-robin over their peers."""
 
-    def __init__(self, slot_count: int = AT_ONCE) -> None:
-        """Let this many threads work at the same time."""
+    def __init__(
+        self, slot_count: int = AT_ONCE, starting_slot_count: int = AT_ONCE_STARTING
+    ) -> None:
+        """Let this many threads work at the same time; starting_slot_count while a stream waits for
+        its first frame.
+        """
         self._lock = threading.Lock()
-        self._free_slots = slot_count
-        self._waiters: OrderedDict[str, deque[threading.Lock]] = OrderedDict()
+        self._slot_count = slot_count
+        self._starting_slot_count = starting_slot_count
+        self._running = 0
+        self._waiters: OrderedDict[str, deque[_Waiter]] = OrderedDict()
         self._waiting = 0
+        self._starting = 0  # of those that wait
 
     def cap_frame_bytes(self, frame_bytes: int, had_bytes: int) -> int:
         """Return the size of a stream's next frame. It is smaller while many streams wait, unless
@@ -48,34 +65,44 @@ class FairScheduler:
         return frame_bytes
 
     @contextmanager
-    def slot(self, peer: str) -> Iterator[None]:
-        """Wait for a slot of a peer, and hold it for the duration of the with block."""
-        if waiter := self._enqueue(peer):
+    def slot(self, peer: str, *, starts: bool = False) -> Iterator[None]:
+        """Wait for a slot of a peer, and hold it for the duration of the with block.
+
+        starts: whether it is for the first frame of a stream.
+        """
+        if waiter := self._enqueue(peer, starts):
             waiter.acquire()
         try:
             yield
         finally:
             self._release()
 
-    def _enqueue(self, peer: str) -> threading.Lock | None:
+    def _enqueue(self, peer: str, starts: bool) -> threading.Lock | None:
         """Take a free slot, or return a lock that is released when the slot is assigned."""
         with self._lock:
-            if self._free_slots:
-                self._free_slots -= 1
+            if self._has_slot(starts):
+                self._running += 1
                 return None
-            waiter = threading.Lock()
-            waiter.acquire()
-            self._waiters.setdefault(peer, deque()).append(waiter)
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiters.setdefault(peer, deque()).append(_Waiter(turn, starts))
             self._waiting += 1
-            return waiter
+            self._starting += starts
+            return turn
 
     def _release(self) -> None:
         with self._lock:
-            if not self._waiters:
-                self._free_slots += 1
-                return
-            peer, waiters = self._waiters.popitem(last=False)
-            waiters.popleft().release()
-            self._waiting -= 1
-            if waiters:
-                self._waiters[peer] = waiters  # at the end of the queue
+            self._running -= 1
+            while self._waiters and self._has_slot():
+                peer, waiters = self._waiters.popitem(last=False)
+                waiter = waiters.popleft()
+                self._running += 1
+                self._waiting -= 1
+                self._starting -= waiter.starts
+                waiter.turn.release()
+                if waiters:
+                    self._waiters[peer] = waiters  # at the end of the queue
+
+    def _has_slot(self, starts: bool = False) -> bool:
+        few = starts or self._starting
+        return self._running < (self._starting_slot_count if few else self._slot_count)

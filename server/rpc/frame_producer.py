@@ -55,7 +55,7 @@ class FrameProducer:
         # streams could not wait for the disk at the same time.
         if not self.dataset.store.cold:
             try:
-                with self.scheduler.slot(peer):
+                with self.scheduler.slot(peer, starts=stream_row == self.request.first_row):
                     return self._encoded(spans, stream_row, patient=False)
             except Unreadable:
                 pass

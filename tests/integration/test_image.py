@@ -4,6 +4,7 @@ that of ingest, which makes what it serves.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -133,6 +134,22 @@ def test_the_first_process_of_a_container_stops_in_time(
         assert server.state()["ExitCode"] == 0
 
     assert min(seconds) < 2
+
+
+@pytest.mark.parametrize("forbids", [False, True])
+def test_rows_are_copied_twice_only_where_a_profile_forbids_more(
+    run_server: RunServer, folder: Path, tmp_path: Path, forbids: bool
+) -> None:
+    """The profiles of container engines differ in that, by age."""
+    rule = {"names": ["process_vm_writev"], "action": "SCMP_ACT_ERRNO"}
+    rules = [rule] if forbids else []
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}))
+    options = ("--security-opt", f"seccomp={profile}")
+    server = run_server(folder, "--data", "/data/train.bin", options=options)
+    wait_until_listening(server)
+
+    assert ("rows are copied twice" in server.log()) is forbids
 
 
 def test_a_replica_starts_within_seconds(run_server: RunServer, folder: Path, note: Note) -> None:

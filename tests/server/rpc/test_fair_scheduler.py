@@ -12,6 +12,7 @@ from server.rpc.fair_scheduler import (
     UNREAD_BYTES,
     FairScheduler,
 )
+from tests.support.waiting import eventually
 
 
 def queued(scheduler: FairScheduler, count: int) -> None:
@@ -84,7 +85,41 @@ def test_no_more_threads_work_than_there_are_slots() -> None:
         thread.join()
 
     assert max(most) <= 2
-    assert scheduler._free_slots == 2
+    assert scheduler._running == 0
+
+
+def test_fewer_threads_work_while_a_stream_waits_for_its_first_frame() -> None:
+    """Then processors are needed for connections; afterwards all of them may work again."""
+    scheduler = FairScheduler(slot_count=3, starting_slot_count=1)
+    turns = {name: threading.Event() for name in ("full", "starting", "others")}
+    at_work: set[str] = set()
+
+    def work(name: str, *, starts: bool) -> None:
+        with scheduler.slot("a", starts=starts):
+            at_work.add(name)
+            turns[name.partition(" ")[0]].wait(10)
+        at_work.remove(name)
+
+    def start(name: str, *, starts: bool = False) -> threading.Thread:
+        thread = threading.Thread(target=work, args=(name,), kwargs={"starts": starts})
+        thread.start()
+        return thread
+
+    threads = [start("full 1"), start("full 2")]
+    assert eventually(lambda: at_work == {"full 1", "full 2"})
+    threads.append(start("starting", starts=True))
+    queued(scheduler, 1)
+    threads += [start("others 1"), start("others 2"), start("others 3")]
+    queued(scheduler, 4)
+    turns["full"].set()
+    assert eventually(lambda: at_work == {"starting", "others 1", "others 2"})
+    turns["starting"].set()
+    assert eventually(lambda: at_work == {"others 1", "others 2", "others 3"})
+    turns["others"].set()
+    for thread in threads:
+        thread.join()
+
+    assert scheduler._running == scheduler._waiting == scheduler._starting == 0
 
 
 def test_contended_streams_get_small_frames_until_they_are_known_to_read() -> None:
@@ -117,5 +152,5 @@ def test_a_slot_is_released_after_an_error() -> None:
         raise KeyError
 
     with scheduler.slot("a"):
-        assert scheduler._free_slots == 0
-    assert scheduler._free_slots == 1
+        assert scheduler._running == 1
+    assert scheduler._running == 0
