@@ -202,7 +202,7 @@ def test_what_a_closed_file_says_is_the_end_and_no_error(
     files: Files, kind: str, error: Exception
 ) -> None:
     """The files are closed under a read that is in progress."""
-    rows = rows_of(files, Scripted([files.close, error]), kind)
+    rows = rows_of(files, Scripted([files._supervisor.begin_to_close, error]), kind)
 
     assert take(rows, 4) is None
 
