@@ -23,8 +23,6 @@ from .target import parse_local_target
 
 _LOG = logging.getLogger("tokenfeed.client")
 
-_LOG = logging.getLogger("tokenfeed.client")
-
 Result = TypeVar("Result")
 
 _AHEAD_BYTES_MAX = 8 << 20
@@ -108,11 +106,9 @@ class LocalFiles(Supervised):
         """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
         means without a thread.
         """
+        blocks = PatientBlocks(partial(self._open_blocks, request), self._reconnect_seconds)
         if prefetch_bytes == 0:
-            opening = partial(self._await, self._open)
-            blocks = PatientBlocks(lambda: opening().blocks(request), self._reconnect_seconds)
             return RowsOnDemand(self, blocks, counters)
-        blocks = PatientBlocks(lambda: self._open().blocks(request), self._reconnect_seconds)
         ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.spec.row_tokens)
         return RowsAhead(self, blocks, counters, max(ahead_rows, 2 * request.position.batch_size))
 
@@ -121,18 +117,24 @@ class LocalFiles(Supervised):
         if not self.closed:
             _LOG.warning("read abandoned, its file system does not answer")
 
-    def _await(self, function: Callable[[], Result]) -> Result:
+    def _open_blocks(self, request: StreamRequest, is_over: Callable[[], bool]) -> Blocks:
+        """Return the rows of a request; opens the files first.  Raises: like `_await`."""
+        return (self._opened or self._await(self._open, is_over)).blocks(request)
+
+    def _await(
+        self, function: Callable[[], Result], is_over: Callable[[], bool] = lambda: False
+    ) -> Result:
         """Return the result of a function, which runs in a thread.  Raises: what it raises;
-        InvalidRequest once this is closed.
+        InvalidRequest once this is closed, or is_over returns True.
         """
         self.require_own_process()
-        return _OpenTask(self, function).result()
+        return _OpenTask(self, function, is_over).result()
 
     def _open(self) -> Opened:
         """Return the opened dataset; the first call opens it, and the others wait for that."""
         with self._open_lock:
             if self._opened is None:
-                self._require_not_closed()
+                self.require_not_closed()
                 opened = self._open_files()
                 try:
                     self._described = self._accepted(opened.described(self._context_length))
@@ -144,14 +146,14 @@ class LocalFiles(Supervised):
         if self.closed:
             # The supervisor may have looked just before.
             self._close_files()
-        self._require_not_closed()
+        self.require_not_closed()
         return opened
 
     def _open_files(self) -> Opened:
         # The only import of the server's packages, and only where they are needed.
         from tokenfeed.server.datasets.open_local import open_local
 
-        return open_local(self._target.words, self._name, self._target.options)
+        return open_local(self._target.words, self._name, self._target.options, lambda: self.closed)
 
     def _accepted(self, described: pb.Dataset) -> pb.Dataset:
         """Return a description.  Raises: StreamMismatch unless it is of the required corpus."""
@@ -168,7 +170,8 @@ class LocalFiles(Supervised):
         if opened is not None:
             opened.close()
 
-    def _require_not_closed(self) -> None:
+    def require_not_closed(self) -> None:
+        """Raise InvalidRequest once this is closed."""
         if self.closed:
             raise InvalidRequest("RemoteBatches", "is closed; create a new one")
 
@@ -176,27 +179,44 @@ class LocalFiles(Supervised):
 class _OpenTask(Generic[Result]):
     """A function in a thread, whose result a consumer waits for; supervised."""
 
-    def __init__(self, files: LocalFiles, function: Callable[[], Result]) -> None:
+    def __init__(
+        self, files: LocalFiles, function: Callable[[], Result], is_over: Callable[[], bool]
+    ) -> None:
         self._files = files
         self._function = function
+        self._is_over = is_over
         self._outcome: Outcome[Result] = Outcome()
         self._supervisor = files.begin_use()
+        self._begun = False
+        self._abandoned = False
         self.ended = False
 
     def result(self) -> Result:
-        """Return the result.  Raises: what the function raised; InvalidRequest once closed."""
-        self._supervisor.add(self)
-        start_thread(self._run, "tokenfeed-open")
-        return self._outcome.wait(self._files._require_not_closed)
+        """Return the result.  Raises: what the function raised; InvalidRequest once it is over."""
+        try:
+            self._supervisor.add(self)
+            start_thread(self._run, "tokenfeed-open")
+            return self._outcome.wait(self._require_not_over)
+        finally:
+            self._abandoned = True
+            self._supervisor.wake()
 
     def due_seconds(self, now: float) -> float:
         """Return when to cancel: never, since the function looks whether it is still needed."""
+        if (self._abandoned or self._files.closed) and not self._begun:
+            self.ended = True  # its thread never ran, or will end by itself
         return math.inf
 
     def cancel(self) -> None:
         """Do nothing."""
 
+    def _require_not_over(self) -> None:
+        self._files.require_not_closed()
+        if self._is_over():
+            raise InvalidRequest("RemoteBatches", "has ended these rows")
+
     def _run(self) -> None:
+        self._begun = True
         self._outcome.run(self._function)
         self.ended = True
         self._supervisor.wake()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tokenfeed.errors import Unreadable
+from tokenfeed.errors import TokenfeedError, Unreadable
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.malloc import keep_freed_memory
@@ -33,11 +33,19 @@ class Blocks(Protocol):
 class PatientBlocks:
     """Blocks that are tried again for as long as their files cannot be read."""
 
-    def __init__(self, open_blocks: Callable[[], Blocks], reconnect_seconds: float) -> None:
-        """open_blocks: is called before the first read.  reconnect_seconds: how long to try."""
+    def __init__(
+        self, open_blocks: Callable[[Callable[[], bool]], Blocks], reconnect_seconds: float
+    ) -> None:
+        """Open nothing yet.
+
+        open_blocks: is called before the first read, with a function that tells whether the blocks
+        are over; raises TokenfeedError once they are.  reconnect_seconds: how long to try.
+        """
         self._open = open_blocks
         self.reconnect_seconds = reconnect_seconds
         self._blocks: Blocks | None = None
+        self.opened_at = math.inf
+        """When the files were open, by time.monotonic: before that, they may be hashed for long."""
 
     def next(self, pause: Callable[[float], bool]) -> RowBlock | None:
         """Read the next block; None at the end, or once pause returns True.
@@ -45,13 +53,14 @@ class PatientBlocks:
         pause: waits for some seconds; returns whether to stop.
         Raises: Unreadable after reconnect_seconds, CorpusError, RequestError.
         """
+        if (blocks := self._blocks) is None:
+            blocks = self._blocks = self._open(lambda: pause(0.0))
+            self.opened_at = time.monotonic()
         began = time.monotonic()
         is_logged = False
         while True:
-            if self._blocks is None:
-                self._blocks = self._open()
             try:
-                return self._blocks.next()
+                return blocks.next()
             except Unreadable as error:
                 if time.monotonic() - began >= self.reconnect_seconds:
                     raise
@@ -100,7 +109,9 @@ class RowsAhead(BackgroundRows):
         """Raise Unreadable if the thread hangs: it gives up by itself before."""
         since = self._awaited_since
         limit_seconds = self._blocks.reconnect_seconds + _HANG_SECONDS
-        if since is not None and time.monotonic() - since > limit_seconds:
+        if since is None:
+            return
+        if time.monotonic() - max(since, self._blocks.opened_at) > limit_seconds:
             raise Unreadable("file", f"was not read for {limit_seconds:.0f} s: its disk hangs")
 
 
@@ -134,7 +145,12 @@ class RowsOnDemand(QueuedRows):
 
     def _gather(self, row_count: int) -> None:
         while not (self.ready(row_count) or self._is_closed()):
-            block = self._blocks.next(self._pause)
+            try:
+                block = self._blocks.next(self._pause)
+            except TokenfeedError:
+                if self._is_closed():
+                    return  # another thread, or a signal handler, has closed the files meanwhile
+                raise
             if block is None:
                 return
             self._add(block)

@@ -19,7 +19,7 @@ from ..transport.addresses import Targets, each_target
 
 FILE = "file:"
 
-_OPTIONS = re.compile(r"\?([a-z-]+(?:=[^&?]*)?(?:&[a-z-]+(?:=[^&?]*)?)*)$")
+_OPTIONS = re.compile(r"\?([a-z-]+(?:=[^&?]*)?(?:&[a-z-]+(?:=[^&?]*)?)*)\Z")
 """The end of a target. A "?" with something else behind it belongs to a glob."""
 _NAMED = re.compile(r"[A-Za-z0-9_-]+=")
 
@@ -33,7 +33,9 @@ class LocalTarget:
 
 
 def is_local_target(targets: Targets) -> bool:
-    """Return whether targets are files.  Raises: InvalidRequest if only some of them are."""
+    """Return whether targets are files.  Raises: InvalidRequest if only some of them are, or they
+    are not text.
+    """
     each = each_target(targets)
     files = [isinstance(one, str) and one.startswith(FILE) for one in each]
     if any(files) and not all(files):
@@ -78,4 +80,11 @@ def _path(path: str, target: str) -> str:
         path = path.removeprefix("//")
     if not path:
         raise InvalidRequest("target", f"{target!r} names no path; write file:PATH")
-    return os.path.expanduser(path)
+    try:
+        os.fsencode(path)
+        expanded = os.path.expanduser(path)
+    except ValueError:
+        expanded = "\0"
+    if "\0" in expanded:
+        raise InvalidRequest("target", f"{target!r} has a character that no path may have")
+    return expanded

@@ -24,17 +24,27 @@ class Notifier:
         # Python's only way to wake a thread from a signal handler that may interrupt itself
         # (queue.SimpleQueue, "put is reentrant").
         self._permits: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._awaited = False
 
     def notify(self) -> None:
         """Wake the waiting thread, or the next one that waits."""
         self._permits.put(None)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for a notification, at most this long."""
+        """Wait for a notification, at most this long; or shorter, if another thread waits too, as
+        when two threads close a feed.
+        """
+        if self._awaited:
+            # With a second waiter, CPython 3.11 may miss the end of a timeout and wait for ever.
+            time.sleep(RECHECK_SECONDS if seconds is None else min(seconds, RECHECK_SECONDS))
+            return
         try:
+            self._awaited = True
             self._permits.get(timeout=seconds)
         except queue.Empty:
             pass
+        finally:
+            self._awaited = False
 
     def wait_until(self, is_done: Callable[[], bool], seconds: float) -> bool:
         """Wait until is_done returns True, at most this long.  Returns: its last result."""

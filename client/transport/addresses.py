@@ -19,7 +19,9 @@ def each_target(targets: Targets) -> list[str]:
     try:
         return [targets] if isinstance(targets, str) else list(targets)
     except TypeError:
-        raise InvalidRequest("target", f"{targets!r} is not an address; write HOST:PORT") from None
+        raise InvalidRequest(
+            "target", f"{targets!r} is not an address; write HOST:PORT or file:PATH"
+        ) from None
 
 
 def require_address(target: str) -> None:

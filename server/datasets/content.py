@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +16,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.stream import identity
 
+from ..runtime.parallel import map_in_threads
 from ..storage.formats import Stored
 from ..storage.halves import Halves, StoredTokens, rule_out_halves
 from ..storage.narrowing import TokenScan
@@ -59,10 +59,20 @@ class Scan:
 class Content:
     """The concatenated tokens of all files, as the fingerprint covers them."""
 
-    def __init__(self, store: TokenStore, read: Callable[[int, int, int], bytes]) -> None:
-        """Read nothing yet.  read: `read` or `read_served` of the store."""
+    def __init__(
+        self,
+        store: TokenStore,
+        read: Callable[[int, int, int], bytes],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Read nothing yet.
+
+        read: `read` or `read_served` of the store.  stopped: whether to stop reading, which raises
+        InvalidCorpus.
+        """
         self._store = store
         self._read = read
+        self._stopped = stopped
         ends = np.cumsum(store.shape.token_counts * store.stored.itemsize).tolist()
         self._firsts, self._ends = [0, *ends[:-1]], ends
         self.size_bytes: int = ends[-1]
@@ -87,13 +97,13 @@ class Content:
     ) -> Iterator[Block]:
         """Read blocks in several threads, or small blocks in one thread with read-ahead."""
         blocks = identity.content_blocks(self.size_bytes, complete=complete)
-        with ThreadPoolExecutor(_READERS, "tokenfeed-scan") as readers:
-            while group := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
-                if group[0][1] - group[0][0] < _THREADED_BYTES_MIN:
-                    self._read_ahead(group)
-                    yield from map(scan_block, group)
-                else:
-                    yield from readers.map(scan_block, group)
+        scan_block = partial(self._unless_stopped, scan_block)
+        while group := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
+            if group[0][1] - group[0][0] < _THREADED_BYTES_MIN:
+                self._read_ahead(group)
+                yield from map(scan_block, group)
+            else:
+                yield from map_in_threads(scan_block, group, _READERS, "tokenfeed-scan")
 
     def _read_ahead(self, blocks: Iterable[tuple[int, int]]) -> None:
         """Start to read small blocks ahead, all of them at once."""
@@ -106,6 +116,13 @@ class Content:
         self._store.read_ahead(
             Spans(int(count.max()), np.zeros_like(shard), shard.copy(), first, each_a_row)
         )
+
+    def _unless_stopped(
+        self, scan_block: Callable[[tuple[int, int]], Block], block: tuple[int, int]
+    ) -> Block:
+        if self._stopped():
+            raise InvalidCorpus(self._store.shards[0].path, "was closed while it was being opened")
+        return scan_block(block)
 
     def _hash_block(self, block: tuple[int, int]) -> Block:
         digest = hashlib.sha256()

@@ -142,19 +142,22 @@ def open_dataset(
     options: FormatOptions,
     checks: TokenChecks,
     storing: Storing | None = None,
+    *,
     share: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Dataset:
     """Open a dataset's files, check them and compute their fingerprint.
 
     Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
-    share: whether to use the scan of another process of this machine (`scan_once`).
+    share: whether to use the scan of another process of this machine (`scan_once`).  stopped:
+    whether to stop reading, which raises InvalidCorpus.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
     if source.split is not None:
         require_listed(source.split)
     store, why_store = open_store(source.name, source.paths, options, storing or Storing())
     try:
-        return dataset_of(store, checks, source.split, why_store, share)
+        return dataset_of(store, checks, source.split, why_store, share=share, stopped=stopped)
     except BaseException:
         store.close()
         raise
@@ -165,14 +168,16 @@ def dataset_of(
     checks: TokenChecks,
     split: ManifestSplit | None = None,
     why_store: str = "",
+    *,
     share: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Dataset:
     """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
 
     split: that of its manifest.  why_store: the reason for its kind of store.
     """
-    scan = partial(scan_content, store, checks)
-    found = scan_once(store, checks, scan) if share else scan()
+    scan = partial(scan_content, store, checks, stopped)
+    found = scan_once(store, checks, scan, stopped) if share else scan()
     store.narrow(found.token_max)
     if split is not None and split.fingerprint != found.fingerprint:
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
@@ -181,12 +186,14 @@ def dataset_of(
     return Dataset(store.name, store, found.fingerprint, digest, why_store)
 
 
-def scan_content(store: TokenStore, checks: TokenChecks) -> Scan:
+def scan_content(
+    store: TokenStore, checks: TokenChecks, stopped: Callable[[], bool] = lambda: False
+) -> Scan:
     """Read the content of a store as far as the fingerprint covers it, or the checks need it.
 
     Raises: InvalidCorpus.
     """
-    content = Content(store, store.read)
+    content = Content(store, store.read, stopped)
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
     # The blocks that the fingerprint covers.
     first_pass = list(content.scan(checks.vocab_size))

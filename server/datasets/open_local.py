@@ -6,12 +6,21 @@ The files are found, checked, fingerprinted, read and polled exactly as a server
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, listed
+from tokenfeed.errors import (
+    CorpusChanged,
+    InvalidCorpus,
+    InvalidRequest,
+    NotFound,
+    Unreadable,
+    listed,
+)
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
@@ -22,7 +31,7 @@ from tokenfeed.wire.row_block import RowBlock
 from ..runtime.poll_rate import PollRate, pause_seconds
 from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
-from ..storage.store import WAYS, TokenStore, gather_block
+from ..storage.store import WAYS, gather_block
 from . import loss_masks
 from .dataset import Dataset, TokenChecks, open_dataset
 from .planned_rows import PlannedRows
@@ -36,20 +45,25 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     _IGNORE_MASK: ("",),
 }
 """The options of a target, as those of `tokenfeed serve`, and their values."""
+_LOG_SAYS = "the log names the file"
 _HINT = "in a target, options come last: file:train.bin?dtype=uint32&read=pread"
 
-_POLL_RATE = PollRate()
 _PAUSE_SECONDS_MIN = 0.01
-"""Between two polls: they are made between two reads."""
+_POLLS_MAX = 40
+"""Between two reads: they take a tenth of a second."""
 
 
 def open_local(
-    words: Sequence[Sequence[str]], name: str, options: Mapping[str, str]
+    words: Sequence[Sequence[str]],
+    name: str,
+    options: Mapping[str, str],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> LocalDataset:
     """Open one dataset.
 
     words: for each dataset, the words that follow a --data of the server.  name: which dataset; ""
-    if there is only one.  options: by their names, those of OPTIONS.
+    if there is only one.  options: by their names, those of OPTIONS.  stopped: whether the dataset
+    is not needed any more, so that its files need not be read to their end.
     Raises: InvalidRequest or NotFound for an option or a name; InvalidCorpus, with the file, the
     problem and the cure.
     """
@@ -59,8 +73,9 @@ def open_local(
         source = _chosen([one for each in words for one in _sources(each)], name)
         loss_masks.require_none(source, ignored=_IGNORE_MASK in options)
         formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
-        storing = Storing(options.get("read"), _POLL_RATE)
-        return LocalDataset(open_dataset(source, formats, TokenChecks(), storing, share=True))
+        storing = Storing(options.get("read"), _poll_rate(os.getpid()))
+        dataset = open_dataset(source, formats, TokenChecks(), storing, share=True, stopped=stopped)
+        return LocalDataset(dataset, stopped)
     except InvalidCorpus as error:
         # Cures are options of the server's command line.
         hint = f" ({_HINT})" if re.search(f"--({'|'.join(OPTIONS)})", error.problem) else ""
@@ -70,9 +85,10 @@ def open_local(
 class LocalDataset:
     """A dataset that was opened for this process."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        """Take an opened dataset."""
+    def __init__(self, dataset: Dataset, stopped: Callable[[], bool]) -> None:
+        """Take an opened dataset.  stopped: as for `open_local`."""
         self._dataset = dataset
+        self._stopped = stopped
         self._shards = itertools.cycle(range(len(dataset.store.shards)))
         self._pause_seconds = max(_PAUSE_SECONDS_MIN, pause_seconds(len(dataset.store.shards)))
         self._polled_at = time.monotonic()
@@ -84,18 +100,20 @@ class LocalDataset:
     def blocks(self, request: StreamRequest) -> LocalBlocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
         self._dataset.store.shape.require_window(request.spec.context_length)
-        return LocalBlocks(self._dataset.store, request)
+        return LocalBlocks(self._dataset, request, self._poll)
 
-    def poll(self) -> None:
-        """Check one file for changes if it is time to, once a second for each; nearly always
-        returns at once.
+    def _poll(self) -> None:
+        """Check files for changes, those that are due: each once a second, one after the other.
+        Nearly always returns at once.
 
         For one thread at a time. It waits if a file has been touched and is read again.
         """
         now = time.monotonic()
-        if now - self._polled_at >= self._pause_seconds:
+        due = int((now - self._polled_at) / self._pause_seconds)
+        if due:
             self._polled_at = now
-            self._dataset.poll_file(next(self._shards))
+            for _ in range(min(due, len(self._dataset.store.shards), _POLLS_MAX)):
+                self._dataset.poll_file(next(self._shards), stopped=self._stopped)
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
@@ -105,9 +123,11 @@ class LocalDataset:
 class LocalBlocks:
     """The rows of a request, in order, in blocks of up to a MiB: whole batches where they fit."""
 
-    def __init__(self, store: TokenStore, request: StreamRequest) -> None:
-        """Read nothing yet."""
-        self._store = store
+    def __init__(self, dataset: Dataset, request: StreamRequest, poll: Callable[[], None]) -> None:
+        """Read nothing yet.  poll: is called before each read."""
+        self._name = dataset.name
+        self._store = store = dataset.store
+        self._poll = poll
         self._rows = PlannedRows(store, request)
         self._spec = request.spec
         self._batch_size = request.position.batch_size
@@ -124,7 +144,15 @@ class LocalBlocks:
             if self._rows.row == self._rows.end_row:
                 return None
             spans = self._spans = self._rows.take(self._next_row_count())
-        block = gather_block(self._store, spans, self._spec.planes)
+        try:
+            self._poll()
+            block = gather_block(self._store, spans, self._spec.planes)
+        except CorpusChanged:
+            problem = "changed while it was read; start again with complete files"
+            raise CorpusChanged("dataset", f"{self._name!r} {problem}; {_LOG_SAYS}") from None
+        except Unreadable:
+            problem = "has a file that cannot be read at the moment"
+            raise Unreadable("dataset", f"{self._name!r} {problem}; {_LOG_SAYS}") from None
         self._spans = None
         return block
 
@@ -134,6 +162,14 @@ class LocalBlocks:
         self._block_bytes = min(2 * self._block_bytes, FRAME_BYTES_TARGET)
         end = (self._rows.row + rows) // self._batch_size * self._batch_size
         return end - self._rows.row if end > self._rows.row else rows
+
+
+@functools.lru_cache(maxsize=1)
+def _poll_rate(process: int) -> PollRate:
+    """Return the rate limit of all datasets of a process. Not that of a fork's parent, which may
+    have been locked when it forked.
+    """
+    return PollRate()
 
 
 def _require_options(options: Mapping[str, str]) -> None:

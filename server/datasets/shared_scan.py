@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ..runtime.exceptions import log_safe_name
 from ..storage.store import TokenStore
@@ -36,21 +36,31 @@ _SETTLED_SECONDS = 2.0
 time: clocks of file systems are coarse. Its scan is not kept."""
 
 
-def scan_once(store: TokenStore, checked: object, scan: Callable[[], Scan]) -> Scan:
+def scan_once(
+    store: TokenStore,
+    checked: object,
+    scan: Callable[[], Scan],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Scan:
     """Return what `scan` returns, or what another process has found in the same files.
 
-    checked: what the scan checks; a scan with other checks is another one.  Raises: what `scan`
-    raises.
+    checked: what the scan checks; a scan with other checks is another one.  stopped: whether not to
+    wait for another process.  Raises: what `scan` raises.
     """
     content_bytes = store.shape.token_count * store.stored.itemsize
     facts = store.facts
     if content_bytes < _BYTES_MIN:
         return scan()
-    files = [(os.path.abspath(shard.path), shard.layout.first_byte) for shard in store.shards]
-    name = _sha256((_VERSION, store.stored.name, str(checked), files)) + ".scan.json"
+    files = [
+        (os.path.abspath(shard.path), shard.layout.first_byte, shard.layout.dtype_assumed)
+        for shard in store.shards
+    ]
+    # The folder may be that of all machines of a cluster.
+    machine = os.uname().nodename
+    name = _sha256((_VERSION, machine, store.stored.name, str(checked), files)) + ".scan.json"
     known = _sha256(list(map(str, facts)))
     settled_ns = time.time_ns() - int(_SETTLED_SECONDS * 1e9)
-    with _locked(name) as descriptor:
+    with _locked(name, stopped) as descriptor:
         if descriptor is None:
             return scan()
         if (found := _read(descriptor, known)) is not None:
@@ -62,7 +72,7 @@ def scan_once(store: TokenStore, checked: object, scan: Callable[[], Scan]) -> S
 
 
 @contextmanager
-def _locked(name: str) -> Iterator[int | None]:
+def _locked(name: str, stopped: Callable[[], bool]) -> Iterator[int | None]:
     """Lend the descriptor of a file that is locked; None if no folder takes it, or another process
     holds the lock for too long.
     """
@@ -74,8 +84,10 @@ def _locked(name: str) -> Iterator[int | None]:
     with open(descriptor, "r+b", buffering=0):
         end = time.monotonic() + _WAIT_SECONDS
         while not (locked := _try_to_lock(descriptor)) and time.monotonic() < end:
+            if stopped():
+                break
             time.sleep(_POLL_SECONDS)
-        if not locked:
+        if not (locked or stopped()):
             _LOG.warning("scan not shared: another process has held %s for too long", name)
         try:
             yield descriptor if locked else None
@@ -85,16 +97,21 @@ def _locked(name: str) -> Iterator[int | None]:
 
 
 def _try_to_lock(descriptor: int) -> bool:
+    """Lock a file, unless another process has.  Raises: OSError if its file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     return True
 
 
 def _open(name: str) -> int | None:
-    """Return the descriptor of a file in the first folder that is this user's own."""
+    """Return the descriptor of a file in the first folder that is this user's own, and in which
+    files can be locked.
+    """
     for folder in _folders():
+        if not os.path.isabs(folder):
+            continue  # a user without a home
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             status = os.lstat(folder)
@@ -102,15 +119,22 @@ def _open(name: str) -> int | None:
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or others_write:
                 continue
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            return os.open(os.path.join(folder, name), flags, 0o600)
+            descriptor = os.open(os.path.join(folder, name), flags, 0o600)
         except OSError:
             continue
+        try:
+            _try_to_lock(descriptor)
+        except OSError:
+            os.close(descriptor)
+        else:
+            return descriptor
     return None
 
 
 def _folders() -> Iterator[str]:
     yield cache_folder()
-    yield os.path.join(tempfile.gettempdir(), f"tokenfeed-{os.getuid()}")
+    with suppress(FileNotFoundError):  # if there is no folder for temporary files
+        yield os.path.join(tempfile.gettempdir(), f"tokenfeed-{os.getuid()}")
 
 
 def cache_folder() -> str:
@@ -120,16 +144,21 @@ def cache_folder() -> str:
 
 
 def _read(descriptor: int, known: str) -> Scan | None:
-    """Return the scan in a locked file; None if there is none, or one of changed files."""
+    """Return the scan in a locked file; None if there is none, or a damaged one, or one of changed
+    files.
+    """
     try:
-        kept = json.loads(os.pread(descriptor, _BYTES_MAX, 0))
-        if kept["files"] != known:
-            return None
-        fingerprint, digest = bytes.fromhex(kept["fingerprint"]), bytes.fromhex(kept["digest"])
-        token_max = int(kept["token_max"])
-    except (ValueError, KeyError, TypeError):
+        content = os.pread(descriptor, _BYTES_MAX, 0)
+    except OSError:
         return None
-    return Scan(fingerprint, digest, token_max) if len(fingerprint) == 32 else None
+    seal, _, body = content.partition(b"\n")
+    if seal != _seal(body):
+        return None
+    kept = json.loads(body)
+    if kept["files"] != known:
+        return None
+    fingerprint, digest = bytes.fromhex(kept["fingerprint"]), bytes.fromhex(kept["digest"])
+    return Scan(fingerprint, digest, kept["token_max"])
 
 
 def _write(descriptor: int, known: str, found: Scan) -> None:
@@ -139,11 +168,17 @@ def _write(descriptor: int, known: str, found: Scan) -> None:
         "digest": found.digest.hex(),
         "token_max": found.token_max,
     }
+    body = json.dumps(content).encode()
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(content).encode(), 0)
+        os.pwrite(descriptor, _seal(body) + b"\n" + body, 0)
     except OSError as error:
         _LOG.info("scan not shared: %s", log_safe_name(str(error.strerror)))
+
+
+def _seal(body: bytes) -> bytes:
+    """Return a hash, which shows that the rest of a file is as it was written."""
+    return hashlib.sha256(body).hexdigest().encode()
 
 
 def _sha256(value: object) -> str:

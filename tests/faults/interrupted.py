@@ -1,7 +1,7 @@
 """A process whose main thread is interrupted repeatedly, as by Ctrl-C, while it uses feeds.
 
-Started by interrupts.py: python -m tests.faults.interrupted WAY ADDRESS SEED COUNT. Prints its
-result as JSON.
+Started by interrupts.py: python -m tests.faults.interrupted WAY ADDRESS SEED COUNT
+[PREFETCH_BYTES]. Prints its result as JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 import torch
 
 from client import RemoteBatches
+from client.stream.row_stream import PREFETCH_BYTES
 from tests.support.waiting import eventually
 
 from .lab import B, T
@@ -31,11 +32,12 @@ WORK_SECONDS = 1.0
 
 
 class Work:
-    """Feeds of one server, used in several ways until the time is over."""
+    """Feeds of one server, or of local files, used in several ways until the time is over."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, prefetch_bytes: int) -> None:
         """Create a feed, without I/O."""
         self._address = address
+        self._prefetch_bytes = prefetch_bytes
         self._end = 0.0
         self._x = torch.empty(B, T, dtype=torch.int64)
         self._y = torch.empty_like(self._x)
@@ -46,7 +48,14 @@ class Work:
     def make(self, start_sample: int = 0) -> RemoteBatches:
         """Create a feed of the server."""
         return RemoteBatches(
-            self._address, B, T, order="shuffled", rank=0, world_size=1, start_sample=start_sample
+            self._address,
+            B,
+            T,
+            order="shuffled",
+            rank=0,
+            world_size=1,
+            start_sample=start_sample,
+            prefetch_bytes=self._prefetch_bytes,
         )
 
     def begin(self) -> None:
@@ -108,12 +117,13 @@ class Work:
 def main() -> None:
     """Interrupt one kind of work, and print the result."""
     way, address, seed, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    prefetch_bytes = int(sys.argv[5]) if len(sys.argv) > 5 else PREFETCH_BYTES
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     torch.set_num_threads(1)
     swallowed: list[str] = []
     sys.unraisablehook = lambda event: swallowed.append(_place(event))
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    chance, work = random.Random(seed), Work(address)
+    chance, work = random.Random(seed), Work(address, prefetch_bytes)
     answers = way not in ("stopped", "unresolved")
     do = getattr(work, way) if answers else work.let_go
     if answers:

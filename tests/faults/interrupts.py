@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from client.stream.row_stream import PREFETCH_BYTES
+
 from .lab import ROOT, Replica, Report, replicas, write_corpus
 
 WAYS = (
@@ -35,11 +37,11 @@ def anywhere(folder: Path, processes: int, seed: int) -> Report:
     with replicas(folder, 2, "--data", corpus, "--max-streams", "4096") as (serving, stopped):
         stopped.process.send_signal(signal.SIGSTOP)
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            runs = list(_runs(processes, seed, serving, stopped))
-            for way, outcome in zip(
-                (way for way, _, _ in runs), threads.map(lambda run: _run(*run), runs), strict=True
+            runs = list(_runs(processes, seed, serving, stopped, corpus))
+            for (way, address, *_), outcome in zip(
+                runs, threads.map(lambda run: _run(*run), runs), strict=True
             ):
-                _judge(way, outcome, report)
+                _judge(f"{way} of {address}", outcome, report)
                 swallowed.update(outcome.get("swallowed", ()))
         stopped.process.send_signal(signal.SIGCONT)
     missed = report.injected - report.hits
@@ -52,22 +54,26 @@ def anywhere(folder: Path, processes: int, seed: int) -> Report:
 
 
 def _runs(
-    processes: int, seed: int, serving: Replica, stopped: Replica
-) -> Iterator[tuple[str, str, int]]:
-    """Yield the work, the address and the seed of each process."""
+    processes: int, seed: int, serving: Replica, stopped: Replica, corpus: Path
+) -> Iterator[tuple[str, str, int, int]]:
+    """Yield the work, the target, the seed and the prefetched bytes of each process."""
     chance = random.Random(seed)
     others = {"stopped": stopped.address, "unresolved": "dns:///nobody.invalid:1"}
     for way in WAYS:
         count = processes if way == "loop" else -(-processes // OTHERS_SHARE)
         for _ in range(count):
-            yield way, others.get(way, serving.address), chance.randrange(1 << 30)
+            seed = chance.randrange(1 << 30)
+            yield way, others.get(way, serving.address), seed, PREFETCH_BYTES
+            if way not in others:
+                # Without a server: by a thread, or by the interrupted thread itself.
+                yield way, f"file:{corpus}", seed, chance.choice((0, PREFETCH_BYTES))
 
 
-def _run(way: str, address: str, seed: int) -> dict[str, Any]:
+def _run(way: str, address: str, seed: int, prefetch_bytes: int) -> dict[str, Any]:
     """Run one process.  Returns: its result; {"hung": its last output} if it failed or hung."""
     command = [sys.executable, "-m", "tests.faults.interrupted", way, address]
     done = subprocess.run(
-        [*command, str(seed), str(INTERRUPTS)],
+        [*command, str(seed), str(INTERRUPTS), str(prefetch_bytes)],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     if done.returncode != 0:

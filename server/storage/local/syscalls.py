@@ -118,9 +118,9 @@ def _copy(ranges: Ranges, size_bytes: int, copy: Callable[[Ranges, int], int]) -
     return None
 
 
-@functools.cache
-def _own_process() -> int:
-    return os.pidfd_open(os.getpid())
+@functools.lru_cache(maxsize=1)
+def _descriptor_of(process: int) -> int:
+    return os.pidfd_open(process)
 
 
 def read_ahead(ranges: Ranges) -> bool:
@@ -129,7 +129,7 @@ def read_ahead(ranges: Ranges) -> bool:
     Returns: False if the kernel does not support or permit this.
     """
     try:
-        process = _own_process()
+        process = _descriptor_of(os.getpid())  # a fork is another process
     except (OSError, AttributeError):
         return False
     for first in range(0, len(ranges), IOVECS_MAX):

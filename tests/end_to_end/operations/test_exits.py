@@ -108,13 +108,15 @@ assert feed.state_dict()["sample"] == 808
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("source", ["server", "files"])
 def test_a_fork_with_a_live_iterator_raises_with_the_cure_and_the_parent_continues(
-    serve: Serve, write_tokens: WriteTokens
+    serve: Serve, write_tokens: WriteTokens, source: str
 ) -> None:
     """Connections and threads stay with the parent."""
-    server = serve("--data", write_tokens(np.arange(50_000)))
+    path = write_tokens(np.arange(50_000))
+    target = serve("--data", path).address if source == "server" else f"file:{path}"
 
-    done = run(FORK, server.address)
+    done = run(FORK, target)
 
     assert done.returncode == 0, done.stderr
     assert "cannot be used in its fork" in done.stdout

@@ -1,0 +1,54 @@
+"""A function of many items, in several threads that do not hold up the end of the process.
+
+The end of a process waits for the threads of an executor, and then no other thread may give it
+work: a trainer that is stopped while it opens files would end late, and with a traceback.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def map_in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], thread_count: int, name: str
+) -> Iterator[Result]:
+    """Yield function(item) for each item, in order.
+
+    name: of the threads. They have ended when the iterator has.  Raises: what the function raises;
+    the items after that one are left out.
+    """
+    futures: list[Future[Result]] = [Future() for _ in items]
+    left = deque(zip(futures, items, strict=True))  # its popleft is atomic
+
+    def work() -> None:
+        while left:
+            try:
+                future, item = left.popleft()
+            except IndexError:
+                return
+            try:
+                future.set_result(function(item))
+            except BaseException as error:  # noqa: BLE001 - raised by the iterator
+                future.set_exception(error)
+
+    threads = [
+        threading.Thread(target=work, name=name, daemon=True)
+        for _ in range(min(thread_count, len(items)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for future in futures:
+            yield future.result()
+    finally:
+        left.clear()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()

@@ -1,0 +1,290 @@
+"""Datasets of this machine's files for one process: which files they are, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client.local.target import parse_local_target
+from server.datasets.open_local import LocalDataset, open_local
+from server.ingest.__main__ import main as ingest
+from tests.conftest import WriteTokens
+from tests.support.waiting import let_time_pass
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, InvalidRequest, NotFound, TokenfeedError
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire.request import StreamRequest
+
+T = 8
+Open = Callable[..., LocalDataset]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Open what follows file: in a target, from a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    datasets = []
+
+    def open_target(target: str, name: str = "") -> LocalDataset:
+        parsed = parse_local_target(f"file:{target}")
+        datasets.append(open_local(parsed.words, name, parsed.options))
+        return datasets[-1]
+
+    yield open_target
+    for dataset in datasets:
+        dataset.close()
+
+
+def asked(order: str = "sequential-1", batches: int = 1) -> StreamRequest:
+    spec = StreamSpec.of_dataset("", orders.find(order), 0, T)
+    return StreamRequest(spec, Position(0, 4), batches)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "dataset", "tokens"),
+    [
+        ("a.bin", "", "a", 100),
+        ("a.bin,b.bin", "", "a", 300),
+        ("both=a.bin,b.bin", "", "both", 300),
+        ("?.bin", "", "a", 300),
+        ("*.bin?read=pread", "a", "a", 300),
+        ("shards/", "", "shards", 30),
+        ("x=a.bin,y=shards/", "y", "y", 30),
+        ("a.bin#0.bin", "", "a.bin#0", 7),
+        ("a.bin?dtype=uint32&format=raw", "", "a", 50),
+    ],
+)
+def test_a_target_names_files_as_a_server_does(
+    opened: Open, write_tokens: WriteTokens, target: str, name: str, dataset: str, tokens: int
+) -> None:
+    """A feed of files becomes one of a server by changing its target alone."""
+    write_tokens(range(100), "a.bin")
+    write_tokens(range(200), "b.bin")
+    write_tokens(range(7), "a.bin#0.bin")
+    for index in range(3):
+        write_tokens(range(10), f"shards/{index}.bin")
+    if target in ("?.bin", "*.bin?read=pread"):
+        Path("a.bin#0.bin").unlink()
+
+    described = opened(target, name).described(T)
+
+    assert (described.name, described.token_count) == (dataset, tokens)
+    assert {counted.order for counted in described.rows} == set(orders.ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "kind", "subject", "problem"),
+    [
+        ("none.bin", "", InvalidCorpus, "none.bin", "cannot be read: No such file"),
+        ("none*.bin", "", InvalidCorpus, "none*.bin", "matches no file"),
+        ("folder", "", InvalidCorpus, "folder", "is a folder without files named *.bin"),
+        ("empty.bin", "", InvalidCorpus, "empty.bin", "is empty"),
+        (
+            "story.txt",
+            "",
+            InvalidRequest,
+            "target",
+            "story.txt is text; ingest it first: tokenfeed",
+        ),
+        ("x=texts", "", InvalidRequest, "target", "is text; ingest it first: tokenfeed ingest"),
+        ("a.bin,story.txt", "", InvalidCorpus, "story.txt", "pass them as two datasets"),
+        (
+            "a.bin?vocab=3",
+            "",
+            InvalidRequest,
+            "target",
+            "has no option 'vocab', only format, dtype",
+        ),
+        ("a.bin?dtype=int3", "", InvalidRequest, "target", "dtype is 'int3'; it takes "),
+        ("a.bin?read=mmap", "", InvalidRequest, "target", "read is 'mmap'; it takes map, pread"),
+        ("a.bin?format", "", InvalidRequest, "target", "format is ''; it takes "),
+        (
+            "a.bin?ignore-loss-mask=1",
+            "",
+            InvalidRequest,
+            "target",
+            "ignore-loss-mask is '1'; it takes no value",
+        ),
+        ("x=a.bin,y=b.bin", "", InvalidRequest, "dataset", "has to name one of the datasets"),
+        ("x=a.bin,y=b.bin", "z", NotFound, "dataset", "'z' is not in the target, only x, y"),
+        ("a.bin", "z", NotFound, "dataset", "'z' is not in the target, only a"),
+        ("x=a.bin,x=b.bin", "x", InvalidRequest, "target", "name one: file:NAME=PATH"),
+        ("wide.bin", "", InvalidCorpus, "wide.bin", "?dtype=uint32"),
+        ("masked.ds", "", InvalidCorpus, "masked.ds.loss", "(in a target, options come last: "),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_with_the_cure(
+    opened: Open,
+    write_tokens: WriteTokens,
+    target: str,
+    name: str,
+    kind: type[TokenfeedError],
+    subject: str,
+    problem: str,
+) -> None:
+    """The subject is what the user typed, or the file that is wrong."""
+    for file in ("a.bin", "b.bin", "masked.ds"):
+        write_tokens(range(100), file)
+    write_tokens([], "empty.bin")
+    write_tokens(np.arange(70, 1000), "wide.bin", "<u4")
+    for text in ("story.txt", "texts/story.txt", "folder/read.me", "masked.ds.loss"):
+        Path(text).parent.mkdir(exist_ok=True)
+        Path(text).write_bytes(b"\1" * 100)
+
+    with pytest.raises(kind, match=re.escape(problem)) as caught:
+        opened(target, name)
+
+    assert type(caught.value) is kind
+    assert os.path.basename(caught.value.subject) == subject
+
+
+def test_a_loss_mask_is_ignored_only_on_request(
+    opened: Open, write_tokens: WriteTokens, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prompts would be learned like responses."""
+    write_tokens(range(100), "masked.ds")
+    write_tokens(range(50), "masked.ds.loss")
+
+    assert opened("masked.ds?ignore-loss-mask").described(T).token_count == 100
+    assert "loss mask ignored dataset=masked" in caplog.text
+
+
+def test_an_ingested_folder_is_a_dataset_for_each_split(opened: Open, tmp_path: Path) -> None:
+    """As `--data DIR` is, with the same names."""
+    text = tmp_path / "text.jsonl"
+    lines = (json.dumps({"text": f"document {index} " * 20}) for index in range(200))
+    text.write_text("\n".join(lines))
+    made = ["--tokenizer", "bytes", "--val-fraction", "0.2", "--out", str(tmp_path / "made")]
+    assert ingest([str(text), *made]) == 0
+
+    train, val = (opened("made/", name).described(T) for name in ("train", "val"))
+    renamed = opened("web=made/", "web-val").described(T)
+
+    assert train.token_count > val.token_count > 0
+    assert renamed.fingerprint == val.fingerprint == opened("made/val").described(T).fingerprint
+    with pytest.raises(InvalidRequest, match=r"dataset: has to name one of .*: train, val"):
+        opened("made/")
+
+
+NAMES = st.sampled_from(
+    ("a.bin", "?.bin", "*", "**", "x=", "y=", ",", "#", "?", "=", ".", "?read=map")
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(st.lists(NAMES, max_size=5), st.sampled_from(("", "a", "x")))
+def test_whatever_a_target_is_it_is_opened_or_refused(
+    opened: Open, parts: list[str], name: str
+) -> None:
+    """A typing error never ends in a traceback of ours."""
+    np.arange(100, dtype="<u2").tofile("a.bin")
+    with suppress(TokenfeedError):
+        assert opened("".join(parts), name).described(T).token_count > 0
+
+
+def test_a_window_that_no_file_has_room_for_is_refused(
+    opened: Open, write_tokens: WriteTokens
+) -> None:
+    """As a server does, about the argument."""
+    write_tokens(range(T), "a.bin")
+
+    with pytest.raises(InvalidRequest, match=rf"context_length: {T} is not in \[1, {T}\)"):
+        opened("a.bin").blocks(asked())
+
+
+def read_all(dataset: LocalDataset, batches: int = 1) -> np.ndarray:
+    blocks = dataset.blocks(asked(batches=batches))
+    found = []
+    while (block := blocks.next()) is not None:
+        found.append(block.tokens)
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("way", ["map", "pread"])
+@pytest.mark.parametrize("shards", [1, 60])
+def test_a_file_that_is_written_to_ends_its_rows(
+    opened: Open, write_tokens: WriteTokens, way: str, shards: int
+) -> None:
+    """Nothing else would look: no server polls these files. One of many is found as soon as if it
+    was alone.
+    """
+    paths = [write_tokens(np.arange(1, 100), f"{index:02}.bin") for index in range(shards)]
+    dataset = opened(f"*.bin?read={way}")
+    assert read_all(dataset).shape == (4, T + 1)
+
+    let_time_pass(paths[-1])
+    with paths[-1].open("r+b") as file:
+        file.write(b"zz")
+    # Rows are read rarely by a slow trainer: two times are enough for 60 files.
+    dataset._polled_at -= 1.0
+    with pytest.raises(CorpusChanged) as caught:  # noqa: PT012
+        for _ in range(2):
+            read_all(dataset)
+            dataset._polled_at -= 1.0
+
+    assert str(caught.value) == (
+        f"dataset: '{paths[0].stem}' changed while it was read; start again with complete files; "
+        "the log names the file"
+    )
+
+
+@pytest.mark.parametrize("way", ["map", "pread"])
+def test_a_file_that_is_replaced_or_touched_or_longer_is_read_on(
+    opened: Open, write_tokens: WriteTokens, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The opened file is what the feed began with."""
+    path = write_tokens(np.arange(1, 1000), "a.bin")
+    dataset = opened(f"a.bin?read={way}")
+    before = read_all(dataset, 5)
+
+    let_time_pass(path)
+    path.chmod(0o600)
+    dataset._polled_at -= 1.0
+    assert np.array_equal(read_all(dataset, 5), before)
+    with path.open("ab") as file:
+        file.write(b"more")
+    dataset._polled_at -= 1.0
+    assert np.array_equal(read_all(dataset, 5), before)
+    os.replace(write_tokens(np.arange(1000), "new"), path)
+    dataset._polled_at -= 1.0
+    assert np.array_equal(read_all(dataset, 5), before)
+
+    assert "change=grown; still serving the part that was opened" in caplog.text
+
+
+def test_a_dataset_that_is_closed_ends_its_rows(opened: Open, write_tokens: WriteTokens) -> None:
+    """Its addresses are someone else's by then."""
+    write_tokens(range(1, 1000), "a.bin")
+    dataset = opened("a.bin")
+    blocks = dataset.blocks(asked())
+    dataset.close()
+    dataset.close()
+
+    with pytest.raises(CorpusChanged):
+        blocks.next()
+
+
+def test_files_that_are_not_needed_any_more_are_not_read_to_their_end(
+    tmp_path: Path, write_tokens: WriteTokens
+) -> None:
+    """A terabyte of narrowed tokens takes an hour, and the trainer was stopped."""
+    path = write_tokens(np.arange(1 << 22) % 60_000)
+    looks = []
+
+    def stopped() -> bool:
+        looks.append(None)
+        return len(looks) > 3
+
+    with pytest.raises(InvalidCorpus, match="was closed while it was being opened"):
+        open_local([[str(path)]], "", {}, stopped)
+    assert len(looks) < 8 + 3
