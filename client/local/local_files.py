@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from tokenfeed._aliases import require_package
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
@@ -150,6 +151,10 @@ class LocalFiles(Supervised):
         return opened
 
     def _open_files(self) -> Opened:
+        try:
+            require_package("server")
+        except ImportError as error:
+            raise InvalidRequest("target", f"local files cannot be read here: {error}") from None
         # The only import of the server's packages, and only where they are needed.
         from tokenfeed.server.datasets.open_local import open_local
 

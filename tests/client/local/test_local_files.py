@@ -244,3 +244,13 @@ def test_what_is_wrong_with_a_request_is_said_as_by_a_server(
     with RemoteBatches(f"file:{path}?vocab=5", 2, T, **mode) as feed:
         with pytest.raises(InvalidRequest, match="target: has no option 'vocab'"):
             next(feed)
+
+
+def test_an_installation_without_the_server_s_packages_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image of a trainer has none, and reads from servers."""
+    monkeypatch.setattr("tokenfeed._aliases._long_spec", lambda name: None)
+
+    with pytest.raises(InvalidRequest, match="local files cannot be read here"):
+        next(RemoteBatches(f"file:{path}", 2, 4))
