@@ -1,9 +1,9 @@
 """Rows in order, through failovers and reconnects.
 
 One thread receives. It requests as many batches as fit into the buffer, sends the next request
-shortly before the current call ends, checks every frame and queues its rows. It always reads a call
-to its end, so a paused trainer never blocks a server. After a break it requests exactly the rows
-after the last one that arrived. The feed's supervisor cancels its calls.
+before the current call ends, checks every frame and queues its rows. It always reads a call to its
+end, so a paused trainer never blocks a server. After a break it requests exactly the rows after the
+last one that arrived. The feed's supervisor cancels its calls.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from .background_rows import BackgroundRows
 from .dataset_client import DatasetClient
 
 PREFETCH_BYTES = 32 << 20
-"""Two calls of 16 frames: one is read, one is requested ahead. As fast as one endless stream."""
-_ROOM_LEFT_SHARE = 4
-"""The next call is sent when a quarter of the room is left of the current one. Two calls that send
-at the same time cost both sides a tenth more processor time, since their frames leave the caches.
-At a sixteenth, 10 ms of round trip lost 23 % of the rate, at a quarter nothing."""
+"""Two calls of 16 frames: one is read, one is requested ahead. As fast as one endless stream. A
+second call that is requested later saves nothing, and costs a fifth of the rate with 10 ms of round
+trip: docs/decisions/0018-hot-path.md.
+"""
 _WATCH_SECONDS = 0.5
 _MESSAGE_BYTES_MAX = 1 << 32
 """gRPC stores the size of a message in 32 bits, so longer rows do not exist."""
@@ -67,9 +66,6 @@ class RowStream(BackgroundRows):
         # A long row is one frame, and only complete frames are visible.
         row_bytes = min(4 * request.spec.row_tokens, _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
-        self._first_frame_rows = frame.rows_per_frame(
-            frame.FRAME_BYTES_FIRST, 2 * request.spec.row_tokens
-        )
         self._failover = remote.failover(lambda: self._awaited_since)
 
         # Used only by the receiving thread.
@@ -173,10 +169,10 @@ class RowStream(BackgroundRows):
                 raise BadFrame("call", "the server ended it before all rows had arrived")
 
     def _send_ahead(self, channel: Channel, expected: Expected, *, wait: bool) -> None:
-        """Send a request if no call is open, or if the open one is about to end, as far as there is
-        room. Waits for room only if no call is open.  The very first call is sent alone.
+        """Send requests until two calls are open, as far as there is room. Waits for room only if
+        no call is open.  The very first call is sent alone.
         """
-        while len(self._calls) < (2 if self._received_row and self._is_near_end() else 1):
+        while len(self._calls) < (2 if self._received_row else 1):
             batches = min(self._room() // 2, self._request.end_batch - self._requested_batch)
             if batches == 0:
                 return
@@ -194,12 +190,6 @@ class RowStream(BackgroundRows):
             if self._closed:
                 # The supervisor may have checked just before.
                 self.cancel()
-
-    def _is_near_end(self) -> bool:
-        """Return whether little is left of the requested rows, at most one small frame of it."""
-        left_rows = self._requested_batch * self._batch_rows - self._received_row
-        room_rows = self._room() * self._batch_rows
-        return left_rows <= max(room_rows // _ROOM_LEFT_SHARE, self._first_frame_rows)
 
     def _room(self) -> int:
         """Return how many batches may be requested and not yet consumed.

@@ -46,15 +46,14 @@ def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
         *,
         room_batches: int = 8,
         reconnect_seconds: float = 10.0,
-        context_length: int = T,
     ) -> RowStream:
-        request = wanted(context_length, 2, num_batches)
+        request = wanted(T, 2, num_batches)
         timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
         remote = DatasetClient(scripted.address, request, timeouts=timeouts)
         stream = RowStream(
             remote,
             request,
-            prefetch_bytes=room_batches * 2 * 2 * (context_length + 1),
+            prefetch_bytes=room_batches * 2 * 2 * (T + 1),
             counters=Counters(),
         )
         opened.append(stream)
@@ -203,36 +202,6 @@ def test_calls_are_bounded_and_one_is_always_ahead(
 
     assert [take(stream) for _ in range(20)] == [[sample] for sample in range(20)]
     assert all(request.HasField("num_batches") for request in scripted.requests)
-
-
-def test_the_next_call_is_sent_when_a_quarter_of_the_room_is_left(
-    scripted: ScriptedServer, open_stream: OpenStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two calls that send at once cost both sides time; one that is sent too late, a round trip."""
-    monkeypatch.setattr("client.stream.row_stream.FIRST_PREFETCH_BYTES", 1 << 30)
-    next_call_came = threading.Event()
-    early: list[bool] = []
-
-    def looks_when_the_next_comes(
-        request: pb.GetBatchRequest, _: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        # 8 of the 16 batches of the room, in frames of a row: 16 rows.
-        for row, (_, message) in enumerate(honest_frames(request, rows_per_frame=1)):
-            if row == 7:
-                early.append(next_call_came.wait(0.3))
-            if row == 8:
-                assert next_call_came.wait(10)
-            yield message
-
-    def comes(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        next_call_came.set()
-        yield from honest(request, context)
-
-    scripted.scripts = [looks_when_the_next_comes, comes]
-    stream = open_stream(num_batches=None, room_batches=16, context_length=70_000)
-
-    assert [take(stream) for _ in range(20)] == [[sample] for sample in range(20)]
-    assert early == [False]
 
 
 def test_a_stream_asks_for_little_until_its_trainer_takes_batches(
