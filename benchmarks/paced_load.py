@@ -98,7 +98,7 @@ def client_batches(address: str, number: int) -> Iterator[None]:
     received.start()
     try:
         while received.peek(BATCH_SIZE) is not None:
-            received.advance(BATCH_SIZE)
+            received.consume(BATCH_SIZE)
             yield None
     finally:
         received.close()
