@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         purpose = COMMANDS[name].purpose
         added = commands.add_parser(name, help=purpose, description=description, epilog=epilog)
         added.set_defaults(run=run, parser=added)
-        added.add_argument("target", metavar="HOST:PORT", help=_TARGET_HELP[name])
+        added.add_argument("target", metavar="TARGET", help=_TARGET_HELP[name])
         return added.add_argument
 
     description = "Print what a server serves: datasets, orders, fingerprints and limits."

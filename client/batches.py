@@ -95,7 +95,7 @@ class RemoteBatches(IterableDataset[Batch]):
         start_sample: the same as a sample index, independent of both sizes.  num_batches: length
         of the stream from there on; None is endless.
         prefetch_bytes: host memory for prefetched rows. With local files at most 8 MiB of it are
-        used, and 0 reads them without a thread.
+        used, but at least two batches, and 0 reads them without a thread.
         timeouts: for one server, and for all servers together.  credentials: TLS files and a bearer
         token. Each field that is None comes from the environment (TOKENFEED_TLS_CA, and so on; see
         Credentials). Without tls_ca the connection is plaintext.

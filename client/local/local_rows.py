@@ -44,8 +44,9 @@ class PatientBlocks:
         self._open = open_blocks
         self.reconnect_seconds = reconnect_seconds
         self._blocks: Blocks | None = None
-        self.opened_at = math.inf
-        """When the files were open, by time.monotonic: before that, they may be hashed for long."""
+        self.began_at = math.inf
+        """When the read of this block began, by time.monotonic. Opening the files is no part of it:
+        they may be hashed for long."""
 
     def next(self, pause: Callable[[float], bool]) -> RowBlock | None:
         """Read the next block; None at the end, or once pause returns True.
@@ -55,8 +56,7 @@ class PatientBlocks:
         """
         if (blocks := self._blocks) is None:
             blocks = self._blocks = self._open(lambda: pause(0.0))
-            self.opened_at = time.monotonic()
-        began = time.monotonic()
+        began = self.began_at = time.monotonic()
         is_logged = False
         while True:
             try:
@@ -111,8 +111,9 @@ class RowsAhead(BackgroundRows):
         limit_seconds = self._blocks.reconnect_seconds + _HANG_SECONDS
         if since is None:
             return
-        if time.monotonic() - max(since, self._blocks.opened_at) > limit_seconds:
-            raise Unreadable("file", f"was not read for {limit_seconds:.0f} s: its disk hangs")
+        if time.monotonic() - max(since, self._blocks.began_at) > limit_seconds:
+            cure = "its disk may hang; timeouts=Timeouts(reconnect_seconds=...) waits longer"
+            raise Unreadable("target", f"a file was not read for {limit_seconds:.0f} s: {cure}")
 
 
 class RowsOnDemand(QueuedRows):

@@ -111,7 +111,7 @@ class Dataset:
         try:
             for block in content.hashed():
                 if stopped():
-                    return True  # the server is shutting down
+                    return True  # nothing is served or read any more
                 blocks.append(block)
         except CorpusChanged:
             return False

@@ -30,7 +30,8 @@ _BYTES_MIN = 64 << 20
 _BYTES_MAX = 1 << 12
 _WAIT_SECONDS = 60.0
 """Another process that has not finished by then may have stopped: this one scans too."""
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _POLL_SECONDS_MAX = 0.02, 0.5
+"""Between two tries to lock; the pause doubles."""
 _SETTLED_SECONDS = 2.0
 """A file that was written to less than this before its scan may be written to again without another
 time: clocks of file systems are coarse. Its scan is not kept."""
@@ -83,10 +84,13 @@ def _locked(name: str, stopped: Callable[[], bool]) -> Iterator[int | None]:
         return
     with open(descriptor, "r+b", buffering=0):
         end = time.monotonic() + _WAIT_SECONDS
-        while not (locked := _try_to_lock(descriptor)) and time.monotonic() < end:
+        pause_seconds = _POLL_SECONDS
+        while not (locked := _has_locked(descriptor)) and time.monotonic() < end:
             if stopped():
                 break
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause_seconds)
+            # The folder may be on a server that many machines ask.
+            pause_seconds = min(2 * pause_seconds, _POLL_SECONDS_MAX)
         if not (locked or stopped()):
             _LOG.warning("scan not shared: another process has held %s for too long", name)
         try:
@@ -103,6 +107,14 @@ def _try_to_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _has_locked(descriptor: int) -> bool:
+    """Like `_try_to_lock`; a file system that fails meanwhile counts as locked by another."""
+    try:
+        return _try_to_lock(descriptor)
+    except OSError:
+        return False
 
 
 def _open(name: str) -> int | None:

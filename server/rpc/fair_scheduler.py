@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-# Streams at full speed: a slot for each processor. While others wait for their first frame: half of
+# Streams at full speed: a slot for each processor. While a call waits for its first frame: half of
 # that, since the other processors have to accept connections and send. 2 cores, 2026-11, 64 streams
 # at full speed with 1, 2 and 4 slots: 942, 1,050 and 933 Mtok/s. 200 streams that start together,
 # milliseconds until half of them and all of them have their first frame: 296 and 375 with 1 slot,
@@ -45,7 +45,7 @@ class FairScheduler:
     def __init__(
         self, slot_count: int = AT_ONCE, starting_slot_count: int = AT_ONCE_STARTING
     ) -> None:
-        """Let this many threads work at the same time; starting_slot_count while a stream waits for
+        """Let this many threads work at the same time; starting_slot_count while a call waits for
         its first frame.
         """
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class FairScheduler:
     def slot(self, peer: str, *, starts: bool = False) -> Iterator[None]:
         """Wait for a slot of a peer, and hold it for the duration of the with block.
 
-        starts: whether it is for the first frame of a stream.
+        starts: whether it is for the first frame of a call.
         """
         if waiter := self._enqueue(peer, starts):
             waiter.acquire()

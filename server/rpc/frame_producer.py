@@ -42,7 +42,8 @@ class FrameProducer:
             spans = rows.take(frame.rows_per_frame(frame_bytes, row_bytes))
             messages = self._messages(spans, stream_row, peer)
             sent_at = time.monotonic()
-            yield from messages
+            while messages:
+                yield messages.pop(0)  # not kept while the next one is made
             frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - sent_at)
             had_bytes = (rows.row - self.request.first_row) * row_bytes
             frame_bytes = self.scheduler.cap_frame_bytes(frame_bytes, had_bytes)

@@ -91,6 +91,7 @@ class TokenFeed:
             _LOG.debug("call opened peer=%s client=%r", context.peer(), call.client_name)
             for frame_message in producer.frames(call.peer):
                 yield from self._calls.send_frame(call, frame_message)
+                del frame_message  # before the next one is made
 
     def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Describe: return an encoded DescribeResponse."""

@@ -21,12 +21,13 @@ from .row_block import Plane, RowBlock
 _CHECKSUM_TAG = b"\x2d"  # field 5, fixed32
 _HEADER_BYTES_MAX = 1 << 10
 
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype = ctypes.py_object
-_new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
-_address_of = ctypes.pythonapi.PyBytes_AsString
-_address_of.restype = ctypes.c_void_p
-_address_of.argtypes = (ctypes.py_object,)
+# Functions of our own: those of ctypes.pythonapi are shared with all other modules.
+_new_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_address_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("PyBytes_AsString", ctypes.pythonapi)
+)
 
 
 class Draft:

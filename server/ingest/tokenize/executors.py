@@ -51,8 +51,9 @@ def make_executor(name: str, workers: int | None) -> Iterator[Executor]:
     if name == "ray":
         yield partial(ray, workers=workers)
         return
-    started = _start(workers or len(os.sched_getaffinity(0)))
+    started: list[_Worker] = []
     try:
+        _start(workers or len(os.sched_getaffinity(0)), started)
         yield partial(local, workers=started)
     finally:
         _kill(started)
@@ -84,11 +85,19 @@ def local(
         threads.shutdown(cancel_futures=True)
 
 
-def _start(count: int) -> list[_Worker]:
-    # From their first instruction on workers block both, which this process handles.
+def _start(count: int, started: list[_Worker]) -> None:
+    """Start workers. Each is added to `started` at once, so a failing fork leaves none unknown."""
+    # From their first instruction on workers block both signals, which this process handles.
+    with _signals_blocked():
+        started.extend(_Worker() for _ in range(count))
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM until the with block ends."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        return [_Worker() for _ in range(count)]
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -133,8 +142,10 @@ class _Worker:
 
 def _kill(workers: Sequence[_Worker]) -> None:
     """Kill all processes, and then wait: it takes milliseconds until the memory of one is free."""
-    for worker in workers:
-        worker.kill()
+    # A worker that was left alive would hold up the end of this process.
+    with _signals_blocked():
+        for worker in workers:
+            worker.kill()
     for worker in workers:
         worker.join()
 

@@ -62,7 +62,7 @@ class DirectCopier:
         return syscalls.copy_to_memory(ranges, target.ctypes.data, target.size)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release nothing: nothing is kept."""
 
 
 class FileCopier:

@@ -59,9 +59,8 @@ class _Share:
     """What one thread reads: the first one that gets to it. Later ones read nothing."""
 
     def __init__(self, read: Callable[[], None]) -> None:
-        self._read = read
+        self._read: Callable[[], None] | None = read
         self._lock = threading.Lock()
-        self._is_done = False
         self._error: Exception | None = None
 
     def read(self, *, waits: bool = False) -> Exception | None:
@@ -71,12 +70,13 @@ class _Share:
         """
         if self._lock.acquire(blocking=waits):
             try:
-                if not self._is_done:
+                if self._read is not None:
                     self._read()
             except Exception as error:  # noqa: BLE001 - raised by the calling thread
                 self._error = error
             finally:
-                self._is_done = True
+                # Not kept: it refers to the target, and this may wait in a queue for long.
+                self._read = None
                 self._lock.release()
         return self._error
 

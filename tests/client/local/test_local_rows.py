@@ -230,7 +230,7 @@ def test_a_read_that_never_ends_is_an_error(files: Files, monkeypatch: pytest.Mo
     rows = rows_of(files, Scripted([4, lambda: may_end.wait(30), 4]), "ahead", seconds=0.1)
 
     assert take(rows, 4) == [0, 1, 2, 3]
-    with pytest.raises(Unreadable, match="file: was not read for 0 s: its disk hangs"):
+    with pytest.raises(Unreadable, match="target: a file was not read for 0 s: its disk may hang"):
         take(rows, 4)
     may_end.set()
 
