@@ -11,7 +11,8 @@ import functools
 import logging
 import mmap
 import os
-import threading
+import queue
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,10 @@ class FileCopier:
     def __init__(self) -> None:
         """Begin without files."""
         self._free: deque[_MemoryFile] = deque()  # its append and pop are atomic
-        self._at_once = threading.BoundedSemaphore(FILES_AT_ONCE)
+        # Not a semaphore: a Ctrl-C in a trainer's thread could leave its lock locked.
+        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(FILES_AT_ONCE):
+            self._permits.put(None)
 
     def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
         """Like `Copier.copy`; waits while all files are in use."""
@@ -86,31 +90,30 @@ class FileCopier:
 
     def close(self) -> None:
         """Close the files that are not in use."""
-        while self._free:
-            self._free.pop().close()
+        self._free.clear()
 
     @contextmanager
     def _lend(self, size_bytes: int) -> Iterator[_MemoryFile]:
-        with self._at_once:
+        permit = self._permits.get()
+        try:
             try:
                 file = self._free.pop()
             except IndexError:
                 file = _MemoryFile()
-            try:
-                file.grow(size_bytes)
-                yield file
-            finally:
-                if file.content.size > _BYTES_KEPT or len(self._free) >= _FILES_KEPT:
-                    file.close()
-                else:
-                    self._free.append(file)
+            file.grow(size_bytes)
+            yield file
+            if file.content.size <= _BYTES_KEPT and len(self._free) < _FILES_KEPT:
+                self._free.append(file)
+        finally:
+            self._permits.put(permit)
 
 
 class _MemoryFile:
-    """A file in memory, and the same bytes as an array."""
+    """A file in memory, and the same bytes as an array. Closed when it is garbage."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("tokenfeed")
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
         self.content: TokenBytes = np.empty(0, dtype=np.uint8)
 
     def grow(self, size_bytes: int) -> None:
@@ -118,10 +121,6 @@ class _MemoryFile:
         if self.content.size < size_bytes:
             os.ftruncate(self.descriptor, max(size_bytes, FRAME_BYTES_TARGET))
             self.content = np.frombuffer(mmap.mmap(self.descriptor, 0), dtype=np.uint8)
-
-    def close(self) -> None:
-        """Release the memory once no array refers to it."""
-        os.close(self.descriptor)
 
 
 @functools.cache

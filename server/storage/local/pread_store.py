@@ -14,7 +14,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
 from ...runtime.poll_rate import PollRate
+from ...runtime.worker_threads import WorkerThreads
 from ..files import open_file
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
@@ -110,7 +110,7 @@ class PreadStore(LocalStore):
             raise
         self._has_nowait = bool(_NO_WAIT)
         self._seemed_warm = False
-        self._readers = ThreadPoolExecutor(_READERS, "tokenfeed-pread")
+        self._readers = WorkerThreads(_READERS)
 
     @property
     def memory_bytes(self) -> int:
@@ -190,7 +190,7 @@ class PreadStore(LocalStore):
     def close(self) -> None:
         """Close the files. A gather in progress fails with CorpusChanged."""
         super().close()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
         self._close_all()
 
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
@@ -241,12 +241,9 @@ class PreadStore(LocalStore):
             _Share(partial(self._read_each, parts[first::_READERS]))
             for first in range(min(_READERS, len(parts)))
         ]
-        try:
-            for share in shares[1:]:
-                self._readers.submit(share.read)
-        except RuntimeError:
-            pass  # no more threads, or closed meanwhile: this thread reads the rest
-        # All of them have to finish before the target is used.
+        for share in shares[1:]:
+            self._readers.submit(share.read)
+        # This thread reads what no other has begun. All have to finish before the target is used.
         for error in [share.read(waits=True) for share in shares]:
             if error is not None:
                 raise error

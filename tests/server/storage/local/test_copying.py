@@ -93,6 +93,17 @@ def test_many_threads_copy_at_once(copier: Copier, mapped: tuple[Path, np.ndarra
         assert all(threads.map(copy, range(begin.parties)))
 
 
+def test_a_copier_that_is_let_go_of_in_the_middle_of_a_copy_leaves_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    copier = FileCopier()
+    with copier._lend(1000):
+        assert len(os.listdir("/proc/self/fd")) > before
+        copier.close()
+    del copier
+
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_copies_go_straight_to_their_target_where_that_is_permitted() -> None:
     assert isinstance(copying.best_copier(), DirectCopier)
 
