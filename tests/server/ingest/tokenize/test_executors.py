@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -46,6 +47,53 @@ def hands_over(worker: int, shard: Path) -> bool:
         os.kill(int(parent), signal.SIGSTOP)
         return False
     return shard.exists() and status(process)[0] == "S"
+
+
+@pytest.mark.parametrize(
+    ("disturbance", "ends_with"),
+    [
+        ("os.kill(os.getpid(), signal.SIGINT)", "KeyboardInterrupt"),
+        ("raise BlockingIOError(11, 'no more processes')", "no more processes"),
+    ],
+)
+def test_workers_that_have_started_are_killed_if_the_start_ends_early(
+    disturbance: str, ends_with: str
+) -> None:
+    """Otherwise the end of the command would wait for them for ever."""
+    code = f"""
+        import os, signal
+        from multiprocessing.popen_fork import Popen
+        from server.ingest.tokenize.executors import make_executor
+
+        launch, started = Popen._launch, []
+
+        def disturbed(self, process):
+            if len(started) == 2:
+                started.append(None)
+                {disturbance}
+            launch(self, process)
+            started.append(self.pid)
+            print(self.pid, flush=True)
+
+        Popen._launch = disturbed
+        with make_executor("local", 4):
+            print("began")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert ends_with in done.stderr.splitlines()[-1]
+    pids = done.stdout.split()
+    assert len(pids) >= 2
+    assert "began" not in pids
+    assert not any(Path("/proc", pid).exists() for pid in pids)
 
 
 @pytest.mark.parametrize(
