@@ -1,9 +1,9 @@
 """The load of benchmarks.many_clients: streams that read as fast as they can, in one process.
 
-Each has its own connection. It speaks just enough HTTP/2 to discard what one endless call sends,
-because grpcio would take processors from the server: it needs 0.65 ms to receive a MiB, and this
-needs 0.14 (64 streams, 2 shared cores, 2026-11-23). Flow control is off: TCP limits what is in
-flight.
+Each has its own connection. Like the client, it has two calls of 16 MiB in flight. It speaks just
+enough HTTP/2 to discard what they send, because grpcio would take processors from the server: it
+needs 0.65 ms to receive a MiB, and this needs 0.14 (64 streams, 2 shared cores, 2026-11-23). Flow
+control is off: TCP limits what is in flight.
 
 Prints "ready", reads the time of the start from stdin, and prints one line of JSON: of each stream,
 the seconds until its first frame, and the bytes it received in the measured time. This is not a
@@ -19,6 +19,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 from benchmarks.serving import METHOD, stream
 
@@ -29,7 +30,9 @@ _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW_MAX = (1 << 31) - 1
 _WINDOW_DEFAULT = (1 << 16) - 1
-_UPDATE_BYTES = 1 << 29
+_UPDATE_BYTES = 1 << 28
+_CALLS_AT_ONCE = 2
+_CALL_BYTES = 1 << 24
 _FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_PREFIX_BYTES = 5  # of gRPC: a flag, and the length in 4 bytes
 
@@ -61,10 +64,9 @@ def received(
     """Return the seconds from start until the first frame, and the bytes from begin to end."""
     time.sleep(max(0.0, start - time.monotonic()))
     host, _, port = address.rpartition(":")
-    request = stream(seed=number).SerializeToString()
     first_frame, all_bytes, counted_bytes = 0.0, 0, 0
     with socket.create_connection((host, int(port))) as connection:
-        pieces = message_pieces(connection, request)
+        pieces = message_pieces(connection, requests(number))
         first_frame_bytes = next(pieces)
         for size in pieces:
             now = time.monotonic()
@@ -78,9 +80,21 @@ def received(
     return first_frame - start, counted_bytes
 
 
-def message_pieces(connection: socket.socket, request: bytes) -> Iterator[int]:
-    """Call GetBatch. Yield the size of the first message, then of every piece of the messages."""
-    connection.sendall(_opening(request))
+def requests(number: int) -> Iterator[bytes]:
+    """Yield the requests of a stream, for consecutive samples."""
+    request = stream(seed=number)
+    request.num_batches = _CALL_BYTES // (2 * request.batch_size * request.context_length)
+    while True:
+        yield request.SerializeToString()
+        request.first_sample += request.num_batches * request.batch_size
+
+
+def message_pieces(connection: socket.socket, requests: Iterator[bytes]) -> Iterator[int]:
+    """Call GetBatch again and again. Yield the size of the first message, then of every piece of
+    all messages.
+    """
+    calls = (_call(2 * index + 1, request) for index, request in enumerate(requests))
+    connection.sendall(_opening() + b"".join(islice(calls, _CALLS_AT_ONCE)))
     room = memoryview(bytearray(_FRAME_BYTES_MAX))
     measured = False
     unacknowledged = 0
@@ -97,40 +111,43 @@ def message_pieces(connection: socket.socket, request: bytes) -> Iterator[int]:
                 yield size
                 unacknowledged += size
                 if unacknowledged >= _UPDATE_BYTES:
-                    connection.sendall(_window_updates(unacknowledged))
+                    connection.sendall(_window_update(unacknowledged))
                     unacknowledged = 0
             elif kind in (_SETTINGS, _PING) and not flags & _ACK:
                 connection.sendall(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
-            elif kind in (_RST_STREAM, _GOAWAY) or (kind == _HEADERS and flags & _END_STREAM):
+            elif kind in (_RST_STREAM, _GOAWAY):
                 break
+            elif kind == _HEADERS and flags & _END_STREAM:
+                connection.sendall(next(calls))
     raise SystemExit("the server ended a stream")
 
 
-def _opening(request: bytes) -> bytes:
-    """Return the bytes that open a connection and call GetBatch."""
+def _opening() -> bytes:
+    """Return the bytes that open a connection."""
     settings = struct.pack(
         ">HIHI", _INITIAL_WINDOW_SIZE, _WINDOW_MAX, _MAX_FRAME_SIZE, _FRAME_BYTES_MAX
     )
-    window = struct.pack(">I", _WINDOW_MAX - _WINDOW_DEFAULT)
+    return (
+        _PREFACE + _frame(_SETTINGS, 0, 0, settings) + _window_update(_WINDOW_MAX - _WINDOW_DEFAULT)
+    )
+
+
+def _call(stream_id: int, request: bytes) -> bytes:
+    """Return the bytes that call GetBatch."""
     # RFC 7541: names and values of the static table by their index, and others as they are.
     headers = b"\x83\x86"  # :method POST, :scheme http
     headers += b"\x04" + _text(METHOD) + b"\x01" + _text("localhost")  # :path, :authority
     headers += b"\x0f\x10" + _text("application/grpc")  # content-type
     headers += b"\x00" + _text("te") + _text("trailers")
     message = struct.pack(">BI", 0, len(request)) + request
-    return (
-        _PREFACE
-        + _frame(_SETTINGS, 0, 0, settings)
-        + _frame(_WINDOW_UPDATE, 0, 0, window)
-        + _frame(_HEADERS, _END_HEADERS, 1, headers)
-        + _frame(_DATA, _END_STREAM, 1, message)
+    return _frame(_HEADERS, _END_HEADERS, stream_id, headers) + _frame(
+        _DATA, _END_STREAM, stream_id, message
     )
 
 
-def _window_updates(size: int) -> bytes:
-    """Return frames that allow as many bytes again, of the connection and of the call."""
-    increment = struct.pack(">I", size)
-    return _frame(_WINDOW_UPDATE, 0, 0, increment) + _frame(_WINDOW_UPDATE, 0, 1, increment)
+def _window_update(size: int) -> bytes:
+    """Return a frame that allows as many bytes again on the connection."""
+    return _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", size))
 
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview) -> bytes:

@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tokenfeed.errors import Busy, InvalidRequest, ServerUnavailable, TokenfeedError
-from tokenfeed.wire.frame import BYTES_PER_SECOND_MIN
+from tokenfeed.wire.frame import BYTES_PER_SECOND_MIN, FRAME_BYTES_FIRST
 
 from ..runtime.exceptions import log_exception
 
@@ -64,6 +64,20 @@ DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
 
 
 @dataclass(eq=False, slots=True)
+class Connection:
+    """What the calls of a connection have in common. A stream makes a call for every few MiB.
+
+    peer: the address of the caller, without its port.  calls: how many are open.  sent_bytes: of
+    all frames.  frame_bytes: the size of the next one.
+    """
+
+    peer: str
+    calls: int = 0
+    sent_bytes: int = 0
+    frame_bytes: int = FRAME_BYTES_FIRST
+
+
+@dataclass(eq=False, slots=True)
 class ActiveCall:
     """A call that was admitted, with a timer.
 
@@ -72,7 +86,7 @@ class ActiveCall:
     """
 
     context: grpc.ServicerContext
-    peer: str
+    connection: Connection
     client_name: str = ""
     timer: str = ""
     expires_at: float = math.inf
@@ -98,6 +112,7 @@ class AdmissionControl:
         self._lock = threading.Lock()
         self._open: set[ActiveCall] = set()
         self._of_peer: Counter[str] = Counter()
+        self._connections: dict[str, Connection] = {}
         self._draining = threading.Event()
         self._thread = threading.Thread(target=self._expire, name="tokenfeed-calls", daemon=True)
         self._thread.start()
@@ -112,19 +127,27 @@ class AdmissionControl:
         """Count a call for the duration of the with block.  Raises: Busy above a limit;
         ServerUnavailable while the server shuts down.
         """
-        call = ActiveCall(context, _peer(context))
+        address = str(context.peer())
         with self._lock:
-            self._require_room(call.peer)
+            connection = self._connections.get(address) or Connection(_peer(address))
+            self._require_room(connection.peer)
+            call = ActiveCall(context, connection)
             self._open.add(call)
-            self._of_peer[call.peer] += 1
+            self._of_peer[connection.peer] += 1
+            connection.calls += 1
+            if ":" in connection.peer:  # not a Unix socket: all of those have the same address
+                self._connections[address] = connection
         try:
             yield call
         finally:
             with self._lock:
                 self._open.discard(call)
-                self._of_peer[call.peer] -= 1
-                if not self._of_peer[call.peer]:
-                    del self._of_peer[call.peer]
+                self._of_peer[connection.peer] -= 1
+                if not self._of_peer[connection.peer]:
+                    del self._of_peer[connection.peer]
+                connection.calls -= 1
+                if not connection.calls:
+                    self._connections.pop(address, None)
 
     def send_frame(self, call: ActiveCall, message: bytes) -> Iterator[bytes]:
         """Yield a frame to the client, under the send timeout.  Raises: ServerUnavailable after the
@@ -134,6 +157,7 @@ class AdmissionControl:
         call.start_timer("send_timeout", seconds)
         yield message
         call.stop_timer()
+        call.connection.sent_bytes += len(message)
         self._require_not_draining()
 
     def request(self, call: ActiveCall, messages: Iterator[bytes]) -> bytes:
@@ -197,9 +221,9 @@ class AdmissionControl:
                 call.context.cancel()
 
 
-def _peer(context: grpc.ServicerContext) -> str:
+def _peer(address: str) -> str:
     """Return the caller without its port: "ipv4:10.0.0.1", or "unix" for all Unix sockets."""
-    kind, _, rest = str(context.peer()).partition(":")
+    kind, _, rest = address.partition(":")
     return f"{kind}:{rest.rpartition(':')[0]}" if kind in ("ipv4", "ipv6") else kind
 
 

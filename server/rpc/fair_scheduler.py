@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-# Streams at full speed: a slot for each processor. While a call waits for its first frame: half of
+# Streams at full speed: a slot for each processor. While one waits for its first frame: half of
 # that, since the other processors have to accept connections and send. 2 cores, 2026-11, 64 streams
 # at full speed with 1, 2 and 4 slots: 942, 1,050 and 933 Mtok/s. 200 streams that start together,
 # milliseconds until half of them and all of them have their first frame: 296 and 375 with 1 slot,
@@ -45,8 +45,8 @@ class FairScheduler:
     def __init__(
         self, slot_count: int = AT_ONCE, starting_slot_count: int = AT_ONCE_STARTING
     ) -> None:
-        """Let this many threads work at the same time; starting_slot_count while a call waits for
-        its first frame.
+        """Let this many threads work at the same time; starting_slot_count while a stream waits
+        for its first frame.
         """
         self._lock = threading.Lock()
         self._slot_count = slot_count
@@ -56,11 +56,11 @@ class FairScheduler:
         self._waiting = 0
         self._starting = 0  # of those that wait
 
-    def cap_frame_bytes(self, frame_bytes: int, had_bytes: int) -> int:
+    def cap_frame_bytes(self, frame_bytes: int, sent_bytes: int) -> int:
         """Return the size of a stream's next frame. It is smaller while many streams wait, unless
-        the stream was sent more bytes than its client can leave unread, so the client does read.
+        its connection was sent more bytes than a client can leave unread, so the client does read.
         """
-        if self._waiting > CONTENDED_STREAMS and had_bytes < UNREAD_BYTES:
+        if self._waiting > CONTENDED_STREAMS and sent_bytes < UNREAD_BYTES:
             return min(frame_bytes, CONTENDED_FRAME_BYTES)
         return frame_bytes
 
@@ -68,7 +68,7 @@ class FairScheduler:
     def slot(self, peer: str, *, starts: bool = False) -> Iterator[None]:
         """Wait for a slot of a peer, and hold it for the duration of the with block.
 
-        starts: whether it is for the first frame of a call.
+        starts: whether it is for the first frame of a stream.
         """
         if waiter := self._enqueue(peer, starts):
             waiter.acquire()

@@ -13,6 +13,7 @@ from tokenfeed.wire.request import StreamRequest
 
 from ..datasets.dataset import Dataset
 from ..datasets.planned_rows import PlannedRows
+from .admission import Connection
 from .fair_scheduler import FairScheduler
 
 
@@ -28,7 +29,7 @@ class FrameProducer:
     stream: frame.Stream
     scheduler: FairScheduler
 
-    def frames(self, peer: str) -> Iterator[bytes]:
+    def frames(self, connection: Connection) -> Iterator[bytes]:
         """Yield the frames in order, scheduled fairly against those of other peers.
 
         Raises: CorpusChanged; SamplesExhausted at sample 2^63.
@@ -36,27 +37,28 @@ class FrameProducer:
         store = self.dataset.store
         row_bytes = self.request.spec.row_tokens * store.dtype.itemsize
         rows = PlannedRows(store, self.request)
-        frame_bytes = frame.FRAME_BYTES_FIRST
         while rows.row < rows.end_row:
             stream_row = rows.row
+            frame_bytes = self.scheduler.cap_frame_bytes(
+                connection.frame_bytes, connection.sent_bytes
+            )
             spans = rows.take(frame.rows_per_frame(frame_bytes, row_bytes))
-            messages = self._messages(spans, stream_row, peer)
+            messages = self._messages(spans, stream_row, connection)
             sent_at = time.monotonic()
             while messages:
                 yield messages.pop(0)  # not kept while the next one is made
-            frame_bytes = frame.next_frame_bytes(frame_bytes, time.monotonic() - sent_at)
-            had_bytes = (rows.row - self.request.first_row) * row_bytes
-            frame_bytes = self.scheduler.cap_frame_bytes(frame_bytes, had_bytes)
+            taken_seconds = time.monotonic() - sent_at
+            connection.frame_bytes = frame.next_frame_bytes(frame_bytes, taken_seconds)
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
-    def _messages(self, spans: Spans, stream_row: int, peer: str) -> list[bytes]:
+    def _messages(self, spans: Spans, stream_row: int, connection: Connection) -> list[bytes]:
         """Return rows as encoded frames, nearly always one.  stream_row: of the first row."""
         # A stream that waits for the disk, or that retries a read, must not hold a slot: other
         # streams could not wait for the disk at the same time.
         if not self.dataset.store.cold:
             try:
-                with self.scheduler.slot(peer, starts=stream_row == self.request.first_row):
+                with self.scheduler.slot(connection.peer, starts=not connection.sent_bytes):
                     return self._encoded(spans, stream_row, patient=False)
             except Unreadable:
                 pass

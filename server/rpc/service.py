@@ -89,7 +89,7 @@ class TokenFeed:
             call.client_name = _printable(message.client_name)
             producer = self._open(message)
             _LOG.debug("call opened peer=%s client=%r", context.peer(), call.client_name)
-            for frame_message in producer.frames(call.peer):
+            for frame_message in producer.frames(call.connection):
                 yield from self._calls.send_frame(call, frame_message)
                 del frame_message  # before the next one is made
 

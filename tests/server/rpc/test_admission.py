@@ -98,7 +98,7 @@ def test_a_peer_is_an_address_without_its_port(one: str, another: str, same: boo
     calls = AdmissionControl(StreamLimits(streams=9, peer_streams=1))
     try:
         with calls.admit(Context(one)) as first, calls.admit(Context(another)) as second:
-            assert (first.peer == second.peer) == same
+            assert (first.connection.peer == second.connection.peer) == same
     finally:
         calls.drain()
 

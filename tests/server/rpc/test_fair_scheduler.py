@@ -132,17 +132,17 @@ def test_contended_streams_get_small_frames_until_they_are_known_to_read() -> No
 
     threads = [threading.Thread(target=work) for _ in range(CONTENDED_STREAMS + 1)]
     with scheduler.slot("a"):
-        assert scheduler.cap_frame_bytes(1 << 20, had_bytes=0) == 1 << 20
+        assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=0) == 1 << 20
         for thread in threads:
             thread.start()
         queued(scheduler, CONTENDED_STREAMS + 1)
-        assert scheduler.cap_frame_bytes(1 << 20, had_bytes=0) == CONTENDED_FRAME_BYTES
-        assert scheduler.cap_frame_bytes(1 << 17, had_bytes=0) == 1 << 17
-        assert scheduler.cap_frame_bytes(1 << 20, had_bytes=UNREAD_BYTES) == 1 << 20
+        assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=0) == CONTENDED_FRAME_BYTES
+        assert scheduler.cap_frame_bytes(1 << 17, sent_bytes=0) == 1 << 17
+        assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=UNREAD_BYTES) == 1 << 20
     for thread in threads:
         thread.join()
 
-    assert scheduler.cap_frame_bytes(1 << 20, had_bytes=0) == 1 << 20
+    assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=0) == 1 << 20
 
 
 def test_a_slot_is_released_after_an_error() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
+from server.rpc.admission import Connection
 from server.rpc.fair_scheduler import FairScheduler
 from server.rpc.frame_producer import FrameProducer
 from server.storage.choice import Storing
@@ -43,7 +44,11 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
     request, _ = from_message(message)
     stream = frame.Stream(request.spec, request.position, bytes(32), {})
     return len(
-        list(FrameProducer(dataset, request, stream, scheduler or FairScheduler()).frames("peer"))
+        list(
+            FrameProducer(dataset, request, stream, scheduler or FairScheduler()).frames(
+                Connection("peer")
+            )
+        )
     )
 
 
