@@ -3,7 +3,7 @@
 file:train.bin                a path, a glob or a folder, also one that tokenfeed ingest made
 file:a.bin,b.bin              several, which form one corpus
 file:web=web/,code=code/      several corpora, by name
-file:train.bin?dtype=uint32   with options of `tokenfeed serve`: format, dtype, read
+file:train.bin?dtype=uint32   with options of `tokenfeed serve`: format, dtype, read, vocab-size
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def parse_local_target(targets: Targets) -> LocalTarget:
             rest = rest[: match.start()]
             parts = [option.partition("=") for option in match[1].split("&")]
             options = {name: value for name, _, value in parts}
+            if len(options) < len(parts):
+                raise InvalidRequest("target", f"{target!r} has an option twice")
         found.append(options)
         for word in rest.split(","):
             named = _NAMED.match(word)

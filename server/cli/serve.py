@@ -17,8 +17,7 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.wire import crc32c
 
 from ..datasets import loss_masks
-from ..datasets.dataset import Dataset, TokenChecks, open_dataset
-from ..datasets.shared_scan import cache_folder
+from ..datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
 from ..datasets.sources import (
     DatasetSource,
     is_text,
@@ -35,6 +34,7 @@ from ..rpc.health import Health
 from ..rpc.reflection import Reflection
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
+from ..runtime.cache_folder import cache_folder
 from ..runtime.mallopt import keep_freed_memory
 from ..runtime.poll_rate import PollRate, pause_seconds
 from ..runtime.poller import Poller, RescanWorker
@@ -174,7 +174,7 @@ def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
 def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     """Open every dataset of the command line, by name.  Raises: TokenfeedError."""
     if arguments.vocab_size is not None:
-        require_range("--vocab-size", arguments.vocab_size, 1, 1 << 32)
+        require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
     if arguments.check_all_tokens and arguments.vocab_size is None:
         raise InvalidRequest("--check-all-tokens", "needs --vocab-size")
     require_range("--max-batch-bytes", arguments.max_batch_bytes, 1, 1 << 63)

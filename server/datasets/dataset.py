@@ -124,6 +124,9 @@ class Dataset:
         self.store.close()
 
 
+VOCAB_SIZE_MAX = (1 << 32) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class TokenChecks:
     """How to check tokens.
@@ -176,8 +179,8 @@ def dataset_of(
 
     split: that of its manifest.  why_store: the reason for its kind of store.
     """
-    scan = partial(scan_content, store, checks, stopped)
-    found = scan_once(store, checks, scan, stopped) if share else scan()
+    scan = partial(scan_content, store, checks)
+    found = scan_once(store, checks, scan, stopped) if share else scan(stopped)
     store.narrow(found.token_max)
     if split is not None and split.fingerprint != found.fingerprint:
         problem = "does not match its manifest: a shard was modified or replaced; restore it"

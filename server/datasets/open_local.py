@@ -33,18 +33,20 @@ from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS, gather_block
 from . import loss_masks
-from .dataset import Dataset, TokenChecks, open_dataset
+from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
 from .planned_rows import PlannedRows
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 
 _IGNORE_MASK = loss_masks.OPTION.removeprefix("--")
-OPTIONS: Mapping[str, Sequence[str]] = {
+_VOCAB_SIZE = "vocab-size"
+OPTIONS: Mapping[str, Sequence[str] | None] = {
     "format": FORMAT_NAMES,
     "dtype": tuple(STORED),
     "read": WAYS,
+    _VOCAB_SIZE: None,
     _IGNORE_MASK: ("",),
 }
-"""The options of a target, as those of `tokenfeed serve`, and their values."""
+"""The options of a target, as those of `tokenfeed serve`, and their values; None: a number."""
 _LOG_SAYS = "the log names the file"
 _HINT = "in a target, options come last: file:train.bin?dtype=uint32&read=pread"
 
@@ -74,7 +76,8 @@ def open_local(
         loss_masks.require_none(source, ignored=_IGNORE_MASK in options)
         formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
         storing = Storing(options.get("read"), _poll_rate(os.getpid()))
-        dataset = open_dataset(source, formats, TokenChecks(), storing, share=True, stopped=stopped)
+        checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
+        dataset = open_dataset(source, formats, checks, storing, share=True, stopped=stopped)
         return LocalDataset(dataset, stopped)
     except InvalidCorpus as error:
         # Cures are options of the server's command line.
@@ -175,10 +178,22 @@ def _poll_rate(process: int) -> PollRate:
 def _require_options(options: Mapping[str, str]) -> None:
     for option, value in options.items():
         if option not in OPTIONS:
-            raise InvalidRequest("target", f"has no option {option!r}, only {', '.join(OPTIONS)}")
-        if value not in OPTIONS[option]:
-            values = ", ".join(OPTIONS[option]) or "no value"
+            problem = f"has no option {option!r}, only {', '.join(OPTIONS)}"
+            raise InvalidRequest("target", f"{problem}; in a glob write * instead of ?")
+        known = OPTIONS[option]
+        if known is not None and value not in known:
+            values = ", ".join(known) or "no value"
             raise InvalidRequest("target", f"{option} is {value!r}; it takes {values}")
+
+
+def _vocab_size(text: str | None) -> int | None:
+    """Return the number of token ids.  Raises: InvalidRequest."""
+    if text is None:
+        return None
+    if re.fullmatch("[0-9]{1,10}", text) and 1 <= int(text) <= VOCAB_SIZE_MAX:
+        return int(text)
+    limits = f"it takes a number from 1 to {VOCAB_SIZE_MAX}"
+    raise InvalidRequest("target", f"{_VOCAB_SIZE} is {text!r}; {limits}")
 
 
 def _sources(words: Sequence[str]) -> list[DatasetSource]:

@@ -1,8 +1,8 @@
 """The scan of a dataset's content, made once by all processes of a machine that open its files.
 
 Eight ranks of a node would each read and hash the same corpus. Here the first one does, and keeps
-the result in a small file of the user's cache folder; the others wait for it under a lock. The
-result is used as long as size, times and inode of every file are unchanged.
+the result in a small file of the user's cache folder; the others wait for it under a lock, as long
+as it gets on. The result is used as long as size, times and inode of every file are unchanged.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from ..runtime.cache_folder import cache_folder
 from ..runtime.exceptions import log_safe_name
 from ..storage.store import TokenStore
 from .content import Scan
@@ -29,9 +30,13 @@ _BYTES_MIN = 64 << 20
 """A smaller corpus is read sooner than its file would be found."""
 _BYTES_MAX = 1 << 12
 _WAIT_SECONDS = 60.0
-"""Another process that has not finished by then may have stopped: this one scans too."""
+"""Another process that has read no block for so long may have stopped: this one scans too."""
+_TOUCH_SECONDS = 1.0
 _POLL_SECONDS, _POLL_SECONDS_MAX = 0.02, 0.5
 """Between two tries to lock; the pause doubles."""
+_KEPT_SECONDS = 30 * 86_400.0
+"""Scans that nobody has used for a month are removed."""
+_SUFFIX = ".scan.json"
 _SETTLED_SECONDS = 2.0
 """A file that was written to less than this before its scan may be written to again without another
 time: clocks of file systems are coarse. Its scan is not kept."""
@@ -40,42 +45,64 @@ time: clocks of file systems are coarse. Its scan is not kept."""
 def scan_once(
     store: TokenStore,
     checked: object,
-    scan: Callable[[], Scan],
+    scan: Callable[[Callable[[], bool]], Scan],
     stopped: Callable[[], bool] = lambda: False,
 ) -> Scan:
     """Return what `scan` returns, or what another process has found in the same files.
 
-    checked: what the scan checks; a scan with other checks is another one.  stopped: whether not to
-    wait for another process.  Raises: what `scan` raises.
+    checked: what the scan checks; a scan with other checks is another one.  scan: is given a
+    function to call before each block, which returns whether to stop.  stopped: whether to stop.
+    Raises: what `scan` raises.
     """
     content_bytes = store.shape.token_count * store.stored.itemsize
     facts = store.facts
     if content_bytes < _BYTES_MIN:
-        return scan()
+        return scan(stopped)
     files = [
         (os.path.abspath(shard.path), shard.layout.first_byte, shard.layout.dtype_assumed)
         for shard in store.shards
     ]
     # The folder may be that of all machines of a cluster.
     machine = os.uname().nodename
-    name = _sha256((_VERSION, machine, store.stored.name, str(checked), files)) + ".scan.json"
+    name = _sha256((_VERSION, machine, store.stored.name, str(checked), files)) + _SUFFIX
     known = _sha256(list(map(str, facts)))
     settled_ns = time.time_ns() - int(_SETTLED_SECONDS * 1e9)
     with _locked(name, stopped) as descriptor:
         if descriptor is None:
-            return scan()
+            return scan(stopped)
         if (found := _read(descriptor, known)) is not None:
+            _touch(descriptor)
             return found
-        found = scan()
+        found = scan(_touching(descriptor, stopped))
         if max(one.ctime_ns for one in facts) < settled_ns:
             _write(descriptor, known, found)
+            _remove_unused()
         return found
+
+
+def _touching(descriptor: int, stopped: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a function like `stopped`, which also shows others that the scan gets on."""
+    touched_at = time.monotonic()
+
+    def touch_and_look() -> bool:
+        nonlocal touched_at
+        if time.monotonic() - touched_at >= _TOUCH_SECONDS:
+            touched_at = time.monotonic()
+            _touch(descriptor)
+        return stopped()
+
+    return touch_and_look
+
+
+def _touch(descriptor: int) -> None:
+    with suppress(OSError):
+        os.utime(descriptor)
 
 
 @contextmanager
 def _locked(name: str, stopped: Callable[[], bool]) -> Iterator[int | None]:
     """Lend the descriptor of a file that is locked; None if no folder takes it, or another process
-    holds the lock for too long.
+    holds the lock and does not get on.
     """
     descriptor = _open(name)
     if descriptor is None:
@@ -83,21 +110,35 @@ def _locked(name: str, stopped: Callable[[], bool]) -> Iterator[int | None]:
         yield None
         return
     with open(descriptor, "r+b", buffering=0):
-        end = time.monotonic() + _WAIT_SECONDS
-        pause_seconds = _POLL_SECONDS
-        while not (locked := _has_locked(descriptor)) and time.monotonic() < end:
-            if stopped():
-                break
-            time.sleep(pause_seconds)
-            # The folder may be on a server that many machines ask.
-            pause_seconds = min(2 * pause_seconds, _POLL_SECONDS_MAX)
+        locked = _await_lock(descriptor, stopped)
         if not (locked or stopped()):
-            _LOG.warning("scan not shared: another process has held %s for too long", name)
+            _LOG.warning(
+                "scan not shared: another process holds %s, and has read nothing for %.0f s",
+                name,
+                _WAIT_SECONDS,
+            )
         try:
             yield descriptor if locked else None
         finally:
             # Explicitly: a fork that was made meanwhile has this descriptor too.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _await_lock(descriptor: int, stopped: Callable[[], bool]) -> bool:
+    """Lock a file; returns whether that succeeded before its holder seemed to have stopped."""
+    pause_seconds = _POLL_SECONDS
+    touched_ns, touched_at = 0, time.monotonic()
+    while not _has_locked(descriptor):
+        # Only whether it changes: the clock of its file system may be another one.
+        with suppress(OSError):
+            if (now_ns := os.fstat(descriptor).st_mtime_ns) != touched_ns:
+                touched_ns, touched_at = now_ns, time.monotonic()
+        if stopped() or time.monotonic() - touched_at > _WAIT_SECONDS:
+            return False
+        time.sleep(pause_seconds)
+        # The folder may be on a server that many machines ask.
+        pause_seconds = min(2 * pause_seconds, _POLL_SECONDS_MAX)
+    return True
 
 
 def _try_to_lock(descriptor: int) -> bool:
@@ -121,15 +162,8 @@ def _open(name: str) -> int | None:
     """Return the descriptor of a file in the first folder that is this user's own, and in which
     files can be locked.
     """
-    for folder in _folders():
-        if not os.path.isabs(folder):
-            continue  # a user without a home
+    for folder in _own_folders():
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            status = os.lstat(folder)
-            others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or others_write:
-                continue
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(os.path.join(folder, name), flags, 0o600)
         except OSError:
@@ -143,16 +177,36 @@ def _open(name: str) -> int | None:
     return None
 
 
+def _remove_unused() -> None:
+    """Remove scans that nobody uses any more."""
+    end = time.time() - _KEPT_SECONDS
+    for folder in _own_folders():
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                unused = entry.stat(follow_symlinks=False).st_mtime < end
+                if unused and entry.name.endswith(_SUFFIX):
+                    os.unlink(entry.path)
+
+
+def _own_folders() -> Iterator[str]:
+    """Yield folders for scans: those that are this user's own, and to which no other may write."""
+    for folder in _folders():
+        if not os.path.isabs(folder):
+            continue  # a user without a home
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            status = os.lstat(folder)
+        except OSError:
+            continue
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write:
+            yield folder
+
+
 def _folders() -> Iterator[str]:
     yield cache_folder()
     with suppress(FileNotFoundError):  # if there is no folder for temporary files
         yield os.path.join(tempfile.gettempdir(), f"tokenfeed-{os.getuid()}")
-
-
-def cache_folder() -> str:
-    """Return the folder for results that can be computed again."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(cache, "tokenfeed")
 
 
 def _read(descriptor: int, known: str) -> Scan | None:

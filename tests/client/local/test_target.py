@@ -107,6 +107,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("file:?dtype=uint32", "names no path; write file:PATH"),
         ("file://host/a.bin", "names a host; write file:/PATH"),
         ("file://", "names a host; write file:/PATH"),
+        ("file:a.bin?dtype=uint16&dtype=uint32", "has an option twice"),
         ("file:a\0b.bin", "has a character that no path may have"),
         ("file:~\0", "has a character that no path may have"),
         ("file:~\ud800/a.bin", "has a character that no path may have"),

@@ -82,6 +82,16 @@ def test_a_target_names_files_as_a_server_does(
     assert {counted.order for counted in described.rows} == set(orders.ORDERS)
 
 
+@pytest.mark.parametrize(("options", "token_bytes"), [("", 2), ("&vocab-size=100000", 4)])
+def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
+    opened: Open, options: str, token_bytes: int
+) -> None:
+    """As with --vocab-size of a server: then not all of them have to be read."""
+    np.arange(100, dtype=np.int64).tofile("a.bin")
+
+    assert opened(f"a.bin?dtype=int64{options}", "").described(T).token_bytes == token_bytes
+
+
 @pytest.mark.parametrize(
     ("target", "name", "kind", "subject", "problem"),
     [
@@ -115,6 +125,10 @@ def test_a_target_names_files_as_a_server_does(
             "target",
             "ignore-loss-mask is '1'; it takes no value",
         ),
+        ("a.bin?vocab-size=0", "", InvalidRequest, "target", "a number from 1 to 4294967295"),
+        ("a.bin?vocab-size=5e4", "", InvalidRequest, "target", "vocab-size is '5e4'; it takes a"),
+        ("a.bin?vocab-size=" + 5000 * "9", "", InvalidRequest, "target", "it takes a number"),
+        ("a.bin?vocab-size=99", "", InvalidCorpus, "a.bin", "99"),
         ("x=a.bin,y=b.bin", "", InvalidRequest, "dataset", "has to name one of the datasets"),
         ("x=a.bin,y=b.bin", "z", NotFound, "dataset", "'z' is not in the target, only x, y"),
         ("a.bin", "z", NotFound, "dataset", "'z' is not in the target, only a"),

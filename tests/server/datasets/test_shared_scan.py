@@ -20,7 +20,10 @@ from hypothesis import strategies as st
 
 from server.datasets import dataset as datasets
 from server.datasets import shared_scan
+from server.datasets.content import Scan
+from server.datasets.dataset import TokenChecks
 from server.datasets.open_local import open_local
+from server.storage.store import TokenStore
 from tests.conftest import ROOT, WriteTokens
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
@@ -358,8 +361,57 @@ def test_a_process_that_stops_with_the_lock_holds_up_others_for_a_while_only(
         assert scans(path) == 1
         holder.kill()
 
-    assert "scan not shared: another process has held" in caplog.text
+    assert "and has read nothing for" in caplog.text
     assert scans(path) == 0
+
+
+def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
+    path: Path, cache: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terabytes that all have to be checked: eight processes would each read them."""
+    monkeypatch.setattr(shared_scan, "_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(shared_scan, "_TOUCH_SECONDS", 0.1)
+    scan_content = datasets.scan_content
+    began = threading.Event()
+    made = []
+
+    def slow(store: TokenStore, checks: TokenChecks, stopped: Callable[[], bool]) -> Scan:
+        made.append(store)
+        began.set()
+        for _ in range(30):
+            assert not stopped()
+            time.sleep(0.05)
+        return scan_content(store, checks, stopped)
+
+    monkeypatch.setattr(datasets, "scan_content", slow)
+    first = threading.Thread(target=scans, args=(path,))
+    first.start()
+    assert began.wait(10)
+    scans(path)
+    first.join()
+
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_scan_that_nobody_has_used_for_a_month_is_removed(
+    cache: Path, path: Path, write_tokens: WriteTokens, scans: Scans, is_used: bool
+) -> None:
+    """And nothing else of the folder."""
+    assert scans(path) == 1
+    old, other = the_scan(cache), cache / "tokenizer.json"
+    other.touch()
+    last_month = time.time() - 31 * 86_400
+    os.utime(old, (last_month, last_month))
+    os.utime(other, (last_month, last_month))
+    if is_used:
+        assert scans(path) == 0
+    newer = write_tokens(np.arange(2, 50_001), "newer.bin")
+    let_time_pass(newer)
+    assert scans(newer) == 1
+
+    assert old.exists() == is_used
+    assert other.exists()
 
 
 @pytest.mark.usefixtures("cache")
