@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from tokenfeed._aliases import require_package
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
+from ..runtime.awaited_task import AwaitedTask
 from ..runtime.supervised import Supervised
-from ..runtime.threads import Outcome, start_thread
+from ..runtime.supervisor import Task
 from ..stats import Counters
 from ..stream.dataset_client import Agreement
 from ..transport.addresses import Targets
@@ -24,10 +26,9 @@ from .target import parse_local_target
 
 _LOG = logging.getLogger("tokenfeed.client")
 
-Result = TypeVar("Result")
-
 _AHEAD_BYTES_MAX = 8 << 20
 """Local rows are at hand at once: more of them ahead would only leave the caches."""
+_LOG_SECONDS = 30.0
 
 
 class Opened(Protocol):
@@ -81,7 +82,7 @@ class LocalFiles(Supervised):
         CorpusError.
         """
         if self._described is None:
-            self._await(self._open)
+            self._await_opened()
         assert self._described is not None
         return self._described
 
@@ -94,8 +95,7 @@ class LocalFiles(Supervised):
         """
         described = self.await_described()
         if context_length is not None:
-            opened = self._await(self._open)
-            described = opened.described(context_length)
+            described = self._await_opened().described(context_length)
         for counted in described.rows:
             if counted.order == order:
                 return counted.rows
@@ -113,23 +113,23 @@ class LocalFiles(Supervised):
         ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.spec.row_tokens)
         return RowsAhead(self, blocks, counters, max(ahead_rows, 2 * request.position.batch_size))
 
-    def abandon(self, task: object) -> None:
-        """Leave a task behind that does not end: its file system hangs."""
+    def abandon(self, task: Task) -> None:
+        """Leave a task behind that does not end yet: its files are read slowly, or not at all."""
         if not self.closed:
-            _LOG.warning("read abandoned, its file system does not answer")
+            _LOG.warning("a read has not ended yet, and its rows are not needed any more")
 
     def _open_blocks(self, request: StreamRequest, is_over: Callable[[], bool]) -> Blocks:
-        """Return the rows of a request; opens the files first.  Raises: like `_await`."""
-        return (self._opened or self._await(self._open, is_over)).blocks(request)
+        """Return the rows of a request; opens the files first.  Raises: like
+        `_await_opened`.
+        """
+        return (self._opened or self._await_opened(is_over)).blocks(request)
 
-    def _await(
-        self, function: Callable[[], Result], is_over: Callable[[], bool] = lambda: False
-    ) -> Result:
-        """Return the result of a function, which runs in a thread.  Raises: what it raises;
-        InvalidRequest once this is closed, or is_over returns True.
+    def _await_opened(self, is_over: Callable[[], bool] = lambda: False) -> Opened:
+        """Return the opened dataset; opens it in a thread.  Raises: like `_open`; InvalidRequest
+        once this is closed, or is_over returns True.
         """
         self.require_own_process()
-        return _OpenTask(self, function, is_over).result()
+        return _OpenTask(self, self._open, is_over).result()
 
     def _open(self) -> Opened:
         """Return the opened dataset; the first call opens it, and the others wait for that."""
@@ -181,47 +181,39 @@ class LocalFiles(Supervised):
             raise InvalidRequest("RemoteBatches", "is closed; create a new one")
 
 
-class _OpenTask(Generic[Result]):
-    """A function in a thread, whose result a consumer waits for; supervised."""
+class _OpenTask(AwaitedTask[Opened]):
+    """The opening of all files, which are read for their fingerprint."""
+
+    thread_name = "tokenfeed-open"
 
     def __init__(
-        self, files: LocalFiles, function: Callable[[], Result], is_over: Callable[[], bool]
+        self, files: LocalFiles, open_files: Callable[[], Opened], is_over: Callable[[], bool]
     ) -> None:
+        """open_files: looks by itself whether the files are closed.  is_over: whether the result is
+        not needed any more.
+        """
+        super().__init__(files.begin_use())
         self._files = files
-        self._function = function
-        self._is_over = is_over
-        self._outcome: Outcome[Result] = Outcome()
-        self._supervisor = files.begin_use()
-        self._begun = False
-        self._abandoned = False
-        self.ended = False
-
-    def result(self) -> Result:
-        """Return the result.  Raises: what the function raised; InvalidRequest once it is over."""
-        try:
-            self._supervisor.add(self)
-            start_thread(self._run, "tokenfeed-open")
-            return self._outcome.wait(self._require_not_over)
-        finally:
-            self._abandoned = True
-            self._supervisor.wake()
+        self._open_files = open_files
+        self._is_over_for_rows = is_over
+        self._logged_at = time.monotonic()
 
     def due_seconds(self, now: float) -> float:
-        """Return when to cancel: never, since the function looks whether it is still needed."""
-        if (self._abandoned or self._files.closed) and not self._begun:
-            self.ended = True  # its thread never ran, or will end by itself
+        """Return when to cancel: never, the work looks by itself; for the supervisor."""
+        super().due_seconds(now)
         return math.inf
 
     def cancel(self) -> None:
         """Do nothing."""
 
-    def _require_not_over(self) -> None:
-        self._files.require_not_closed()
-        if self._is_over():
-            raise InvalidRequest("RemoteBatches", "has ended these rows")
+    def _work(self) -> Opened:
+        return self._open_files()
 
-    def _run(self) -> None:
-        self._begun = True
-        self._outcome.run(self._function)
-        self.ended = True
-        self._supervisor.wake()
+    def _check_wait(self) -> None:
+        """Raise InvalidRequest if the files are not needed any more; log that it takes long."""
+        self._files.require_not_closed()
+        if self._is_over_for_rows():
+            raise InvalidRequest("RemoteBatches", "has ended these rows")
+        if time.monotonic() - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = time.monotonic()
+            _LOG.warning("files are still being opened: they are read for their fingerprint")

@@ -84,8 +84,13 @@ class RowsAhead(BackgroundRows):
         self._blocks = blocks
         self._rows_ahead = rows_ahead
 
+    def due_seconds(self, now: float) -> float:
+        """Return when to cancel: never, a gather ends by itself; for the supervisor."""
+        super().due_seconds(now)
+        return math.inf
+
     def cancel(self) -> None:
-        """Do nothing: a gather ends by itself."""
+        """Do nothing."""
 
     def _bring(self) -> None:
         while not self._is_closed():

@@ -7,14 +7,13 @@ All requests run in threads that no signal interrupts. A consumer's thread waits
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tokenfeed.errors import (
     InvalidRequest,
@@ -27,10 +26,11 @@ from tokenfeed.errors import (
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, StreamRequest
 
+from ..runtime.awaited_task import AwaitedTask
 from ..runtime.notifier import Notifier
 from ..runtime.supervised import Supervised
 from ..runtime.supervisor import Task
-from ..runtime.threads import Outcome, start_thread, without_traceback
+from ..runtime.threads import without_traceback
 from ..transport.addresses import Targets
 from ..transport.channel import Channel, DescribeCall
 from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
@@ -288,64 +288,34 @@ class DatasetClient(Supervised):
         require_usable(replica.address, described, self._request, self.client_name, reference)
 
 
-class _DescribeTask(Generic[Result]):
-    """A request to all servers whose result a consumer's thread waits for."""
+class _DescribeTask(AwaitedTask[Result]):
+    """A request to all servers."""
+
+    thread_name = "tokenfeed-describe"
 
     def __init__(self, remote: DatasetClient, ask: Ask[Result]) -> None:
         """ask: asks all servers."""
+        super().__init__(remote.begin_use())
         self._remote = remote
-        self._supervisor = remote.begin_use()
         self._ask = ask
         self._open_calls: set[DescribeCall] = set()
-        self._outcome: Outcome[Result] = Outcome()
         self._notifier = Notifier()
-        self._abandoned = False
-        self._begun = False
         began = time.monotonic()
         self._failover = remote.failover(lambda: began)
-        self.ended = False
-
-    def result(self) -> Result:
-        """Return the result; for one waiter.  Raises: the error of the request; InvalidRequest if
-        the feed is closed before a result; Unreachable if the request hangs.
-        """
-        try:
-            self._supervisor.add(self)
-            start_thread(self._run, "tokenfeed-describe")
-            return self._outcome.wait(self._require_in_time)
-        finally:
-            self._abandoned = True
-            self._supervisor.wake()
-
-    def due_seconds(self, now: float) -> float:
-        """Return when to cancel: when the result is not needed any more; for the supervisor."""
-        if not self._is_over():
-            return math.inf
-        if not self._begun:
-            self.ended = True  # its thread never ran, or will end at once
-        self._notifier.notify()
-        return 0.0
 
     def cancel(self) -> None:
         """Cancel all open calls; for the supervisor."""
+        self._notifier.notify()
         for call in tuple(self._open_calls):
             call.cancel()
 
-    def _is_over(self) -> bool:
-        return self._abandoned or self._remote.closed
-
-    def _run(self) -> None:
-        self._begun = True
-        self._outcome.run(self._ask_all)
-        self.ended = True
-        self._supervisor.wake()
-
-    def _require_in_time(self) -> None:
+    def _check_wait(self) -> None:
+        """Raise InvalidRequest if the feed is closed, and Unreachable if the request hangs."""
         self._failover.require_in_time(0.0)
         if self._remote.closed:
             raise _closed_unused()
 
-    def _ask_all(self) -> Result:
+    def _work(self) -> Result:
         result = self._failover.run(
             lambda _: self._ask(self._failover.read_seconds, self._open_calls),
             pause=self._notifier.wait,

@@ -35,7 +35,7 @@ _TOUCH_SECONDS = 1.0
 _POLL_SECONDS, _POLL_SECONDS_MAX = 0.02, 0.5
 """Between two tries to lock; the pause doubles."""
 _KEPT_SECONDS = 30 * 86_400.0
-"""Scans that nobody has used for a month are removed."""
+"""Scans that were not used for a month are removed."""
 _SUFFIX = ".scan.json"
 _SETTLED_SECONDS = 2.0
 """A file that was written to less than this before its scan may be written to again without another
@@ -178,7 +178,7 @@ def _open(name: str) -> int | None:
 
 
 def _remove_unused() -> None:
-    """Remove scans that nobody uses any more."""
+    """Remove scans that were not used for long."""
     end = time.time() - _KEPT_SECONDS
     for folder in _own_folders():
         with suppress(OSError), os.scandir(folder) as entries:

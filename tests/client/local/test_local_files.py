@@ -15,6 +15,7 @@ import pytest
 
 from client import InvalidRequest, NotFound, RemoteBatches, StreamMismatch
 from client.local import local_files
+from client.runtime import awaited_task
 from tests.conftest import WriteTokens
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus
@@ -131,6 +132,28 @@ def slow_to_open(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return may_open
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_files_that_take_long_to_open_are_said_to(
+    path: Path,
+    slow_to_open: threading.Event,
+    mode: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who waits for a terabyte must not think that it hangs."""
+    monkeypatch.setattr(local_files, "_LOG_SECONDS", 0.1)
+    said = "files are still being opened: they are read for their fingerprint"
+    opening = threading.Thread(
+        target=lambda: (eventually(lambda: said in caplog.text), slow_to_open.set())
+    )
+    opening.start()
+
+    assert next(RemoteBatches(f"file:{path}", 2, T, **mode))[0].shape == (2, T)
+
+    opening.join()
+    assert said in caplog.text
+
+
 @pytest.mark.usefixtures("slow_to_open")
 @pytest.mark.parametrize("mode", MODES)
 def test_closing_ends_the_wait_for_files_that_are_being_opened(
@@ -184,7 +207,7 @@ def test_a_thread_that_never_starts_does_not_delay_the_end(
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(local_files, "start_thread", interrupted)
+        patch.setattr(awaited_task, "start_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             feed.state_dict()
     began = time.monotonic()

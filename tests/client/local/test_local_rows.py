@@ -13,6 +13,7 @@ from client.local import local_rows
 from client.local.local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
 from client.runtime.supervised import Supervised
 from client.stats import Counters
+from client.stream import background_rows
 from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.wire.row_block import RowBlock
@@ -192,6 +193,26 @@ def test_closing_ends_a_wait_for_a_retry_at_once(files: Files, kind: str, close:
     assert time.monotonic() - began < 2.0
     closing.join()
     assert files.abandoned == []
+
+
+def test_a_read_that_does_not_end_is_left_behind_in_silence(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends by itself, or never: trying to cancel it would start ten threads a second."""
+    monkeypatch.setattr(background_rows, "END_SECONDS", 0.1)
+    cancelled = []
+    monkeypatch.setattr(RowsAhead, "cancel", cancelled.append)
+    may_end = threading.Event()
+    rows = rows_of(files, Scripted([4, lambda: may_end.wait(30)]), "ahead")
+    assert take(rows, 4) == [0, 1, 2, 3]
+
+    rows.close()
+    time.sleep(0.3)
+    may_end.set()
+
+    assert files.abandoned == [rows]
+    assert cancelled == []
+    assert eventually(lambda: rows.ended)
 
 
 @pytest.mark.parametrize(
