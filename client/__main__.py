@@ -27,7 +27,7 @@ from tokenfeed.wire.request import StreamRequest
 
 from .bench import measure
 from .local.choice import open_target
-from .local.target import is_local_target
+from .local.target import FILE, is_local_target
 from .stats import Counters
 from .stream.row_stream import PREFETCH_BYTES
 from .transport.channel import describe
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("client"),
-        description="Query a tokenfeed server.",
+        description="Query a tokenfeed server, or read local files.",
         epilog="example: tokenfeed describe localhost:50051",
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -116,7 +116,7 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
         help="context length: tokens of x in a row (default: %(default)s)",
     )
     number("--seed", default=0, help="seed of the order (default: %(default)s)")
-    add("--dataset", default="", help="dataset name; optional if the server has only one")
+    add("--dataset", default="", help="dataset name; optional if there is only one")
     add(
         "--order",
         default="random",
@@ -156,7 +156,8 @@ def run_describe(arguments: argparse.Namespace) -> None:
     if arguments.context_length is not None:
         require_range("context_length", arguments.context_length, 1, SAMPLE_END)
     if is_local_target(arguments.target):
-        raise InvalidRequest("target", "is no server; for files: tokenfeed inspect PATH")
+        path = arguments.target.removeprefix(FILE)
+        raise InvalidRequest("target", f"is not a server; for files: tokenfeed inspect {path}")
     described = describe(
         arguments.target,
         arguments.context_length,

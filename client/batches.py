@@ -38,7 +38,7 @@ from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
 class RemoteBatches(IterableDataset[Batch]):
-    """Batches from a tokenfeed server, as if the corpus were local.
+    """Batches from a tokenfeed server, or from local files.
 
         for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
             ...

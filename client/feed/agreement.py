@@ -50,7 +50,7 @@ class RankAgreement:
         Does not wait for other ranks: one exchange with the store, queued behind other requests of
         this process to the store. If the store is unavailable or does not answer within 3 s,
         nothing is compared, and this is logged.
-        dataset: its name, as served; different datasets are not compared.  fingerprint: 32 bytes.
+        dataset: its name; different datasets are not compared.  fingerprint: 32 bytes.
         Raises: StreamMismatch, naming both ranks and both fingerprints.
         """
         own = fingerprint.hex()
@@ -74,8 +74,8 @@ class RankAgreement:
             raise StreamMismatch(
                 "fingerprint",
                 f"rank {self._rank} reads corpus {own}, and rank {first_rank} reads {its}. Give "
-                "all ranks servers of the same files; fingerprint= selects the corpus. The same "
-                "error occurs if ranks create their feeds in different orders",
+                "all ranks the same files, or servers of them; fingerprint= selects the corpus. "
+                "The same error occurs if ranks create their feeds in different orders",
             )
 
     def _exchange(self, key: str, own: str) -> bytes:

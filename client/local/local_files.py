@@ -167,7 +167,8 @@ class LocalFiles(Supervised):
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
         if self._agreement is not None and required is None:
-            self._agreement.require_same(described.name, found)
+            # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.
+            self._agreement.require_same(self._name, found)
         return described
 
     def _close_files(self) -> None:

@@ -13,15 +13,15 @@ UNIX = "unix:"
 Targets = str | Sequence[str]
 """Addresses of servers: one, or several."""
 
+_CURE = "write HOST:PORT, or file:PATH for local files"
+
 
 def each_target(targets: Targets) -> list[str]:
     """Return one or several targets as a list.  Raises: InvalidRequest if it is neither."""
     try:
         return [targets] if isinstance(targets, str) else list(targets)
     except TypeError:
-        raise InvalidRequest(
-            "target", f"{targets!r} is not an address; write HOST:PORT or file:PATH"
-        ) from None
+        raise InvalidRequest("target", f"{targets!r} is not an address; {_CURE}") from None
 
 
 def require_address(target: str) -> None:
@@ -30,7 +30,7 @@ def require_address(target: str) -> None:
     gRPC accepts nearly any text and would wait for it. For port 99999 it would use port 34463.
     """
     if not isinstance(target, str) or not target.isprintable() or not target.isascii():
-        raise InvalidRequest("target", f"{target!r} is not an address; write HOST:PORT")
+        raise InvalidRequest("target", f"{target!r} is not an address; {_CURE}")
     if target.startswith(UNIX):
         if len(target) == len(UNIX):
             raise InvalidRequest("target", f"{target!r} names no path; write unix:PATH")
@@ -40,9 +40,9 @@ def require_address(target: str) -> None:
         host = host.removeprefix(kind)
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
     if not bare or any(sign in bare for sign in "/, []@"):
-        raise InvalidRequest("target", f"{target!r} is not an address; write HOST:PORT")
+        raise InvalidRequest("target", f"{target!r} is not an address; {_CURE}")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; write HOST:PORT")
+        raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; {_CURE}")
 
 
 def host_and_port(target: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.wire import crc32c
 
 from ..datasets import loss_masks
-from ..datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
+from ..datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset
 from ..datasets.sources import (
     DatasetSource,
     is_text,
@@ -216,32 +216,3 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Datase
     )
     text = parse_text(words)
     return [texts.tokenized(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]
-
-
-def log_opened(dataset: Dataset) -> None:
-    """Log what a dataset is, and what was assumed."""
-    store, layout = dataset.store, dataset.store.shards[0].layout
-    _LOG.info(
-        "dataset opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s "
-        "read=%s because=%s",
-        dataset.name,
-        layout.format,
-        len(store.shards),
-        store.shape.token_counts.sum(),
-        store.stored.name,
-        store.dtype.name,
-        dataset.fingerprint.hex(),
-        store.kind,
-        dataset.why_store,
-    )
-    assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
-    if assumed:
-        _LOG.info(
-            "format assumed dataset=%s format=%s dtype=%s files=%d: %s; --format and --dtype "
-            "override it",
-            dataset.name,
-            layout.format,
-            layout.dtype.name,
-            len(assumed),
-            assumed[0].why,
-        )

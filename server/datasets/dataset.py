@@ -189,6 +189,35 @@ def dataset_of(
     return Dataset(store.name, store, found.fingerprint, digest, why_store)
 
 
+def log_opened(dataset: Dataset) -> None:
+    """Log what a dataset is, and what was assumed."""
+    store, layout = dataset.store, dataset.store.shards[0].layout
+    _LOG.info(
+        "dataset opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s "
+        "read=%s because=%s",
+        dataset.name,
+        layout.format,
+        len(store.shards),
+        store.shape.token_counts.sum(),
+        store.stored.name,
+        store.dtype.name,
+        dataset.fingerprint.hex(),
+        store.kind,
+        dataset.why_store,
+    )
+    assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
+    if assumed:
+        _LOG.info(
+            "format assumed dataset=%s format=%s dtype=%s files=%d: %s; --format and --dtype "
+            "override it",
+            dataset.name,
+            layout.format,
+            layout.dtype.name,
+            len(assumed),
+            assumed[0].why,
+        )
+
+
 def scan_content(
     store: TokenStore, checks: TokenChecks, stopped: Callable[[], bool] = lambda: False
 ) -> Scan:

@@ -33,7 +33,7 @@ from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS, gather_block
 from . import loss_masks
-from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
+from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset
 from .planned_rows import PlannedRows
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 
@@ -48,7 +48,6 @@ OPTIONS: Mapping[str, Sequence[str] | None] = {
 }
 """The options of a target, as those of `tokenfeed serve`, and their values; None: a number."""
 _LOG_SAYS = "the log names the file"
-_HINT = "in a target, options come last: file:train.bin?dtype=uint32&read=pread"
 
 _PAUSE_SECONDS_MIN = 0.01
 _POLLS_MAX = 40
@@ -78,11 +77,10 @@ def open_local(
         storing = Storing(options.get("read"), _poll_rate(os.getpid()))
         checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
         dataset = open_dataset(source, formats, checks, storing, share=True, stopped=stopped)
+        log_opened(dataset)
         return LocalDataset(dataset, stopped)
     except InvalidCorpus as error:
-        # Cures are options of the server's command line.
-        hint = f" ({_HINT})" if re.search(f"--({'|'.join(OPTIONS)})", error.problem) else ""
-        raise InvalidCorpus(error.subject, error.problem + hint) from None
+        raise InvalidCorpus(error.subject, _for_targets(error.problem)) from None
 
 
 class LocalDataset:
@@ -184,6 +182,18 @@ def _require_options(options: Mapping[str, str]) -> None:
         if known is not None and value not in known:
             values = ", ".join(known) or "no value"
             raise InvalidRequest("target", f"{option} is {value!r}; it takes {values}")
+
+
+def _for_targets(problem: str) -> str:
+    """Return a problem whose cures are options of a target, not of a command line."""
+
+    def as_in_a_target(found: re.Match[str]) -> str:
+        option, word = found.groups()
+        values = OPTIONS[option]
+        is_value = word.isdecimal() if values is None else word in values
+        return f"?{option}={word}" if word and is_value else f"?{option} {word}".rstrip()
+
+    return re.sub(rf"--({'|'.join(OPTIONS)})\b ?(\w*)", as_in_a_target, problem)
 
 
 def _vocab_size(text: str | None) -> int | None:

@@ -26,7 +26,7 @@ COMMANDS = {
     "verify": Command("server.verify", "read all of a dataset, print its digest and store it"),
     "probe": Command("server.probe", "report by the exit code whether a server is healthy"),
     "describe": Command("client.__main__", "show what a server serves", ("describe",)),
-    "show": Command("client.__main__", "show one batch of a server", ("show",)),
+    "show": Command("client.__main__", "show one batch of a server or of local files", ("show",)),
     "bench": Command(
         "client.__main__", "measure how fast batches arrive on this machine", ("bench",)
     ),

@@ -115,8 +115,8 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         (["localhost:1", "file:a.bin"], "has servers and files; pass either of them"),
         (["file:a.bin", 5], "has servers and files; pass either of them"),
         ([], "names no server"),
-        (Path("a.bin"), "is not an address; write HOST:PORT or file:PATH"),
-        (None, "is not an address; write HOST:PORT or file:PATH"),
+        (Path("a.bin"), "is not an address; write HOST:PORT, or file:PATH"),
+        (None, "is not an address; write HOST:PORT, or file:PATH"),
     ],
 )
 def test_what_is_no_target_is_refused_before_any_file_is_looked_at(

@@ -187,7 +187,7 @@ def test_bench_measures_files(write_tokens: WriteTokens, capsys: Captured) -> No
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["describe", "file:{}"], "error: target: is no server; for files: tokenfeed inspect PATH"),
+        (["describe", "file:{}"], "error: target: is not a server; for files: tokenfeed inspect "),
         (["show", "file:none.bin"], "error: none.bin: cannot be read: No such file or directory"),
         (["show", "file:{}", "--dataset", "x"], "error: --dataset: 'x' is not in the target, only"),
         (["show", "file:{}?vocab=3"], "error: target: has no option 'vocab', only format, dtype"),

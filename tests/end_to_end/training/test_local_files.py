@@ -214,20 +214,20 @@ def test_a_state_of_another_corpus_is_refused(make: Make, write_tokens: WriteTok
         make(f"file:{other}").load_state_dict(state)
 
 
-# A rank of a trainer that reads a file of its own, of the same name.
+# A rank of a trainer that reads a file of its own, of the same name or of another one.
 RANK = """
 import sys
 import torch.distributed as dist
 from client import RemoteBatches, StreamMismatch
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-for folders in ("same", "same"), ("same", "other"):
-    with RemoteBatches(f"file:{sys.argv[1]}/{folders[rank]}/train.bin", 5, 8) as feed:
+for first, second in ("same/train", "same/train"), ("same/train", "other/train"), ("0", "1"):
+    with RemoteBatches(f"file:{sys.argv[1]}/{(first, second)[rank]}.bin", 5, 8) as feed:
         try:
             next(feed)
-            print(f"{folders[1]}: agreed\\n", end="")
+            print(f"{second}: agreed\\n", end="")
         except StreamMismatch as error:
-            print(f"{folders[1]}: {error}\\n", end="")
+            print(f"{second}: {error}\\n", end="")
     dist.barrier()
 dist.destroy_process_group()
 """
@@ -236,18 +236,21 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ranks_with_other_files_find_out(write_tokens: WriteTokens, tmp_path: Path) -> None:
-    """A copy on one node is last week's: each rank would train on its own corpus."""
-    write_tokens(np.arange(500), "same/train.bin")
-    write_tokens(np.arange(500) + 1, "other/train.bin")
+    """A copy on one node is last week's, or each rank reads a shard of its own number."""
+    for name in "same/train.bin", "0.bin":
+        write_tokens(np.arange(500), name)
+    for name in "other/train.bin", "1.bin":
+        write_tokens(np.arange(500) + 1, name)
     script = tmp_path / "rank.py"
     script.write_text(RANK)
 
     lines = torchrun(2, script, tmp_path).splitlines()
 
-    assert lines.count("same: agreed") == 2
-    agreed, refused = sorted(line for line in lines if line.startswith("other: "))
-    assert agreed == "other: agreed"
-    assert re.search(r"fingerprint: rank \d reads corpus \w+, and rank \d reads \w+", refused)
+    assert lines.count("same/train: agreed") == 2
+    for name in "other/train", "1":
+        agreed, refused = sorted(line for line in lines if line.startswith(f"{name}: "))
+        assert agreed == f"{name}: agreed"
+        assert re.search(r"fingerprint: rank \d reads corpus \w+, and rank \d reads \w+", refused)
 
 
 # What is measured is what a user waits for after the imports.

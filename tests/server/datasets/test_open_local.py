@@ -128,13 +128,13 @@ def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
         ("a.bin?vocab-size=0", "", InvalidRequest, "target", "a number from 1 to 4294967295"),
         ("a.bin?vocab-size=5e4", "", InvalidRequest, "target", "vocab-size is '5e4'; it takes a"),
         ("a.bin?vocab-size=" + 5000 * "9", "", InvalidRequest, "target", "it takes a number"),
-        ("a.bin?vocab-size=99", "", InvalidCorpus, "a.bin", "99"),
+        ("a.bin?vocab-size=99", "", InvalidCorpus, "a.bin", "not below ?vocab-size=99"),
         ("x=a.bin,y=b.bin", "", InvalidRequest, "dataset", "has to name one of the datasets"),
         ("x=a.bin,y=b.bin", "z", NotFound, "dataset", "'z' is not in the target, only x, y"),
         ("a.bin", "z", NotFound, "dataset", "'z' is not in the target, only a"),
         ("x=a.bin,x=b.bin", "x", InvalidRequest, "target", "name one: file:NAME=PATH"),
-        ("wide.bin", "", InvalidCorpus, "wide.bin", "?dtype=uint32"),
-        ("masked.ds", "", InvalidCorpus, "masked.ds.loss", "(in a target, options come last: "),
+        ("wide.bin", "", InvalidCorpus, "wide.bin", "Pass ?dtype=uint32, or ?dtype=uint16 if"),
+        ("masked.ds", "", InvalidCorpus, "masked.ds.loss", "?ignore-loss-mask"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_the_cure(
