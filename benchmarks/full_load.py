@@ -1,9 +1,9 @@
 """The load of benchmarks.many_clients: streams that read as fast as they can, in one process.
 
-Each has its own connection. Like the client, it has two calls of 16 MiB in flight. It speaks just
-enough HTTP/2 to discard what they send, because grpcio would take processors from the server: it
-needs 0.65 ms to receive a MiB, and this needs 0.14 (64 streams, 2 shared cores, 2026-11-23). Flow
-control is off: TCP limits what is in flight.
+Each has its own connection. Like the client, it begins with a call of 512 KiB, and then has two
+calls of 16 MiB in flight. It speaks just enough HTTP/2 to discard what they send, because grpcio
+would take processors from the server: it needs 0.65 ms to receive a MiB, and this needs 0.14 (64
+streams, 2 shared cores, 2026-11-23). Flow control is off: TCP limits what is in flight.
 
 Prints "ready", reads the time of the start from stdin, and prints one line of JSON: of each stream,
 the seconds until its first frame, and the bytes it received in the measured time. This is not a
@@ -19,7 +19,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, repeat
 
 from benchmarks.serving import METHOD, stream
 
@@ -31,7 +31,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW_MAX = (1 << 31) - 1
 _WINDOW_DEFAULT = (1 << 16) - 1
 _UPDATE_BYTES = 1 << 28
-_CALLS_AT_ONCE = 2
+_FIRST_CALL_BYTES = 1 << 19
 _CALL_BYTES = 1 << 24
 _FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_PREFIX_BYTES = 5  # of gRPC: a flag, and the length in 4 bytes
@@ -83,8 +83,9 @@ def received(
 def requests(number: int) -> Iterator[bytes]:
     """Yield the requests of a stream, for consecutive samples."""
     request = stream(seed=number)
-    request.num_batches = _CALL_BYTES // (2 * request.batch_size * request.context_length)
-    while True:
+    batch_bytes = 2 * request.batch_size * request.context_length
+    for call_bytes in chain([_FIRST_CALL_BYTES], repeat(_CALL_BYTES)):
+        request.num_batches = call_bytes // batch_bytes
         yield request.SerializeToString()
         request.first_sample += request.num_batches * request.batch_size
 
@@ -94,7 +95,7 @@ def message_pieces(connection: socket.socket, requests: Iterator[bytes]) -> Iter
     all messages.
     """
     calls = (_call(2 * index + 1, request) for index, request in enumerate(requests))
-    connection.sendall(_opening() + b"".join(islice(calls, _CALLS_AT_ONCE)))
+    connection.sendall(_opening() + next(calls))
     room = memoryview(bytearray(_FRAME_BYTES_MAX))
     measured = False
     unacknowledged = 0
@@ -106,6 +107,7 @@ def message_pieces(connection: socket.socket, requests: Iterator[bytes]) -> Iter
             if kind == _DATA:
                 if not measured:
                     measured = True
+                    connection.sendall(next(calls))
                     length = int.from_bytes(payload[1:_MESSAGE_PREFIX_BYTES], "big")
                     yield _MESSAGE_PREFIX_BYTES + length
                 yield size

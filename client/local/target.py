@@ -3,7 +3,7 @@
 file:train.bin                a path, a glob or a folder, also one that tokenfeed ingest made
 file:a.bin,b.bin              several, which form one corpus
 file:web=web/,code=code/      several corpora, by name
-file:train.bin?dtype=uint32   with options of `tokenfeed serve`: format, dtype, read, vocab-size
+file:train.bin?dtype=uint32   with options of `tokenfeed serve`, such as format, dtype and read
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
 import sys
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_cred
 from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder
 from ..runtime.mallopt import keep_freed_memory
-from ..runtime.poll_rate import PollRate, pause_seconds
+from ..runtime.poll_rate import PollRate
 from ..runtime.poller import Poller, RescanWorker
 from ..runtime.signals import Signals
 from ..storage.choice import Storing
@@ -105,7 +104,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     # Each has its own thread: a slow file system must not delay health, tokens or other datasets.
     pollers = [Poller({"health": health.poll})]
     if not arguments.immutable:
-        pollers += [poll_files(dataset, rescans) for dataset in datasets.values()]
+        polled = datasets.values()
+        pollers += [dataset.start_polling(rescans.submit, rescans.closed) for dataset in polled]
     if tokens:
         pollers.append(Poller({"tokens": tokens.poll}))
     server.start()
@@ -125,17 +125,6 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     for poller in pollers:
         poller.close()
     stopped.wait(arguments.drain_seconds)
-
-
-def poll_files(dataset: Dataset, rescans: RescanWorker) -> Poller:
-    """Start to poll the files of a dataset, one after the other, in an endless cycle."""
-    count = len(dataset.store.shards)
-    shards = itertools.cycle(range(count))
-
-    def poll() -> None:
-        dataset.poll_file(next(shards), rescans.submit, rescans.closed)
-
-    return Poller({f"files:{dataset.name}": poll}, pause_seconds(count))
 
 
 def _print_line(line: str) -> None:

@@ -6,6 +6,7 @@ to 1 GiB, and blocks spread over a larger one. The same pass checks for invalid 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -19,6 +20,8 @@ from tokenfeed.sampling.plan import row_count
 from tokenfeed.stream import identity
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
+from ..runtime.poll_rate import pause_seconds
+from ..runtime.poller import Poller
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
@@ -101,6 +104,18 @@ class Dataset:
         submit: runs a function that rereads the files, until stopped() is true.
         """
         self.store.poll_file(shard, partial(self._same_content, stopped), submit)
+
+    def start_polling(
+        self, submit: Submit = run_inline, stopped: Callable[[], bool] = lambda: False
+    ) -> Poller:
+        """Start to poll the files, one after the other, in an endless cycle; as `poll_file`."""
+        count = len(self.store.shards)
+        shards = itertools.cycle(range(count))
+
+        def poll() -> None:
+            self.poll_file(next(shards), submit, stopped)
+
+        return Poller({f"files:{self.name}": poll}, pause_seconds(count))
 
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
         """Return whether the content that the fingerprint covers is unchanged; None if it cannot be

@@ -7,10 +7,8 @@ The files are found, checked, fingerprinted, read and polled exactly as a server
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tokenfeed.errors import (
@@ -28,7 +26,7 @@ from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per
 from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from ..runtime.poll_rate import PollRate, pause_seconds
+from ..runtime.poll_rate import PollRate
 from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS, gather_block
@@ -39,19 +37,17 @@ from .sources import DatasetSource, is_text, parse_datasets, require_distinct_na
 
 _IGNORE_MASK = loss_masks.OPTION.removeprefix("--")
 _VOCAB_SIZE = "vocab-size"
+_IMMUTABLE = "immutable"
 OPTIONS: Mapping[str, Sequence[str] | None] = {
     "format": FORMAT_NAMES,
     "dtype": tuple(STORED),
     "read": WAYS,
     _VOCAB_SIZE: None,
+    _IMMUTABLE: ("",),
     _IGNORE_MASK: ("",),
 }
 """The options of a target, as those of `tokenfeed serve`, and their values; None: a number."""
 _LOG_SAYS = "the log names the file"
-
-_PAUSE_SECONDS_MIN = 0.01
-_POLLS_MAX = 40
-"""Between two reads: they take a tenth of a second."""
 
 
 def open_local(
@@ -74,25 +70,24 @@ def open_local(
         source = _chosen([one for each in words for one in _sources(each)], name)
         loss_masks.require_none(source, ignored=_IGNORE_MASK in options)
         formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
-        storing = Storing(options.get("read"), _poll_rate(os.getpid()))
+        poll_rate = _poll_rate(os.getpid()) if _IMMUTABLE not in options else PollRate(never=True)
+        storing = Storing(options.get("read"), poll_rate)
         checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
         dataset = open_dataset(source, formats, checks, storing, share=True, stopped=stopped)
         log_opened(dataset)
-        return LocalDataset(dataset, stopped)
+        return LocalDataset(dataset, stopped, polls=not poll_rate.never)
     except InvalidCorpus as error:
         raise InvalidCorpus(error.subject, _for_targets(error.problem)) from None
 
 
 class LocalDataset:
-    """A dataset that was opened for this process."""
+    """A dataset that was opened for this process. A thread polls its files."""
 
-    def __init__(self, dataset: Dataset, stopped: Callable[[], bool]) -> None:
-        """Take an opened dataset.  stopped: as for `open_local`."""
+    def __init__(self, dataset: Dataset, stopped: Callable[[], bool], *, polls: bool) -> None:
+        """Take an opened dataset.  stopped: as for `open_local`.  polls: whether to poll files."""
         self._dataset = dataset
-        self._stopped = stopped
-        self._shards = itertools.cycle(range(len(dataset.store.shards)))
-        self._pause_seconds = max(_PAUSE_SECONDS_MIN, pause_seconds(len(dataset.store.shards)))
-        self._polled_at = time.monotonic()
+        # As in a server, so that a trainer that pauses finds out as early.
+        self._poller = dataset.start_polling(stopped=stopped) if polls else None
 
     def described(self, context_length: int) -> pb.Dataset:
         """Return its description, with the rows of T = context_length tokens."""
@@ -101,34 +96,22 @@ class LocalDataset:
     def blocks(self, request: StreamRequest) -> LocalBlocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
         self._dataset.store.shape.require_window(request.spec.context_length)
-        return LocalBlocks(self._dataset, request, self._poll)
-
-    def _poll(self) -> None:
-        """Check files for changes, those that are due: each once a second, one after the other.
-        Nearly always returns at once.
-
-        For one thread at a time. It waits if a file has been touched and is read again.
-        """
-        now = time.monotonic()
-        due = int((now - self._polled_at) / self._pause_seconds)
-        if due:
-            self._polled_at = now
-            for _ in range(min(due, len(self._dataset.store.shards), _POLLS_MAX)):
-                self._dataset.poll_file(next(self._shards), stopped=self._stopped)
+        return LocalBlocks(self._dataset, request)
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
+        if self._poller is not None:
+            self._poller.close()
         self._dataset.close()
 
 
 class LocalBlocks:
     """The rows of a request, in order, in blocks of up to a MiB: whole batches where they fit."""
 
-    def __init__(self, dataset: Dataset, request: StreamRequest, poll: Callable[[], None]) -> None:
-        """Read nothing yet.  poll: is called before each read."""
+    def __init__(self, dataset: Dataset, request: StreamRequest) -> None:
+        """Read nothing yet."""
         self._name = dataset.name
         self._store = store = dataset.store
-        self._poll = poll
         self._rows = PlannedRows(store, request)
         self._spec = request.spec
         self._batch_size = request.position.batch_size
@@ -146,7 +129,6 @@ class LocalBlocks:
                 return None
             spans = self._spans = self._rows.take(self._next_row_count())
         try:
-            self._poll()
             block = gather_block(self._store, spans, self._spec.planes)
         except CorpusChanged:
             problem = "changed while it was read; start again with complete files"

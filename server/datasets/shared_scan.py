@@ -220,11 +220,14 @@ def _read(descriptor: int, known: str) -> Scan | None:
     seal, _, body = content.partition(b"\n")
     if seal != _seal(body):
         return None
-    kept = json.loads(body)
-    if kept["files"] != known:
-        return None
-    fingerprint, digest = bytes.fromhex(kept["fingerprint"]), bytes.fromhex(kept["digest"])
-    return Scan(fingerprint, digest, kept["token_max"])
+    try:
+        kept = json.loads(body)
+        fingerprint, digest = bytes.fromhex(kept["fingerprint"]), bytes.fromhex(kept["digest"])
+        found = Scan(fingerprint, digest, int(kept["token_max"]))
+        is_usable = kept["files"] == known and len(fingerprint) == 32 and len(digest) in (0, 32)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None  # of another version
+    return found if is_usable else None
 
 
 def _write(descriptor: int, known: str, found: Scan) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -38,17 +39,18 @@ def map_in_threads(
             except BaseException as error:  # noqa: BLE001 - raised by the iterator
                 future.set_exception(error)
 
-    threads = [
-        threading.Thread(target=work, name=name, daemon=True)
-        for _ in range(min(thread_count, len(items)))
-    ]
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            thread.start()
+        with suppress(RuntimeError):  # no more threads can start
+            for _ in range(min(thread_count, len(items))):
+                thread = threading.Thread(target=work, name=name, daemon=True)
+                thread.start()
+                threads.append(thread)
+        if not threads:
+            work()
         for future in futures:
             yield future.result()
     finally:
         left.clear()
         for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -203,6 +204,37 @@ def test_a_damaged_scan_is_made_again(
     assert scans(path) == 1
     assert kept.read_bytes() == intact
     assert scans(path) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"5",
+        b"\xff",
+        b"[" * 3000,
+        b'{"fingerprint": "00"}',
+        b'{"fingerprint": 5, "digest": "", "token_max": 1}',
+        b'{"fingerprint": "no", "digest": "", "token_max": 1}',
+        b'{"fingerprint": "00", "digest": "", "token_max": null}',
+        b'{"files": "FILES", "fingerprint": "00", "digest": "", "token_max": 1}',
+        b'{"files": "FILES", "fingerprint": "FINGERPRINT", "digest": "00", "token_max": 1}',
+    ],
+)
+def test_a_scan_with_another_content_is_made_again(
+    cache: Path, path: Path, scans: Scans, body: bytes
+) -> None:
+    """Another version wrote it, with its hash."""
+    assert scans(path) == 1
+    intact = the_scan(cache).read_bytes()
+    kept = json.loads(intact.partition(b"\n")[2])
+    for name in "files", "fingerprint":
+        body = body.replace(name.upper().encode(), kept[name].encode())
+    the_scan(cache).write_bytes(shared_scan._seal(body) + b"\n" + body)
+
+    assert scans(path) == 1
+    assert the_scan(cache).read_bytes() == intact
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])

@@ -31,6 +31,25 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
     assert running() == []
 
 
+@pytest.mark.parametrize("threads_left", [0, 1])
+def test_items_are_worked_on_even_if_no_more_threads_can_start(
+    monkeypatch: pytest.MonkeyPatch, threads_left: int
+) -> None:
+    """A machine at its limit of processes opens its files more slowly."""
+    start, started = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(started) == threads_left:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    assert list(map_in_threads(str, range(100), 8, "squares")) == list(map(str, range(100)))
+    assert len(started) == threads_left
+
+
 def test_several_items_are_worked_on_at_once() -> None:
     """A disk needs many requests at a time."""
     together = threading.Barrier(8)

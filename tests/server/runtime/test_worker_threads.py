@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,55 +17,57 @@ from tests.conftest import ROOT
 from tests.support.waiting import eventually
 
 
-def thread_count() -> int:
-    return len(os.listdir("/proc/self/task"))
+class Works:
+    """Pieces of work that wait for a signal, and tell which threads do them."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.done: list[int] = []
+        self.may_end = threading.Event()
+
+    def submit(self, threads: WorkerThreads, count: int) -> None:
+        for number in range(count):
+            threads.submit(partial(self._work, number))
+
+    def _work(self, number: int) -> None:
+        self.threads.append(threading.get_native_id())
+        assert self.may_end.wait(10)
+        self.done.append(number)
+
+    def living(self) -> int:
+        return sum(os.path.exists(f"/proc/self/task/{thread}") for thread in set(self.threads))
 
 
-@pytest.fixture
-def before() -> int:
-    gc.collect()
-    return thread_count()
-
-
-def test_work_is_done_by_no_more_threads_than_allowed(before: int) -> None:
+def test_work_is_done_by_no_more_threads_than_allowed() -> None:
     """They start when there is work, and all of it is done."""
-    threads = WorkerThreads(3)
-    assert thread_count() == before
-    may_end = threading.Event()
-    done: list[int] = []
-    for number in range(50):
-        threads.submit(lambda number=number: (may_end.wait(10), done.append(number)))
+    threads, works = WorkerThreads(3), Works()
+    works.submit(threads, 50)
 
-    assert thread_count() == before + 3
-
-    may_end.set()
-    assert eventually(lambda: sorted(done) == list(range(50)))
+    assert eventually(lambda: len(works.threads) == 3)
+    works.may_end.set()
+    assert eventually(lambda: sorted(works.done) == list(range(50)))
+    assert len(set(works.threads)) == 3
     threads.close()
 
 
 @pytest.mark.parametrize("way", ["closed", "dropped"])
-def test_threads_end_once_nobody_needs_them(before: int, way: str) -> None:
+def test_threads_end_once_nobody_needs_them(way: str) -> None:
     """Queued work is left out, and what is submitted afterwards is not done."""
-    threads = WorkerThreads(2)
-    begun, may_end = threading.Semaphore(0), threading.Event()
-    done: list[int] = []
-    for number in range(5):
-        threads.submit(
-            lambda number=number: (begun.release(), may_end.wait(10), done.append(number))
-        )
-    for _ in range(2):
-        assert begun.acquire(timeout=10)
+    threads, works = WorkerThreads(2), Works()
+    works.submit(threads, 5)
+    assert eventually(lambda: len(works.threads) == 2)
 
     if way == "closed":
         threads.close()
-        threads.submit(lambda: done.append(9))
+        works.submit(threads, 1)
     else:
         del threads
         gc.collect()
-    may_end.set()
+    assert works.living() == 2
+    works.may_end.set()
 
-    assert eventually(lambda: thread_count() == before)
-    assert sorted(done) == [0, 1]
+    assert eventually(lambda: works.living() == 0)
+    assert sorted(works.done) == [0, 1]
 
 
 def test_work_is_not_kept_while_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
