@@ -1,4 +1,5 @@
-"""Fair scheduling of frames: round-robin over peers, first come first served within a peer.
+"""Fair scheduling of frames: first frames of streams first, then round-robin over peers, first come
+first served within a peer.
 
 When 200 streams start together, each is sent the several MiB that fit between a server and a client
 that does not read yet. If the interpreter schedules the threads, some streams get all of that
@@ -12,14 +13,12 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 # Streams at full speed: a slot for each processor. While one waits for its first frame: half of
-# that, since the other processors have to accept connections and send. 2 cores, 2026-11, 64 streams
-# at full speed with 1, 2 and 4 slots: 942, 1,050 and 933 Mtok/s. 200 streams that start together,
-# milliseconds until half of them and all of them have their first frame: 296 and 375 with 1 slot,
-# 381 and 639 with 2, 656 and 1,096 with 4. Serving the stream with the fewest frames first was not
-# better. docs/decisions/0005-sync-server.md
+# that, since the other processors have to accept connections and send. 200 streams that start
+# together, 2 cores, milliseconds until half of them and all of them have their first frame: 304 and
+# 571; with a slot for each processor 379 and 717; without first frames first 426 and 820.
+# docs/decisions/0005-sync-server.md
 AT_ONCE = len(os.sched_getaffinity(0))
 AT_ONCE_STARTING = max(1, AT_ONCE // 2)
 
@@ -32,11 +31,29 @@ CONTENDED_FRAME_BYTES = 1 << 18
 UNREAD_BYTES = 8 << 20
 
 
-class _Waiter(NamedTuple):
-    """A thread that waits.  turn: is released when it is its turn."""
+class _RoundRobin:
+    """Threads that wait, in turn over their peers. Each has a lock, to be released at its turn."""
 
-    turn: threading.Lock
-    starts: bool
+    def __init__(self) -> None:
+        self._turns: OrderedDict[str, deque[threading.Lock]] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, peer: str, turn: threading.Lock) -> None:
+        """Add a thread behind the others of its peer."""
+        self._turns.setdefault(peer, deque()).append(turn)
+        self._size += 1
+
+    def pop(self) -> threading.Lock:
+        """Remove the next thread, and put its peer at the end."""
+        peer, turns = self._turns.popitem(last=False)
+        turn = turns.popleft()
+        if turns:
+            self._turns[peer] = turns
+        self._size -= 1
+        return turn
 
 
 class FairScheduler:
@@ -46,21 +63,20 @@ class FairScheduler:
         self, slot_count: int = AT_ONCE, starting_slot_count: int = AT_ONCE_STARTING
     ) -> None:
         """Let this many threads work at the same time; starting_slot_count while a stream waits
-        for its first frame.
+        for its first frame, which comes before all other frames.
         """
         self._lock = threading.Lock()
         self._slot_count = slot_count
         self._starting_slot_count = starting_slot_count
         self._running = 0
-        self._waiters: OrderedDict[str, deque[_Waiter]] = OrderedDict()
-        self._waiting = 0
-        self._starting = 0  # of those that wait
+        self._starting, self._waiting = _RoundRobin(), _RoundRobin()
 
     def cap_frame_bytes(self, frame_bytes: int, sent_bytes: int) -> int:
         """Return the size of a stream's next frame. It is smaller while many streams wait, unless
         its connection was sent more bytes than a client can leave unread, so the client does read.
         """
-        if self._waiting > CONTENDED_STREAMS and sent_bytes < UNREAD_BYTES:
+        is_contended = len(self._starting) + len(self._waiting) > CONTENDED_STREAMS
+        if is_contended and sent_bytes < UNREAD_BYTES:
             return min(frame_bytes, CONTENDED_FRAME_BYTES)
         return frame_bytes
 
@@ -85,23 +101,15 @@ class FairScheduler:
                 return None
             turn = threading.Lock()
             turn.acquire()
-            self._waiters.setdefault(peer, deque()).append(_Waiter(turn, starts))
-            self._waiting += 1
-            self._starting += starts
+            (self._starting if starts else self._waiting).add(peer, turn)
             return turn
 
     def _release(self) -> None:
         with self._lock:
             self._running -= 1
-            while self._waiters and self._has_slot():
-                peer, waiters = self._waiters.popitem(last=False)
-                waiter = waiters.popleft()
+            while (queue := self._starting or self._waiting) and self._has_slot():
                 self._running += 1
-                self._waiting -= 1
-                self._starting -= waiter.starts
-                waiter.turn.release()
-                if waiters:
-                    self._waiters[peer] = waiters  # at the end of the queue
+                queue.pop().release()
 
     def _has_slot(self, starts: bool = False) -> bool:
         few = starts or self._starting

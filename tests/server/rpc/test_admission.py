@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from server.rpc.admission import AdmissionControl, StreamLimits
+from server.rpc.admission import ActiveCall, AdmissionControl, StreamLimits
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.waiting import eventually
 from tokenfeed.errors import Busy, ServerUnavailable
@@ -99,6 +99,41 @@ def test_a_peer_is_an_address_without_its_port(one: str, another: str, same: boo
     try:
         with calls.admit(Context(one)) as first, calls.admit(Context(another)) as second:
             assert (first.connection.peer == second.connection.peer) == same
+    finally:
+        calls.drain()
+
+
+def send(calls: AdmissionControl, call: ActiveCall, message: bytes) -> None:
+    for _ in calls.send_frame(call, message):
+        pass
+
+
+def test_the_calls_of_a_connection_know_what_it_was_sent() -> None:
+    """A stream makes a call for every 16 MiB, one of them ahead: it starts only once."""
+    calls = AdmissionControl(StreamLimits(streams=9))
+    mine, other = Context("ipv4:10.0.0.1:1"), Context("ipv4:10.0.0.1:2")
+    try:
+        with calls.admit(other) as other_call:
+            with calls.admit(mine) as first:
+                send(calls, first, b"frame")
+                with calls.admit(mine) as second:
+                    assert second.connection.sent_bytes == 5
+                    send(calls, second, b"frame")
+                assert first.connection.sent_bytes == 10
+            assert other_call.connection.sent_bytes == 0
+        with calls.admit(mine) as later:
+            assert later.connection.sent_bytes == 0, "its port may be another client's by now"
+    finally:
+        calls.drain()
+
+
+def test_calls_over_unix_sockets_are_streams_of_their_own() -> None:
+    """They all have the same address."""
+    calls = AdmissionControl(StreamLimits(streams=9))
+    try:
+        with calls.admit(Context("unix:")) as one, calls.admit(Context("unix:")) as another:
+            send(calls, one, b"frame")
+            assert another.connection.sent_bytes == 0
     finally:
         calls.drain()
 

@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 def queued(scheduler: FairScheduler, count: int) -> None:
     """Wait until this many threads wait."""
-    while scheduler._waiting < count:
+    while len(scheduler._starting) + len(scheduler._waiting) < count:
         assert threading.active_count() > 1
 
 
@@ -119,7 +119,29 @@ def test_fewer_threads_work_while_a_stream_waits_for_its_first_frame() -> None:
     for thread in threads:
         thread.join()
 
-    assert scheduler._running == scheduler._waiting == scheduler._starting == 0
+    assert scheduler._running == len(scheduler._waiting) == len(scheduler._starting) == 0
+
+
+def test_the_first_frame_of_a_stream_comes_before_the_next_ones_of_others() -> None:
+    """200 ranks that start together: none waits until others have their buffers full."""
+    scheduler = FairScheduler(slot_count=1)
+    served: list[str] = []
+
+    def work(name: str, *, starts: bool) -> None:
+        with scheduler.slot(name, starts=starts):
+            served.append(name)
+
+    threads = []
+    with scheduler.slot("a"):
+        for name in ("a", "b", "new", "newer"):
+            starts = name.startswith("new")
+            threads.append(threading.Thread(target=work, args=(name,), kwargs={"starts": starts}))
+            threads[-1].start()
+            queued(scheduler, len(threads))
+    for thread in threads:
+        thread.join()
+
+    assert served == ["new", "newer", "a", "b"]
 
 
 def test_contended_streams_get_small_frames_until_they_are_known_to_read() -> None:
