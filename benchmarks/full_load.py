@@ -99,9 +99,11 @@ def message_pieces(connection: socket.socket, requests: Iterator[bytes]) -> Iter
     room = memoryview(bytearray(_FRAME_BYTES_MAX))
     measured = False
     unacknowledged = 0
+    answered = set()
     with connection.makefile("rb") as reader:
         while header := reader.read(9):
             size, kind, flags = int.from_bytes(header[:3], "big"), header[3], header[4]
+            stream_id = header[5:]
             payload = room[:size]
             reader.readinto(payload)
             if kind == _DATA:
@@ -110,6 +112,7 @@ def message_pieces(connection: socket.socket, requests: Iterator[bytes]) -> Iter
                     connection.sendall(next(calls))
                     length = int.from_bytes(payload[1:_MESSAGE_PREFIX_BYTES], "big")
                     yield _MESSAGE_PREFIX_BYTES + length
+                answered.add(stream_id)
                 yield size
                 unacknowledged += size
                 if unacknowledged >= _UPDATE_BYTES:
@@ -120,6 +123,9 @@ def message_pieces(connection: socket.socket, requests: Iterator[bytes]) -> Iter
             elif kind in (_RST_STREAM, _GOAWAY):
                 break
             elif kind == _HEADERS and flags & _END_STREAM:
+                if stream_id not in answered:
+                    break  # the call was refused
+                answered.remove(stream_id)
                 connection.sendall(next(calls))
     raise SystemExit("the server ended a stream")
 

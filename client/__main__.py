@@ -8,6 +8,7 @@ bench     measures how fast batches arrive on this machine; the only one that ne
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from tokenfeed.wire.request import StreamRequest
 
 from .bench import measure
 from .local.choice import open_target
-from .local.target import FILE, is_local_target
+from .local.target import is_local_target, parse_local_target
 from .stats import Counters
 from .stream.row_stream import PREFETCH_BYTES
 from .transport.channel import describe
@@ -156,8 +157,8 @@ def run_describe(arguments: argparse.Namespace) -> None:
     if arguments.context_length is not None:
         require_range("context_length", arguments.context_length, 1, SAMPLE_END)
     if is_local_target(arguments.target):
-        path = arguments.target.removeprefix(FILE)
-        raise InvalidRequest("target", f"is not a server; for files: tokenfeed inspect {path}")
+        files = shlex.join(parse_local_target(arguments.target).words[0])
+        raise InvalidRequest("target", f"is not a server; for files: tokenfeed inspect {files}")
     described = describe(
         arguments.target,
         arguments.context_length,

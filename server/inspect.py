@@ -18,7 +18,7 @@ from tokenfeed.errors import TokenfeedError
 from tokenfeed.stream.position import require_range
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
-from .datasets.dataset import Dataset, TokenChecks, open_dataset
+from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
 from .datasets.loss_masks import masks_beside
 from .storage.choice import Storing
 from .storage.store import TokenStore
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level="WARNING", format="%(message)s")
     try:
         if arguments.vocab_size is not None:
-            require_range("--vocab-size", arguments.vocab_size, 1, 1 << 32)
+            require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
         checks = TokenChecks(arguments.vocab_size, serves=False)
         storing = Storing(arguments.read)
         with closing(open_dataset(*parse_dataset(arguments), checks, storing)) as dataset:

@@ -140,6 +140,7 @@ class Dataset:
 
 
 VOCAB_SIZE_MAX = (1 << 32) - 1
+"""Ids are served as uint32 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +224,8 @@ def log_opened(dataset: Dataset) -> None:
     assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
     if assumed:
         _LOG.info(
-            "format assumed dataset=%s format=%s dtype=%s files=%d: %s; --format and --dtype "
-            "override it",
+            "format assumed dataset=%s format=%s dtype=%s files=%d: %s; the options format and "
+            "dtype override it",
             dataset.name,
             layout.format,
             layout.dtype.name,

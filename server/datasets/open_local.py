@@ -1,7 +1,8 @@
 """Datasets of this machine's files for one process, without a server: what a client opens for
 `RemoteBatches("file:train.bin", ...)`.
 
-The files are found, checked, fingerprinted, read and polled exactly as a server does it.
+The files are found, checked, fingerprinted and read as by a server. A thread polls them; it also
+rereads a file that was touched, for which a server has a thread of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tokenfeed.wire.row_block import RowBlock
 from ..runtime.poll_rate import PollRate
 from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
-from ..storage.store import WAYS, gather_block
+from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, gather_block
 from . import loss_masks
 from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset
 from .planned_rows import PlannedRows
@@ -75,7 +76,11 @@ def open_local(
         checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
         dataset = open_dataset(source, formats, checks, storing, share=True, stopped=stopped)
         log_opened(dataset)
-        return LocalDataset(dataset, stopped, polls=not poll_rate.never)
+        try:
+            return LocalDataset(dataset, stopped, polls=not poll_rate.never)
+        except BaseException:
+            dataset.close()
+            raise
     except InvalidCorpus as error:
         raise InvalidCorpus(error.subject, _for_targets(error.problem)) from None
 
@@ -84,7 +89,9 @@ class LocalDataset:
     """A dataset that was opened for this process. A thread polls its files."""
 
     def __init__(self, dataset: Dataset, stopped: Callable[[], bool], *, polls: bool) -> None:
-        """Take an opened dataset.  stopped: as for `open_local`.  polls: whether to poll files."""
+        """Take an opened dataset.  stopped: as for `open_local`.  polls: whether to poll files.
+        Raises: RuntimeError if no thread can start.
+        """
         self._dataset = dataset
         # As in a server, so that a trainer that pauses finds out as early.
         self._poller = dataset.start_polling(stopped=stopped) if polls else None
@@ -110,7 +117,6 @@ class LocalBlocks:
 
     def __init__(self, dataset: Dataset, request: StreamRequest) -> None:
         """Read nothing yet."""
-        self._name = dataset.name
         self._store = store = dataset.store
         self._rows = PlannedRows(store, request)
         self._spec = request.spec
@@ -130,12 +136,8 @@ class LocalBlocks:
             spans = self._spans = self._rows.take(self._next_row_count())
         try:
             block = gather_block(self._store, spans, self._spec.planes)
-        except CorpusChanged:
-            problem = "changed while it was read; start again with complete files"
-            raise CorpusChanged("dataset", f"{self._name!r} {problem}; {_LOG_SAYS}") from None
-        except Unreadable:
-            problem = "has a file that cannot be read at the moment"
-            raise Unreadable("dataset", f"{self._name!r} {problem}; {_LOG_SAYS}") from None
+        except (CorpusChanged, Unreadable) as error:
+            raise type(error)(error.subject, _for_readers(error.problem)) from None
         self._spans = None
         return block
 
@@ -170,12 +172,24 @@ def _for_targets(problem: str) -> str:
     """Return a problem whose cures are options of a target, not of a command line."""
 
     def as_in_a_target(found: re.Match[str]) -> str:
-        option, word = found.groups()
+        option, space, word = found.groups()
         values = OPTIONS[option]
         is_value = word.isdecimal() if values is None else word in values
-        return f"?{option}={word}" if word and is_value else f"?{option} {word}".rstrip()
+        return f"?{option}={word}" if word and is_value else f"?{option}{space}{word}"
 
-    return re.sub(rf"--({'|'.join(OPTIONS)})\b ?(\w*)", as_in_a_target, problem)
+    return re.sub(rf"--({'|'.join(OPTIONS)})\b( ?)(\w*)", as_in_a_target, problem)
+
+
+def _for_readers(problem: str) -> str:
+    """Return a problem of a store with the cure for who reads its files, not for its clients."""
+    problem, _, _ = problem.partition("; ")
+    if problem.endswith(CHANGED):
+        what = "changed while it was read; start again with complete files"
+        return f"{problem.removesuffix(CHANGED)}{what}; {_LOG_SAYS}"
+    if problem.endswith(WRONG_TOKEN):
+        cure = f"omit ?{_VOCAB_SIZE} to check all tokens at the start"
+        return f"{problem}; {cure}; {_LOG_SAYS}"
+    return f"{problem}; {_LOG_SAYS}"
 
 
 def _vocab_size(text: str | None) -> int | None:

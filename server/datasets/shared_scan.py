@@ -71,7 +71,6 @@ def scan_once(
         if descriptor is None:
             return scan(stopped)
         if (found := _read(descriptor, known)) is not None:
-            _touch(descriptor)
             return found
         found = scan(_touching(descriptor, stopped))
         if max(one.ctime_ns for one in facts) < settled_ns:
@@ -117,11 +116,14 @@ def _locked(name: str, stopped: Callable[[], bool]) -> Iterator[int | None]:
                 name,
                 _WAIT_SECONDS,
             )
+        if locked:
+            _touch(descriptor)  # it is in use, and its new holder gets on
         try:
             yield descriptor if locked else None
         finally:
             # Explicitly: a fork that was made meanwhile has this descriptor too.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _await_lock(descriptor: int, stopped: Callable[[], bool]) -> bool:
@@ -162,7 +164,11 @@ def _open(name: str) -> int | None:
     """Return the descriptor of a file in the first folder that is this user's own, and in which
     files can be locked.
     """
-    for folder in _own_folders():
+    for folder in _folders():
+        with suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not _is_own(folder):
+            continue
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(os.path.join(folder, name), flags, 0o600)
@@ -180,7 +186,7 @@ def _open(name: str) -> int | None:
 def _remove_unused() -> None:
     """Remove scans that were not used for long."""
     end = time.time() - _KEPT_SECONDS
-    for folder in _own_folders():
+    for folder in filter(_is_own, _folders()):
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 unused = entry.stat(follow_symlinks=False).st_mtime < end
@@ -188,23 +194,20 @@ def _remove_unused() -> None:
                     os.unlink(entry.path)
 
 
-def _own_folders() -> Iterator[str]:
-    """Yield folders for scans: those that are this user's own, and to which no other may write."""
-    for folder in _folders():
-        if not os.path.isabs(folder):
-            continue  # a user without a home
-        try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            status = os.lstat(folder)
-        except OSError:
-            continue
-        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write:
-            yield folder
+def _is_own(folder: str) -> bool:
+    """Return whether a folder is this user's own, and no other may write to it."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write
 
 
 def _folders() -> Iterator[str]:
-    yield cache_folder()
+    """Yield the folders that scans may be in."""
+    if os.path.isabs(folder := cache_folder()):  # unless the user has no home
+        yield folder
     with suppress(FileNotFoundError):  # if there is no folder for temporary files
         yield os.path.join(tempfile.gettempdir(), f"tokenfeed-{os.getuid()}")
 

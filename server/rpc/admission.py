@@ -65,7 +65,8 @@ DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """What the calls of a connection have in common. A stream makes a call for every few MiB.
+    """What the open calls of a connection have in common. A stream makes a call for every few MiB,
+    and has the next one open before the last one ends. Without a call it is forgotten.
 
     peer: the address of the caller, without its port.  calls: how many are open.  sent_bytes: of
     all frames.  frame_bytes: the size of the next one.

@@ -1,5 +1,5 @@
-"""Fair scheduling of frames: first frames of streams first, then round-robin over peers, first come
-first served within a peer.
+"""Fair scheduling of frames: round-robin over peers, first come first served within a peer. First
+frames of connections come before others, three in a row at most.
 
 When 200 streams start together, each is sent the several MiB that fit between a server and a client
 that does not read yet. If the interpreter schedules the threads, some streams get all of that
@@ -21,6 +21,8 @@ from contextlib import contextmanager
 # docs/decisions/0005-sync-server.md
 AT_ONCE = len(os.sched_getaffinity(0))
 AT_ONCE_STARTING = max(1, AT_ONCE // 2)
+_STARTS_IN_A_ROW = 3
+"""Then another frame: a client that connects again and again must not hold up those that stay."""
 
 # 5 to 7 MiB fit between a server and a client that does not read. 200 such streams got frames of
 # 1 MiB and each kept two of them waiting: 2.3 MiB per stream, against 0.5 with small frames. 64
@@ -63,20 +65,21 @@ class FairScheduler:
         self, slot_count: int = AT_ONCE, starting_slot_count: int = AT_ONCE_STARTING
     ) -> None:
         """Let this many threads work at the same time; starting_slot_count while a stream waits
-        for its first frame, which comes before all other frames.
+        for its first frame, which comes before others.
         """
         self._lock = threading.Lock()
         self._slot_count = slot_count
-        self._starting_slot_count = starting_slot_count
+        self._starting_slot_count = min(starting_slot_count, slot_count)
         self._running = 0
         self._starting, self._waiting = _RoundRobin(), _RoundRobin()
+        self._starts_in_a_row = 0
 
-    def cap_frame_bytes(self, frame_bytes: int, sent_bytes: int) -> int:
+    def cap_frame_bytes(self, frame_bytes: int, sent_bytes: int, calls: int) -> int:
         """Return the size of a stream's next frame. It is smaller while many streams wait, unless
-        its connection was sent more bytes than a client can leave unread, so the client does read.
+        its connection was sent more bytes than its calls can leave unread, so the client does read.
         """
         is_contended = len(self._starting) + len(self._waiting) > CONTENDED_STREAMS
-        if is_contended and sent_bytes < UNREAD_BYTES:
+        if is_contended and sent_bytes < calls * UNREAD_BYTES:
             return min(frame_bytes, CONTENDED_FRAME_BYTES)
         return frame_bytes
 
@@ -96,21 +99,28 @@ class FairScheduler:
     def _enqueue(self, peer: str, starts: bool) -> threading.Lock | None:
         """Take a free slot, or return a lock that is released when the slot is assigned."""
         with self._lock:
-            if self._has_slot(starts):
+            queue = self._starting if starts else self._waiting
+            if not self._starting and self._has_slot(queue):
                 self._running += 1
                 return None
             turn = threading.Lock()
             turn.acquire()
-            (self._starting if starts else self._waiting).add(peer, turn)
+            queue.add(peer, turn)
             return turn
 
     def _release(self) -> None:
         with self._lock:
             self._running -= 1
-            while (queue := self._starting or self._waiting) and self._has_slot():
+            while (queue := self._next_queue()) and self._has_slot(queue):
                 self._running += 1
+                self._starts_in_a_row = self._starts_in_a_row + 1 if queue is self._starting else 0
                 queue.pop().release()
 
-    def _has_slot(self, starts: bool = False) -> bool:
-        few = starts or self._starting
-        return self._running < (self._starting_slot_count if few else self._slot_count)
+    def _next_queue(self) -> _RoundRobin:
+        """Return the queue whose turn it is; it is empty only if both are."""
+        others_turn = self._waiting and self._starts_in_a_row >= _STARTS_IN_A_ROW
+        return self._starting if self._starting and not others_turn else self._waiting
+
+    def _has_slot(self, queue: _RoundRobin) -> bool:
+        starts = queue is self._starting
+        return self._running < (self._starting_slot_count if starts else self._slot_count)

@@ -40,7 +40,7 @@ class FrameProducer:
         while rows.row < rows.end_row:
             stream_row = rows.row
             frame_bytes = self.scheduler.cap_frame_bytes(
-                connection.frame_bytes, connection.sent_bytes
+                connection.frame_bytes, connection.sent_bytes, connection.calls
             )
             spans = rows.take(frame.rows_per_frame(frame_bytes, row_bytes))
             messages = self._messages(spans, stream_row, connection)

@@ -43,14 +43,18 @@ def map_in_threads(
     try:
         with suppress(RuntimeError):  # no more threads can start
             for _ in range(min(thread_count, len(items))):
-                thread = threading.Thread(target=work, name=name, daemon=True)
-                thread.start()
-                threads.append(thread)
-        if not threads:
-            work()
+                threads.append(threading.Thread(target=work, name=name, daemon=True))
+                threads[-1].start()
+        if not any(map(_has_started, threads)):
+            yield from map(function, items)
+            return
         for future in futures:
             yield future.result()
     finally:
         left.clear()
-        for thread in threads:
+        for thread in filter(_has_started, threads):
             thread.join()
+
+
+def _has_started(thread: threading.Thread) -> bool:
+    return thread.ident is not None

@@ -34,6 +34,9 @@ Submit = Callable[[Callable[[], None]], None]
 """Calls a function, at once or in another thread."""
 SameContent = Callable[[], bool | None]
 """Rereads a dataset.  Returns: whether its content is unchanged; None if it cannot be read now."""
+CHANGED = "changed while it was served"
+WRONG_TOKEN = "has a token that cannot be served"
+"""How the problem of a failed dataset begins, after its name."""
 
 
 def run_inline(work: Callable[[], None]) -> None:

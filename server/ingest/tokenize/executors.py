@@ -94,9 +94,10 @@ def _start(count: int, started: list[_Worker]) -> None:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM until the with block ends."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Hold back SIGINT and SIGTERM from this thread, and its forks, until the with block ends."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

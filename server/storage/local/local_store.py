@@ -25,6 +25,7 @@ from ...runtime.exceptions import log_safe_name
 from ...runtime.poll_rate import PollRate
 from ..formats import Stored
 from ..narrowing import Narrowing
+from ..store import WRONG_TOKEN
 from .copying import TokenBytes
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
@@ -240,7 +241,7 @@ class LocalStore(OpenedShards, ABC):
                 f"{log_safe_name(self.shards[spans.shard[span]].path)}: token {token} is "
                 f"{tokens[wrong]}, which cannot be served; omit --vocab-size or pass "
                 "--check-all-tokens to find it at the start",
-                "has a token that cannot be served; the log of its server says where",
+                f"{WRONG_TOKEN}; the log of its server says where",
             )
             self.require_intact()
         return self.narrowing.serve(tokens)

@@ -19,13 +19,13 @@ from tokenfeed.errors import CorpusChanged, Unreadable
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.poll_rate import PollRate
-from ..store import SameContent, Submit
+from ..store import CHANGED, SameContent, Submit
 from .shard import FileChange, FileStat, Shard
 
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger("tokenfeed.server")
-_CHANGED = "changed while it was served; restart its server on complete files"
+_WAS_CHANGED = f"{CHANGED}; restart its server on complete files"
 _PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
 """Between retries of a failed read: less than a second in total, since a call waits for them."""
 _LOG_SECONDS = 30.0
@@ -95,12 +95,12 @@ class OpenedShards:
 
         reason: for the log.  client_message: for clients, if the reason is not a changed file.
         """
-        self._failed = client_message or _CHANGED
+        self._failed = client_message or _WAS_CHANGED
         _LOG.error("dataset failed dataset=%s reason=%s", self.name, reason)
 
     def close(self) -> None:
         """Deliver nothing more. May be called twice."""
-        self._failed = _CHANGED
+        self._failed = _WAS_CHANGED
         self._closed.set()
 
     def is_written(self, index: int) -> bool:

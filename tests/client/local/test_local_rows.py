@@ -201,7 +201,7 @@ def test_a_read_that_does_not_end_is_left_behind_in_silence(
     """It ends by itself, or never: trying to cancel it would start ten threads a second."""
     monkeypatch.setattr(background_rows, "END_SECONDS", 0.1)
     cancelled = []
-    monkeypatch.setattr(RowsAhead, "cancel", cancelled.append)
+    monkeypatch.setattr(RowsAhead, "cancel", lambda self: cancelled.append(self))
     may_end = threading.Event()
     rows = rows_of(files, Scripted([4, lambda: may_end.wait(30)]), "ahead")
     assert take(rows, 4) == [0, 1, 2, 3]

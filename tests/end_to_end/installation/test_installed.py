@@ -382,7 +382,7 @@ def test_nothing_is_imported_before_it_is_needed(installed: Path, hostile: Path)
         assert run(installed, hostile, sys.executable, "-c", code) == "set()\n"
     command = (sys.executable, "-m", "tokenfeed", "describe", "--help")
 
-    assert "HOST:PORT" in finished(installed, hostile, *command, missing="torch").stdout
+    assert "TARGET" in finished(installed, hostile, *command, missing="torch").stdout
 
 
 def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:

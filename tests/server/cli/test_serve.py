@@ -460,7 +460,7 @@ def test_the_log_tells_what_was_assumed(serve: Serve, write_tokens: WriteTokens)
     server = serve("--data", path)
     (line,) = [line for line in server.stderr.splitlines() if "assumed" in line]
     assert "dataset=train format=raw dtype=uint16 files=1: " in line
-    assert "--format and --dtype override it" in line
+    assert "the options format and dtype override it" in line
     assert "assumed" not in serve("--data", path, "--dtype", "uint16").stderr
 
 

@@ -6,9 +6,9 @@ import json
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client.local.target import parse_local_target
+from server.datasets.dataset import Dataset
 from server.datasets.open_local import LocalDataset, open_local
 from server.ingest.__main__ import main as ingest
 from tests.conftest import WriteTokens
@@ -241,7 +242,7 @@ def test_a_file_that_is_written_to_ends_its_rows(
     let_time_pass(paths[-1])
     with paths[-1].open("r+b") as file:
         file.write(b"zz")
-    time.sleep(2.5)
+    assert eventually(lambda: dataset._dataset.store.failed)
     with pytest.raises(CorpusChanged) as caught:
         read_all(dataset)
 
@@ -253,35 +254,95 @@ def test_a_file_that_is_written_to_ends_its_rows(
 
 @pytest.mark.parametrize("way", ["map", "pread"])
 def test_a_file_that_is_replaced_or_touched_or_longer_is_read_on(
-    opened: Open, write_tokens: WriteTokens, way: str, caplog: pytest.LogCaptureFixture
+    opened: Open,
+    write_tokens: WriteTokens,
+    way: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The opened file is what the feed began with."""
     path = write_tokens(np.arange(1, 1000), "a.bin")
-    dataset = opened(f"a.bin?read={way}")
-    before = read_all(dataset, 5)
+    other = write_tokens(np.arange(1000, 2000), "b.bin")
+    rereads = []
+    same_content = Dataset._same_content
+
+    def observed(dataset: Dataset, stopped: Callable[[], bool]) -> bool | None:
+        rereads.append(same_content(dataset, stopped))
+        return rereads[-1]
+
+    monkeypatch.setattr(Dataset, "_same_content", observed)
+    dataset = opened(f"both=a.bin,b.bin?read={way}")
+    before = read_all(dataset, 50)
 
     let_time_pass(path)
     path.chmod(0o600)
-    time.sleep(1.2)
-    assert np.array_equal(read_all(dataset, 5), before)
+    assert eventually(lambda: rereads == [True])
+    assert np.array_equal(read_all(dataset, 50), before)
     with path.open("ab") as file:
         file.write(b"more")
     assert eventually(lambda: "change=grown; still serving the part" in caplog.text)
-    assert np.array_equal(read_all(dataset, 5), before)
-    os.replace(write_tokens(np.arange(1000), "new"), path)
-    time.sleep(1.2)
-    assert np.array_equal(read_all(dataset, 5), before)
+    assert np.array_equal(read_all(dataset, 50), before)
+    os.replace(write_tokens(np.arange(1000), "new"), other)
+    assert eventually(lambda: "change=replaced" in caplog.text)
+    assert np.array_equal(read_all(dataset, 50), before)
+    assert not dataset._dataset.store.failed
 
 
 def test_files_that_never_change_are_not_polled(opened: Open, write_tokens: WriteTokens) -> None:
     """Sixty thousand of them on a file system that is asked by a thousand ranks."""
     write_tokens(np.arange(1, 1000), "a.bin")
-    before = threading.active_count()
 
+    def pollers() -> int:
+        return [thread.name for thread in threading.enumerate()].count("tokenfeed-poller")
+
+    before = pollers()
     opened("a.bin")
-    assert threading.active_count() == before + 1
+    assert pollers() == before + 1
     opened("a.bin?immutable")
-    assert threading.active_count() == before + 1
+    assert pollers() == before + 1
+
+
+def test_a_process_without_room_for_a_thread_keeps_no_files_open(
+    opened: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of a container; nobody could close them."""
+    write_tokens(np.arange(1, 1000), "a.bin")
+    closed = []
+    close = Dataset.close
+
+    def observed(dataset: Dataset) -> None:
+        closed.append(dataset.name)
+        close(dataset)
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Dataset, "close", observed)
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        opened("a.bin")
+
+    assert closed == ["a"]
+
+
+def test_a_token_beyond_the_vocabulary_that_is_found_late_is_named_as_such(
+    opened: Open,
+) -> None:
+    """With ?vocab-size, only what the fingerprint covers is checked at the start."""
+    with open("a.bin", "wb") as file:
+        file.truncate((1 << 30) + (1 << 22))
+        file.seek(8 * 100_123_456)
+        file.write(np.array([70_000], "<i8").tobytes())
+    dataset = opened("a.bin?dtype=int64&vocab-size=50257")
+    position = Position(100_123_456 // T, 1)
+
+    with pytest.raises(CorpusChanged) as caught:
+        dataset.blocks(replace(asked(), position=position)).next()
+
+    assert str(caught.value) == (
+        "dataset: 'a' has a token that cannot be served; omit ?vocab-size to check all tokens at "
+        "the start; the log names the file"
+    )
 
 
 def test_a_dataset_that_is_closed_ends_its_rows(opened: Open, write_tokens: WriteTokens) -> None:

@@ -401,7 +401,7 @@ def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
     path: Path, cache: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Terabytes that all have to be checked: eight processes would each read them."""
-    monkeypatch.setattr(shared_scan, "_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(shared_scan, "_WAIT_SECONDS", 2.0)
     monkeypatch.setattr(shared_scan, "_TOUCH_SECONDS", 0.1)
     scan_content = datasets.scan_content
     began = threading.Event()
@@ -410,7 +410,7 @@ def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
     def slow(store: TokenStore, checks: TokenChecks, stopped: Callable[[], bool]) -> Scan:
         made.append(store)
         began.set()
-        for _ in range(30):
+        for _ in range(80):
             assert not stopped()
             time.sleep(0.05)
         return scan_content(store, checks, stopped)

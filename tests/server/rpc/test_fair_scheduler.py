@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,8 +18,7 @@ from tests.support.waiting import eventually
 
 def queued(scheduler: FairScheduler, count: int) -> None:
     """Wait until this many threads wait."""
-    while len(scheduler._starting) + len(scheduler._waiting) < count:
-        assert threading.active_count() > 1
+    assert eventually(lambda: len(scheduler._starting) + len(scheduler._waiting) >= count)
 
 
 def test_slots_are_given_first_come_first_served() -> None:
@@ -122,26 +122,37 @@ def test_fewer_threads_work_while_a_stream_waits_for_its_first_frame() -> None:
     assert scheduler._running == len(scheduler._waiting) == len(scheduler._starting) == 0
 
 
-def test_the_first_frame_of_a_stream_comes_before_the_next_ones_of_others() -> None:
-    """200 ranks that start together: none waits until others have their buffers full."""
+def served_in_turn(waiting: Sequence[str]) -> list[str]:
+    """Return the order in which threads get the only slot; they come in this one. Those that start
+    have a "*".
+    """
     scheduler = FairScheduler(slot_count=1)
     served: list[str] = []
 
-    def work(name: str, *, starts: bool) -> None:
-        with scheduler.slot(name, starts=starts):
+    def work(name: str) -> None:
+        with scheduler.slot(name, starts=name.startswith("*")):
             served.append(name)
 
-    threads = []
+    threads = [threading.Thread(target=work, args=(name,)) for name in waiting]
     with scheduler.slot("a"):
-        for name in ("a", "b", "new", "newer"):
-            starts = name.startswith("new")
-            threads.append(threading.Thread(target=work, args=(name,), kwargs={"starts": starts}))
-            threads[-1].start()
-            queued(scheduler, len(threads))
+        for number, thread in enumerate(threads):
+            thread.start()
+            queued(scheduler, number + 1)
     for thread in threads:
         thread.join()
+    return served
 
-    assert served == ["new", "newer", "a", "b"]
+
+def test_the_first_frame_of_a_stream_comes_before_the_next_ones_of_others() -> None:
+    """200 ranks that start together: none waits until others have their buffers full."""
+    assert served_in_turn(["a", "b", "*c", "*d"]) == ["*c", "*d", "a", "b"]
+
+
+def test_streams_that_start_do_not_hold_up_others_for_ever() -> None:
+    """A client that connects again and again gets at most three frames of four."""
+    served = served_in_turn(["a", "b", *(f"*{number}" for number in range(8))])
+
+    assert served == ["*0", "*1", "*2", "a", "*3", "*4", "*5", "b", "*6", "*7"]
 
 
 def test_contended_streams_get_small_frames_until_they_are_known_to_read() -> None:
@@ -153,18 +164,24 @@ def test_contended_streams_get_small_frames_until_they_are_known_to_read() -> No
             pass
 
     threads = [threading.Thread(target=work) for _ in range(CONTENDED_STREAMS + 1)]
+
+    def capped(sent_bytes: int, calls: int = 1, frame_bytes: int = 1 << 20) -> int:
+        return scheduler.cap_frame_bytes(frame_bytes, sent_bytes, calls)
+
     with scheduler.slot("a"):
-        assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=0) == 1 << 20
+        assert capped(0) == 1 << 20
         for thread in threads:
             thread.start()
         queued(scheduler, CONTENDED_STREAMS + 1)
-        assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=0) == CONTENDED_FRAME_BYTES
-        assert scheduler.cap_frame_bytes(1 << 17, sent_bytes=0) == 1 << 17
-        assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=UNREAD_BYTES) == 1 << 20
+        assert capped(0) == CONTENDED_FRAME_BYTES
+        assert capped(0, frame_bytes=1 << 17) == 1 << 17
+        assert capped(UNREAD_BYTES) == 1 << 20
+        assert capped(UNREAD_BYTES, calls=2) == CONTENDED_FRAME_BYTES
+        assert capped(2 * UNREAD_BYTES, calls=2) == 1 << 20
     for thread in threads:
         thread.join()
 
-    assert scheduler.cap_frame_bytes(1 << 20, sent_bytes=0) == 1 << 20
+    assert capped(0) == 1 << 20
 
 
 def test_a_slot_is_released_after_an_error() -> None:
