@@ -178,6 +178,7 @@ def test_a_loss_mask_is_ignored_only_on_request(
 
 def test_an_ingested_folder_is_a_dataset_for_each_split(opened: Open, tmp_path: Path) -> None:
     """As `--data DIR` is, with the same names."""
+    pytest.importorskip("pyarrow")
     text = tmp_path / "text.jsonl"
     lines = (json.dumps({"text": f"document {index} " * 20}) for index in range(200))
     text.write_text("\n".join(lines))
