@@ -165,7 +165,7 @@ class DatasetClient(Supervised):
         return Expected(
             spec.identity([described.fingerprint]),
             spec.identity_version,
-            described.digest,
+            (described.digest,),
             tuple((kind, plane_fingerprint(described, kind)) for kind in spec.planes),
         )
 

@@ -11,7 +11,7 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.frame import rows_per_frame
 from tokenfeed.wire.request import StreamRequest
 
-from ..storage.store import READ_AHEAD_BYTES, TokenStore
+from ..storage.store import READ_AHEAD_BYTES, RowStore
 
 
 class PlannedRows:
@@ -20,13 +20,13 @@ class PlannedRows:
     row: the stream row that comes next.  end_row: the end of the request.
     """
 
-    def __init__(self, store: TokenStore, request: StreamRequest) -> None:
+    def __init__(self, store: RowStore, request: StreamRequest) -> None:
         """Begin at the request's first row."""
         self._store = store
         self.row = self._advised_row = request.first_row
         self.end_row = request.end_row
         self._plan = LookaheadPlan(
-            request.spec, [store.shape], request.position, self.row, self.end_row
+            request.spec, store.shapes, request.position, self.row, self.end_row
         )
         row_bytes = request.spec.row_tokens * store.dtype.itemsize
         # At most PLAN_ROWS: with very short rows the first ones would wait for a long plan.

@@ -11,8 +11,8 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.wire import draft, frame
 from tokenfeed.wire.request import StreamRequest
 
-from ..datasets.dataset import Dataset
 from ..datasets.planned_rows import PlannedRows
+from ..storage.store import RowStore
 from .admission import Connection
 from .fair_scheduler import FairScheduler
 
@@ -21,10 +21,11 @@ from .fair_scheduler import FairScheduler
 class FrameProducer:
     """Encodes the frames of a request.
 
-    stream: the stream of all its frames.  scheduler: shared by all streams of the dataset.
+    store: what its rows are gathered from.  stream: the stream of all its frames.  scheduler:
+    shared by all streams of the same store.
     """
 
-    dataset: Dataset
+    store: RowStore
     request: StreamRequest
     stream: frame.Stream
     scheduler: FairScheduler
@@ -34,7 +35,7 @@ class FrameProducer:
 
         Raises: CorpusChanged; SamplesExhausted at sample 2^63.
         """
-        store = self.dataset.store
+        store = self.store
         row_bytes = self.request.spec.row_tokens * store.dtype.itemsize
         rows = PlannedRows(store, self.request)
         while rows.row < rows.end_row:
@@ -56,7 +57,7 @@ class FrameProducer:
         """Return rows as encoded frames, nearly always one.  stream_row: of the first row."""
         # A stream that waits for the disk, or that retries a read, must not hold a slot: other
         # streams could not wait for the disk at the same time.
-        if not self.dataset.store.cold:
+        if not self.store.cold:
             try:
                 with self.scheduler.slot(connection.peer, starts=not connection.sent_bytes):
                     return self._encoded(spans, stream_row, patient=False)
@@ -65,7 +66,7 @@ class FrameProducer:
         return self._encoded(spans, stream_row, patient=True)
 
     def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[bytes]:
-        store = self.dataset.store
+        store = self.store
         planes = store.gather_planes(spans, self.request.spec.planes, patient)
         drafts = draft.drafts(self.stream, stream_row, len(spans), store.dtype, planes)
         for part in drafts:

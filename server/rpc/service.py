@@ -8,16 +8,19 @@ go only to the log, never to a client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import grpc
 
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, shortened
 from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import require_windows
 from tokenfeed.stream.identity import VERSIONS_SERVED
 from tokenfeed.stream.planes import KINDS, LOSS_MASK
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
+from tokenfeed.stream.stages import MIXTURE
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import (
@@ -30,11 +33,16 @@ from tokenfeed.wire.request import (
 )
 
 from ..datasets.dataset import Dataset
+from ..storage.mixed_store import MixedStore
+from ..storage.store import RowStore
 from .admission import AdmissionControl, abort_on_error, parse_message
 from .fair_scheduler import FairScheduler
 from .frame_producer import FrameProducer
 
 _LOG = logging.getLogger("tokenfeed.server")
+
+_MIXTURES_KEPT = 64
+"""Combinations of datasets that are kept ready."""
 
 
 class TokenFeed:
@@ -56,6 +64,7 @@ class TokenFeed:
         """
         self._datasets = datasets
         self._schedulers = {name: FairScheduler() for name in datasets}
+        self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
         self._calls = calls
         self._describe_calls = describe_calls
         self._limits = pb.Limits(
@@ -104,26 +113,44 @@ class TokenFeed:
         """Check a request field by field and return the producer of its frames."""
         request, expected = from_message(message)
         spec = request.spec
-        dataset = self._dataset(spec.source.dataset)
-        dataset.store.require_intact()
-        dataset.store.shape.require_window(spec.context_length)
-        request.require_within(self._limits, dataset.store.dtype.itemsize)
-        identity = spec.identity([dataset.fingerprint])
+        datasets = [self._dataset(source.dataset) for source in spec.sources]
+        store, scheduler = self._rows_of([dataset.name for dataset in datasets])
+        store.require_intact()
+        require_windows(spec, store.shapes)
+        request.require_within(self._limits, store.dtype.itemsize)
+        if expected.identity and expected.identity_version != spec.identity_version:
+            raise StreamMismatch(
+                "identity_version",
+                f"{expected.identity_version} is not that of this request, {spec.identity_version}",
+            )
+        identity = spec.identity([dataset.fingerprint for dataset in datasets])
         _require_expected(
             "expected_identity",
             expected.identity,
             identity,
-            "this stream's identity, {}: the corpus, order, seed or context length differs",
+            "this stream's identity, {}: corpus, order, seed, context length or mixture differs",
         )
-        _require_expected(
-            "expected_digest",
-            expected.digest,
-            dataset.digest,
-            "this corpus' digest, {}: the content differs",
-        )
-        planes = _planes(dataset, request, expected)
+        for dataset, digest in zip(datasets, expected.digests, strict=False):
+            _require_expected(
+                "expected_digest",
+                digest,
+                dataset.digest,
+                "this corpus' digest, {}: the content differs",
+            )
+        if spec.mixture is not None and spec.planes:
+            raise InvalidRequest("planes", "of mixtures are not served yet; omit them")
+        planes, *_ = [_planes(dataset, request, expected) for dataset in datasets]
         stream = frame.Stream(spec, request.position, identity, planes)
-        return FrameProducer(dataset, request, stream, self._schedulers[dataset.name])
+        return FrameProducer(store, request, stream, scheduler)
+
+    def _rows_of(self, names: Sequence[str]) -> tuple[RowStore, FairScheduler]:
+        """Return the store of one dataset, or of the sources of a mixture, and its scheduler."""
+        if len(names) == 1:
+            return self._datasets[names[0]].store, self._schedulers[names[0]]
+        return self._mixed(tuple(names))
+
+    def _mix(self, names: tuple[str, ...]) -> tuple[MixedStore, FairScheduler]:
+        return MixedStore([self._datasets[name].store for name in names]), FairScheduler()
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         require_understood(request)
@@ -139,7 +166,7 @@ class TokenFeed:
             require_range("context_length", context_length, 1, SAMPLE_END)
         return pb.DescribeResponse(
             datasets=[self._datasets[name].described(context_length) for name in names],
-            orders=list(orders.ORDERS),
+            orders=[*orders.ORDERS, MIXTURE],
             limits=self._limits,
             server_version=__version__,
             identity_versions=VERSIONS_SERVED,

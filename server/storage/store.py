@@ -77,7 +77,53 @@ class Piece(NamedTuple):
     content: memoryview | None = None
 
 
-class TokenStore(Protocol):
+class RowStore(Protocol):
+    """What the rows of a stream are gathered from: the store of a dataset, or those of the sources
+    of a mixture.
+    """
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """Return how many tokens each shard has, of each source of the stream."""
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Return the type of the tokens as they are served: uint16 or uint32, little-endian."""
+
+    @property
+    def cold(self) -> bool:
+        """Return whether gathers seem to wait for the disk or the network."""
+
+    def require_intact(self) -> None:
+        """Raise CorpusChanged if a dataset has failed."""
+
+    def advise(self, spans: Spans) -> None:
+        """Start to read rows that will be gathered soon, if the store seems cold. Never waits."""
+
+    def gather(
+        self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
+    ) -> None:
+        """Write the rows of spans into tokens, as they are served: the spans of a row end to end,
+        and then zeros.
+
+        spans: any; a store of one dataset ignores their source.  tokens: of this store's dtype,
+        [rows, row_tokens], C-contiguous, overwritten also if this raises.
+        patient: whether failed reads are retried before Unreadable is raised. If False, the cause
+        is not examined: a truncated file is Unreadable too, so call again with True.
+        Safe in any thread; holds no GIL while it waits or copies.
+        Raises: CorpusChanged, Unreadable; then none of these rows may be delivered.
+        """
+
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        """Return planes of the rows of spans; otherwise like `gather`.
+
+        planes: kinds that this store has, ascending.
+        """
+
+
+class TokenStore(RowStore, Protocol):
     """The tokens of one dataset. All methods may be called from several threads at once.
 
     name: of the dataset.  shape: how many tokens each shard has.  stored: type of the tokens in the
@@ -106,44 +152,11 @@ class TokenStore(Protocol):
         """Return its files, in order."""
 
     @property
-    def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Return the type of the tokens as they are served: uint16 or uint32, little-endian."""
-
-    @property
     def memory_bytes(self) -> int:
         """Return how many bytes of memory a full preload needs."""
 
     def narrow(self, token_max: int) -> None:
         """Serve tokens in the narrowest type that holds token_max; only before it is served."""
-
-    def gather(
-        self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
-    ) -> None:
-        """Write the rows of spans into tokens, as they are served: the spans of a row end to end,
-        and then zeros.
-
-        spans: any; their source is ignored.  tokens: of this store's dtype, [rows, row_tokens],
-        C-contiguous, overwritten also if this raises.
-        patient: whether failed reads are retried before Unreadable is raised. If False, the cause
-        is not examined: a truncated file is Unreadable too, so call again with True.
-        Safe in any thread; holds no GIL while it waits or copies.
-        Raises: CorpusChanged, Unreadable; then none of these rows may be delivered.
-        """
-
-    def gather_planes(
-        self, spans: Spans, planes: Sequence[int], patient: bool = True
-    ) -> tuple[Plane, ...]:
-        """Return planes of the rows of spans; otherwise like `gather`.
-
-        planes: kinds that this store has, ascending.
-        """
-
-    def advise(self, spans: Spans) -> None:
-        """Start to read rows that will be gathered soon, if the store seems cold. Never waits."""
-
-    @property
-    def cold(self) -> bool:
-        """Return whether gathers seem to wait for the disk or the network."""
 
     def read_ahead(self, spans: Spans) -> None:
         """Start to read tokens that will be needed soon, whether cold or not. Never waits."""
@@ -164,9 +177,6 @@ class TokenStore(Protocol):
     @property
     def failed(self) -> bool:
         """Return whether the dataset has failed: it delivers nothing more."""
-
-    def require_intact(self) -> None:
-        """Raise CorpusChanged if the dataset has failed."""
 
     def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
         """Check a file for changes; waits for the rate limit (PollRate).
@@ -202,7 +212,7 @@ class TokenStore(Protocol):
 
 
 def gather_block(
-    store: TokenStore, spans: Spans, planes: Sequence[int] = (), patient: bool = True
+    store: RowStore, spans: Spans, planes: Sequence[int] = (), patient: bool = True
 ) -> RowBlock:
     """Return the rows of spans and their planes, in new arrays; otherwise like `gather`."""
     found = store.gather_planes(spans, planes, patient)

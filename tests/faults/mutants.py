@@ -332,8 +332,10 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> set[Complaint]:
         require(length in (0, 32), "expected_fingerprint")
     for name in HASHES:
         require(len(getattr(request, name)) in (0, 32), name)
-    require(request.identity_version == 1 or not request.expected_identity, "identity_version")
-    require(request.identity_version in (0, 1), "identity_version")
+    require(request.identity_version > 0 or not request.expected_identity, "identity_version")
+    require(request.identity_version in (0, 1, 2), "identity_version")
+    if request.expected_identity and request.identity_version == 2:
+        require(False, "identity_version", "FAILED_PRECONDITION")
     require(not request.HasField("stage"), "stage")
     require(not request.long_documents, "long_documents")
     for redaction in request.redactions:

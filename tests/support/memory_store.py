@@ -57,6 +57,7 @@ class MemoryStore:
         self._tokens = shards
         self._planes = planes or {}
         self.planes = {kind: _fingerprint(kind, parts) for kind, parts in self._planes.items()}
+        self.shapes = (self.shape,)
         self.failed = False
 
     @property

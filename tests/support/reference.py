@@ -118,6 +118,46 @@ def rows(
     return result
 
 
+# Section 3: mixtures.
+
+
+class Stage(NamedTuple):
+    """A stage of a mixture: where it begins, e_i, and weight and base of each source."""
+
+    first_sample: int
+    weights: list[int]
+    bases: list[int]
+
+
+def stages(asked: list[tuple[int, list[int]]]) -> list[Stage]:
+    """The stages that were asked for, (sample, weights of all sources) each, the first at 0."""
+    first_sample, weights = asked[0]
+    found = [Stage(first_sample, weights, [0] * len(weights))]
+    for wanted, following in asked[1:]:
+        first_sample, weights, bases = found[-1]
+        while first_sample < wanted:
+            left = wanted - first_sample
+            blocks = max(1, left // sum(weights))
+            first_sample += blocks * sum(weights)
+            bases = [base + blocks * weight for base, weight in zip(bases, weights, strict=True)]
+        found.append(Stage(first_sample, following, bases))
+    return found
+
+
+def mixture_place(seed: int, asked: list[tuple[int, list[int]]], sample: int) -> tuple[int, int]:
+    """Source of a sample of a mixture, and its sample in the order of that source."""
+    found = stages(asked)
+    number = max(i for i, stage in enumerate(found) if stage.first_sample <= sample)
+    first_sample, weights, bases = found[number]
+    since = sample - first_sample
+    slot = _shuffled_place(mix(mix(2**32 + number) ^ seed), sum(weights), since)
+    source = 0
+    while slot >= weights[source]:
+        slot -= weights[source]
+        source += 1
+    return source, bases[source] + since // sum(weights) * weights[source] + slot
+
+
 # Sections 4 and 5: fingerprint, identities.
 
 
@@ -461,6 +501,7 @@ def golden() -> dict[str, list[dict[str, Any]]]:
         "pieces": list(_golden_pieces()),
         "planes": list(_golden_planes()),
         "plane_checksums": list(_golden_plane_checksums()),
+        "mixture_samples": list(_golden_mixture_samples()),
     }
 
 
@@ -607,6 +648,34 @@ def _in_hexadecimal(values: Source | Plane) -> dict[str, Any]:
         for name, value in values._asdict().items()
         if value is not None
     }
+
+
+def _golden_mixture_samples() -> Iterator[dict[str, Any]]:
+    """One record for each mixture: its stages as they were asked for, and where samples are."""
+    cases: list[list[tuple[int, list[int]]]] = [
+        [(0, [1])],
+        [(0, [2, 1])],
+        [(0, [70, 20, 10]), (1000, [5, 0, 5]), (1001, [0, 1, 0]), (5000, [334, 333, 333])],
+        [(0, [1, 2**20 - 1]), (2**53 - 1, [3, 4]), (2**62 + 1, [1, 0])],
+        [(0, [*range(100)]), (2**32, [*range(99, -1, -1)])],
+    ]
+    for asked in cases:
+        for seed in (0, 7, 2**64 - 1):
+            found = stages(asked)
+            samples = [0, 1, 2, 3, 99, 100, 2**32 + 1, 2**53 - 1, 2**53 + 1, 2**62, 2**63 - 1]
+            for stage in found:
+                samples += [max(0, stage.first_sample - 1), stage.first_sample]
+            places = [mixture_place(seed, asked, sample) for sample in samples]
+            yield {
+                "seed": seed,
+                "asked": [sample for sample, _ in asked],
+                "weights": [weights for _, weights in asked],
+                "first_samples": [stage.first_sample for stage in found],
+                "bases": [stage.bases for stage in found],
+                "samples": samples,
+                "sources": [source for source, _ in places],
+                "source_samples": [own for _, own in places],
+            }
 
 
 def _golden_redactions() -> Iterator[dict[str, Any]]:

@@ -18,11 +18,13 @@ import pytest
 
 from tests.support import reference
 from tokenfeed.sampling import orders
+from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream import identity
 from tokenfeed.stream.identity import SourceParts
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import Source, StreamSpec
+from tokenfeed.stream.spec import Mixture, Source, StreamSpec
+from tokenfeed.stream.stages import AskedStage, scheduled
 from tokenfeed.wire.frame import Stream, checksum
 from tokenfeed.wire.row_block import Plane, RowBlock
 
@@ -236,3 +238,17 @@ def checksum_of(case: dict[str, Any]) -> int:
         {plane["kind"]: bytes.fromhex(plane["fingerprint"]) for plane in cases},
     )
     return checksum(stream, case["first_row"], RowBlock(tokens, planes))
+
+
+@pytest.mark.parametrize("case", GOLDEN["mixture_samples"])
+def test_every_sample_of_a_mixture_has_its_published_source(case: dict[str, Any]) -> None:
+    """Also beyond 2^53, where a float would lose it, and at both sides of the borders of stages."""
+    asked = map(AskedStage, case["asked"], map(tuple, case["weights"]))
+    stages = scheduled(asked, len(case["weights"][0]))
+    samples = np.array(case["samples"], dtype=np.int64)
+
+    assert [stage.first_sample for stage in stages] == case["first_samples"]
+    assert [list(stage.bases) for stage in stages] == case["bases"]
+    source, own = locate_all(Mixture(case["seed"], stages), samples)
+    assert (source.dtype, own.dtype) == (np.int64, np.int64)
+    assert (source.tolist(), own.tolist()) == (case["sources"], case["source_samples"])

@@ -76,6 +76,18 @@ def test_the_mixed_word_and_the_places_are_those_on_the_page() -> None:
         assert f"| `{order}` | {place_count} | {first} ... {last} | {places} |" in text
 
 
+def test_the_samples_of_the_mixture_are_those_on_the_page() -> None:
+    """In both of its stages."""
+    asked = [(0, [2, 1]), (7, [1, 1])]
+
+    assert reference.stages(asked)[1] == (9, [1, 1], [6, 3])
+    assert "Stage 1 begins at sample 9, with the bases 6 and 3." in section(3)
+    for first, last in ((0, 8), (9, 12)):
+        found = [reference.mixture_place(7, asked, sample) for sample in range(first, last + 1)]
+        sources, own = (", ".join(map(str, each)) for each in zip(*found, strict=True))
+        assert f"| {first} ... {last} | {sources} | {own} |" in section(3)
+
+
 def test_the_fingerprints_are_those_on_the_page() -> None:
     """Of one file with three tokens, and of two files and two blocks."""
     text = section(4)

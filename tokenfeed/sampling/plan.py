@@ -16,8 +16,11 @@ import numpy.typing as npt
 
 from ..errors import InvalidRequest
 from ..stream.order import Order
-from ..stream.spec import StreamSpec
+from ..stream.spec import Source, StreamSpec
+from .mixture import locate_all
 from .spans import Spans
+
+Numbers = npt.NDArray[np.int64]
 
 PLAN_ROWS = 4096
 """Rows to plan at once: array arithmetic takes 42 (random) to 177 microseconds (shuffled) for 32
@@ -26,6 +29,10 @@ benchmarks.plan_rows`.
 """
 _PLACES_KEPT = 8
 """Size of an LRU cache. With 60,000 files, each entry is a megabyte."""
+
+
+_FEW_SOURCES = 4
+"""Up to so many sources, a call of each one's order is faster than one pass over all of them."""
 
 
 class Places(NamedTuple):
@@ -56,13 +63,17 @@ class Shape:
         self.longest_file_tokens = int(token_counts.max())
         self._kept_places = lru_cache(_PLACES_KEPT)(partial(_places, token_counts))
 
-    def require_window(self, context_length: int) -> None:
-        """Raise InvalidRequest unless a file has at least T + 1 tokens."""
+    def require_window(self, context_length: int, of_dataset: str = "") -> None:
+        """Raise InvalidRequest unless a file has at least T + 1 tokens.
+
+        of_dataset: for the message, such as "of web ".
+        """
         longest = self.longest_file_tokens
         if not 1 <= context_length < longest:
             raise InvalidRequest(
                 "context_length",
-                f"{context_length} is not in [1, {longest}): the longest file has {longest} tokens",
+                f"{context_length} is not in [1, {longest}): the longest file {of_dataset}has "
+                f"{longest} tokens",
             )
 
     def places(self, context_length: int, *, has_epochs: bool) -> Places:
@@ -77,23 +88,97 @@ class Shape:
         return self._kept_places(context_length, has_epochs)
 
 
-def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: npt.NDArray[np.int64]) -> Spans:
+def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     """Return the spans of the tokens of each sample. Nothing else maps samples to tokens.
 
-    shapes: of the corpus of each source of the stream.  samples: int64[n], each in [0, 2^63).  One
-    pass of array arithmetic, no loop over n.
-    Raises: InvalidRequest if no file is long enough for a window.
+    shapes: of the corpus of each source of the stream.  samples: int64[n], each in [0, 2^63), and
+    in one of the stages.  One pass of array arithmetic, no loop over n.
+    Raises: InvalidRequest if no file of a source is long enough for a window.
     """
-    (source,), (shape,) = spec.sources, shapes
-    shape.require_window(spec.context_length)
-    places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
-    place = source.order.places(samples, source.seed, places.place_count)
-    if places.ends.size == 1:
-        shard = np.zeros_like(place)
-    else:
-        shard = np.searchsorted(places.ends, place, side="right")
-        place = place - places.firsts[shard]
-    return Spans.of_windows(spec.row_tokens, shard, place * places.stride)
+    require_windows(spec, shapes)
+    if spec.mixture is None:
+        source, (shape,) = spec.source, shapes
+        places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
+        place = source.order.places(samples, source.seed, places.place_count)
+        if places.ends.size == 1:
+            shard = np.zeros_like(place)
+        else:
+            shard = np.searchsorted(places.ends, place, side="right")
+            place = place - places.firsts[shard]
+        return Spans.of_windows(spec.row_tokens, shard, place * places.stride)
+    number, own_samples = locate_all(spec.mixture, samples)
+    has_epochs = tuple(source.order.HAS_EPOCHS for source in spec.sources)
+    joint = _joint_places(tuple(shapes), spec.context_length, has_epochs)
+    place = _places_of_sources(spec.sources, joint.place_counts, number, own_samples)
+    place += joint.first_places[number]
+    file = np.searchsorted(joint.ends, place, side="right")
+    offset = (place - joint.firsts[file]) * joint.strides[number]
+    return Spans(spec.row_tokens, number, file - joint.first_files[number], offset)
+
+
+def require_windows(spec: StreamSpec, shapes: Sequence[Shape]) -> None:
+    """Raise InvalidRequest unless each source has a file with at least T + 1 tokens.
+
+    shapes: as for `plan`.
+    """
+    for source, shape in zip(spec.sources, shapes, strict=True):
+        of_dataset = f"of {source.dataset} " if spec.mixture else ""
+        shape.require_window(spec.context_length, of_dataset)
+
+
+def _places_of_sources(
+    sources: Sequence[Source], place_counts: Sequence[int], number: Numbers, own_samples: Numbers
+) -> Numbers:
+    """Return the place of each sample among those of its source."""
+    place = np.empty_like(own_samples)
+    if len(sources) <= _FEW_SOURCES:
+        for index, source in enumerate(sources):
+            at = np.flatnonzero(number == index)
+            place[at] = source.order.places(own_samples[at], source.seed, place_counts[index])
+        return place
+    seeds = [source.seed for source in sources]
+    order_of = np.array([id(source.order) for source in sources])
+    for order in {source.order.NAME: source.order for source in sources}.values():
+        at = np.flatnonzero((order_of == id(order))[number])
+        place[at] = order.places_among(own_samples[at], number[at], seeds, place_counts)
+    return place
+
+
+class JointPlaces(NamedTuple):
+    """The places of several sources, one source after another.
+
+    place_counts: of each source.  first_places, first_files, strides: int64[sources], its first
+    place and its first file among those of all sources, and its stride.  ends, firsts:
+    int64[files], end and first of the places of each file of all sources.
+    """
+
+    place_counts: tuple[int, ...]
+    first_places: Numbers
+    first_files: Numbers
+    strides: Numbers
+    ends: Numbers
+    firsts: Numbers
+
+
+@lru_cache(_PLACES_KEPT)
+def _joint_places(
+    shapes: tuple[Shape, ...], context_length: int, has_epochs: tuple[bool, ...]
+) -> JointPlaces:
+    places = [
+        shape.places(context_length, has_epochs=has)
+        for shape, has in zip(shapes, has_epochs, strict=True)
+    ]
+    counts = [each.place_count for each in places]
+    first_places = np.cumsum([0, *counts[:-1]], dtype=np.int64)
+    first_files = np.cumsum([0, *(each.ends.size for each in places[:-1])], dtype=np.int64)
+    return JointPlaces(
+        tuple(counts),
+        first_places,
+        first_files,
+        np.array([each.stride for each in places], dtype=np.int64),
+        np.concatenate([e.ends + first for e, first in zip(places, first_places, strict=True)]),
+        np.concatenate([e.firsts + first for e, first in zip(places, first_places, strict=True)]),
+    )
 
 
 def row_count(order: Order, shape: Shape, context_length: int) -> int:

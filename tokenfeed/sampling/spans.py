@@ -61,6 +61,11 @@ class Spans:
         return np.arange(self.shard.size + 1) if self.pieces is None else self.pieces.first_span
 
     @property
+    def row_source(self) -> Numbers:
+        """int64[rows], the source of each row: that of its first span."""
+        return self.source if self.pieces is None else self.source[self.pieces.first_span[:-1]]
+
+    @property
     def token_count(self) -> Numbers:
         """int64[spans], as in Pieces."""
         if self.pieces is None:
@@ -92,6 +97,24 @@ class Spans:
             self.source[first:end],
             self.shard[first:end],
             self.token_offset[first:end],
+            pieces,
+        )
+
+    def select(self, rows: Numbers) -> Spans:
+        """Return the spans of some rows.  rows: int64[n], their indices, in any order."""
+        if self.pieces is None:
+            spans, pieces = rows, None
+        else:
+            counts = np.diff(self.pieces.first_span)[rows]
+            first_span = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+            shift = self.pieces.first_span[rows] - first_span[:-1]
+            spans = np.arange(first_span[-1]) + np.repeat(shift, counts)
+            pieces = Pieces(first_span, self.pieces.token_count[spans])
+        return Spans(
+            self.row_tokens,
+            self.source[spans],
+            self.shard[spans],
+            self.token_offset[spans],
             pieces,
         )
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from .order import Order
 
-VERSIONS_SERVED = (1,)
-"""Versions of the identity that a server can compare: streams of one dataset, without redactions.
-Those of mixtures (2) and of redactions (3) are published, but not served yet.
+VERSIONS_SERVED = (1, 2)
+"""Versions of the identity that a server can compare: streams of one dataset and stages of
+mixtures. Those of redactions (3) are published, but not served yet.
 """
 COMPLETE_BYTES_MAX = 1 << 30
 """A corpus of up to exactly this size is hashed in full: a change of any token changes the

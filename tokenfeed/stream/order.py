@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,4 +25,18 @@ class Order(Protocol):
         self, samples: npt.NDArray[np.int64], seed: int, place_count: int, /
     ) -> npt.NDArray[np.int64]:
         """Return the place of each sample, int64[n], each in [0, place_count)."""
+        ...
+
+    def places_among(
+        self,
+        samples: npt.NDArray[np.int64],
+        source: npt.NDArray[np.int64],
+        seeds: Sequence[int],
+        place_counts: Sequence[int],
+        /,
+    ) -> npt.NDArray[np.int64]:
+        """Return what `places` returns for samples of several sources, in one pass.
+
+        source: int64[n], the source of each sample.  seeds, place_counts: of each source.
+        """
         ...

@@ -8,17 +8,19 @@ of it: they select samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InvalidRequest
-from .identity import stream_identity
+from .identity import SourceParts, mixture_identity, stage_identity, stream_identity
 from .order import Order
 from .planes import require_known
 from .position import require_range
+from .stages import MIXTURE, Stage
 
 SEED_END = 1 << 64
 _CONTEXT_LENGTH_END = 1 << 64
+_SOURCES_END = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +28,24 @@ class Source:
     """One dataset of a stream, and the order of its windows. Always valid once constructed.
 
     dataset: its name, only for the lookup; "" is the only dataset of a server.  seed: in [0, 2^64).
+    number: in a mixture, in [0, 2^32).
     Raises: InvalidRequest, naming the field and its limit.
     """
 
     dataset: str
     order: Order
     seed: int
+    number: int = 0
 
     def __post_init__(self) -> None:
         """Check the range."""
         require_range("seed", self.seed, 0, SEED_END)
+        require_range("number", self.number, 0, _SOURCES_END)
 
     @property
     def seed_used(self) -> int:
         """The seed in the identity: 0 if the order ignores it."""
         return self.seed if self.order.USES_SEED else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The proportions of the sources from a sample on.
-
-    first_sample: in [0, 2^63).  weights: samples of each source in a block, in the order of the
-    sources.
-    """
-
-    first_sample: int
-    weights: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +63,34 @@ class StreamParts:
     fingerprint: str
 
 
-_ALONE = (Stage(0, (1,)),)
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How a stream of several sources is made up. Always valid once constructed.
+
+    seed: in [0, 2^64).  stages: in order, at least one; a request has only the one that it reads.
+    Raises: InvalidRequest, naming the field and its limit.
+    """
+
+    seed: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        """Check the range."""
+        require_range("seed", self.seed, 0, SEED_END)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
     """The specification of a stream. Always valid once constructed.
 
-    context_length: T, at least 1; a row has T + 1 tokens.  sources: one; mixtures of several are
-    not served yet.  stages: in order.  planes: kinds (planes.py), ascending.
+    context_length: T, at least 1; a row has T + 1 tokens.  sources: one, or those of a mixture.
+    mixture: None for a stream of one dataset.  planes: kinds (planes.py), ascending.
     Raises: InvalidRequest, naming the field and its limit.
     """
 
     context_length: int
     sources: tuple[Source, ...]
-    stages: tuple[Stage, ...] = _ALONE
+    mixture: Mixture | None = None
     planes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -95,8 +101,16 @@ class StreamSpec:
                 "context_length",
                 f"{self.context_length} is not in [1, tokens of the longest file)",
             )
-        if len(self.sources) != 1 or self.stages != _ALONE:
-            raise InvalidRequest("stage", "has to have one dataset; mixtures are not served yet")
+        if not self.sources or (self.mixture is None and len(self.sources) > 1):
+            raise InvalidRequest("sources", "have to be one, or those of a mixture")
+        for stage in self.mixture.stages if self.mixture else ():
+            if not len(stage.weights) == len(stage.bases) == len(self.sources):
+                found = f"{len(stage.weights)} weights and {len(stage.bases)} bases"
+                problem = f"are {len(self.sources)}, but stage {stage.index} has {found}"
+                raise InvalidRequest("sources", problem)
+        numbers = [source.number for source in self.sources]
+        if numbers != sorted(set(numbers)):
+            raise InvalidRequest("sources", f"{numbers} are not in ascending order and unique")
         require_known(self.planes)
 
     @classmethod
@@ -108,7 +122,7 @@ class StreamSpec:
         context_length: int,
         planes: Sequence[int] = (),
     ) -> StreamSpec:
-        """Return the stream over one dataset: one source, one stage."""
+        """Return the stream over one dataset: one source, no mixture."""
         return cls(context_length, (Source(dataset, order, seed),), planes=tuple(sorted(planes)))
 
     def parts(self, fingerprint: bytes) -> StreamParts:
@@ -121,22 +135,35 @@ class StreamSpec:
         """Return plain values, the same in every process, that distinguish specifications while
         their corpora are unknown.
         """
+        stages = self.mixture.stages if self.mixture else ()
         return {
             "context_length": self.context_length,
             "sources": [(each.dataset, each.order.NAME, each.seed) for each in self.sources],
-            "stages": [(stage.first_sample, stage.weights) for stage in self.stages],
+            "mixture": self.mixture and self.mixture.seed,
+            "stages": [(stage.first_sample, stage.weights) for stage in stages],
             "planes": self.planes,
         }
 
     @property
     def source(self) -> Source:
-        """The only source."""
-        return self.sources[0]
+        """The only source of a stream of one dataset."""
+        (source,) = self.sources
+        return source
 
     @property
     def order(self) -> Order:
-        """The order of the samples."""
+        """The order of the samples of a stream of one dataset."""
         return self.source.order
+
+    @property
+    def order_name(self) -> str:
+        """Name of the order of the samples."""
+        return MIXTURE if self.mixture else self.order.NAME
+
+    @property
+    def seed(self) -> int:
+        """Seed of the mixture, or of the only source."""
+        return self.mixture.seed if self.mixture else self.source.seed
 
     @property
     def row_tokens(self) -> int:
@@ -146,12 +173,54 @@ class StreamSpec:
     @property
     def identity_version(self) -> int:
         """Version of the canonical form that `identity` hashes."""
-        return 1
+        return 2 if self.mixture else 1
 
     def identity(self, fingerprints: Sequence[bytes]) -> bytes:
-        """Return the identity of this stream, the same everywhere, 32 bytes (identity.py).
+        """Return the identity of this stream, the same everywhere, 32 bytes (identity.py); of the
+        last stage of a mixture.
 
         fingerprints: of the corpus of each source, 32 bytes each.
         """
-        (fingerprint,) = fingerprints
-        return stream_identity(self.order, self.source.seed, self.context_length, fingerprint)
+        if self.mixture is None:
+            (fingerprint,) = fingerprints
+            return stream_identity(self.order, self.source.seed, self.context_length, fingerprint)
+        return self.chain(fingerprints)[-1]
+
+    def chain(self, fingerprints: Sequence[bytes]) -> list[bytes]:
+        """Return the chain of identities of a mixture, 32 bytes each: what comes before the first
+        stage, and then the identity of each stage.
+
+        fingerprints: as for `identity`.
+        """
+        assert self.mixture is not None
+        stages = self.mixture.stages
+        start = mixture_identity(MIXTURE, self.mixture.seed, self.context_length)
+        chain = [stages[0].previous or start]
+        for stage in stages:
+            parts = [
+                SourceParts(each.number, fingerprint, each.order.NAME, each.seed_used, base, weight)
+                for each, fingerprint, base, weight in zip(
+                    self.sources, fingerprints, stage.bases, stage.weights, strict=True
+                )
+                if weight
+            ]
+            chain.append(stage_identity(chain[-1], stage.index, stage.first_sample, parts))
+        return chain
+
+    def of_stage(self, index: int, previous: bytes = b"") -> StreamSpec:
+        """Return the mixture of one stage alone, with the sources that it reads.
+
+        previous: the identity before it, from `chain`.
+        """
+        assert self.mixture is not None
+        stage = self.mixture.stages[index]
+        used = [number for number, weight in enumerate(stage.weights) if weight]
+        alone = Stage(
+            stage.index,
+            stage.first_sample,
+            tuple(stage.weights[number] for number in used),
+            tuple(stage.bases[number] for number in used),
+            previous,
+        )
+        sources = tuple(self.sources[number] for number in used)
+        return replace(self, sources=sources, mixture=Mixture(self.mixture.seed, (alone,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
@@ -11,7 +12,8 @@ from ..errors import InvalidRequest, LimitExceeded, SamplesExhausted, StreamMism
 from ..sampling import orders
 from ..stream.identity import VERSIONS_SERVED
 from ..stream.position import SAMPLE_END, Position, require_range
-from ..stream.spec import StreamSpec
+from ..stream.spec import Mixture, Source, StreamSpec
+from ..stream.stages import BLOCK_MAX, MIXTURE, Stage
 from ..v1 import tokenfeed_pb2 as pb
 
 CONTRACT_REVISION = 2
@@ -110,19 +112,21 @@ class StreamRequest:
 class Expected:
     """What the server compares with its own values; b"" is not compared.
 
-    identity: of the stream.  identity_version: of its canonical form.  digest: of the corpus.
-    planes: fingerprint of each requested plane, by its kind.
+    identity: of the stream.  identity_version: of its canonical form.  digests: of the corpus of
+    each source; none is compared if there are none.  planes: fingerprint of each requested plane,
+    by its kind.
     """
 
     identity: bytes = b""
     identity_version: int = 0
-    digest: bytes = b""
+    digests: tuple[bytes, ...] = ()
     planes: tuple[tuple[int, bytes], ...] = ()
 
     def __post_init__(self) -> None:
         """Check the lengths and the version.  Raises: InvalidRequest."""
         _require_hash("expected_identity", self.identity)
-        _require_hash("expected_digest", self.digest)
+        for digest in self.digests:
+            _require_hash("expected_digest", digest)
         for kind, fingerprint in self.planes:
             _require_hash("expected_fingerprint", fingerprint, f" for plane {kind}")
         known = ", ".join(map(str, VERSIONS_SERVED))
@@ -142,15 +146,17 @@ class Expected:
 def to_message(
     request: StreamRequest, expected: Expected, client_name: str = ""
 ) -> pb.GetBatchRequest:
-    """Return a request as a message of the contract."""
+    """Return a request as a message of the contract. That of a mixture has one stage."""
     spec, position = request.spec, request.position
     fingerprints = dict(expected.planes)
+    digests = expected.digests or (b"",) * len(spec.sources)
+    of_dataset = (spec.source.dataset, digests[0]) if spec.mixture is None else ("", b"")
     return pb.GetBatchRequest(
         batch_size=position.batch_size,
         context_length=spec.context_length,
-        seed=spec.source.seed,
-        dataset=spec.source.dataset,
-        order=spec.order.NAME,
+        seed=spec.seed,
+        dataset=of_dataset[0],
+        order=spec.order_name,
         first_sample=position.first_sample,
         first_row=request.first_row,
         num_batches=request.num_batches,
@@ -161,11 +167,35 @@ def to_message(
             pb.WantedPlane(kind=kind, expected_fingerprint=fingerprints.get(kind, b""))
             for kind in spec.planes
         ],
-        expected_digest=expected.digest,
+        expected_digest=of_dataset[1],
         identity_version=expected.identity_version,
         end_sample=request.end_sample,
+        stage=None if spec.mixture is None else _stage_message(spec, spec.mixture, digests),
         declined_planes=request.declined_planes,
         client_name=client_name,
+    )
+
+
+def _stage_message(spec: StreamSpec, mixture: Mixture, digests: Sequence[bytes]) -> pb.Stage:
+    (stage,) = mixture.stages
+    return pb.Stage(
+        index=stage.index,
+        first_sample=stage.first_sample,
+        previous_identity=stage.previous,
+        sources=[
+            pb.StageSource(
+                number=source.number,
+                dataset=source.dataset,
+                order=source.order.NAME,
+                seed=source.seed,
+                base=base,
+                weight=weight,
+                expected_digest=digest,
+            )
+            for source, base, weight, digest in zip(
+                spec.sources, stage.bases, stage.weights, digests, strict=True
+            )
+        ],
     )
 
 
@@ -175,14 +205,19 @@ def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) ->
 
     limits: of that server; 0 is unknown.
     """
-    hashes = Expected(bytes(_HASH_BYTES), VERSIONS_SERVED[-1], bytes(_HASH_BYTES))
+    if (mixture := request.spec.mixture) is not None:
+        sizes = [sum(map(bool, stage.weights)) for stage in mixture.stages]
+        largest = request.spec.of_stage(sizes.index(max(sizes)), bytes(_HASH_BYTES))
+        request = replace(request, spec=largest)
+    sources = len(request.spec.sources)
+    hashes = Expected(bytes(_HASH_BYTES), VERSIONS_SERVED[-1], (bytes(_HASH_BYTES),) * sources)
     size_bytes = to_message(request, hashes, client_name).ByteSize()
-    size_bytes += _NUMBERS_BYTES + _HASH_BYTES * len(request.spec.planes)
+    size_bytes += _NUMBERS_BYTES * sources + _HASH_BYTES * len(request.spec.planes)
     if 0 < limits.request_bytes_max < size_bytes:
         raise LimitExceeded(
             "request",
             f"has up to {size_bytes} bytes, but this server accepts {limits.request_bytes_max}; "
-            "check the dataset name",
+            "check the names of datasets",
         )
 
 
@@ -193,22 +228,30 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
     understood, or not served yet.
     """
     require_understood(message)
-    order = orders.find(message.order)
-    if message.HasField("stage"):
-        raise InvalidRequest("stage", f"is set, but {order.NAME} is not a mixture; omit it")
-    if message.long_documents:
+    is_mixture = message.order == MIXTURE
+    if not is_mixture:
+        orders.find(message.order)
+    if message.HasField("stage") and not is_mixture:
         raise InvalidRequest(
-            "long_documents", f"is set, but {order.NAME} does not read documents; omit it"
+            "stage", f"is set, but {message.order or orders.DEFAULT} is not a mixture; omit it"
         )
+    _require_no_documents(message.long_documents, message.order)
     for redaction in message.redactions:
         if not redaction.list_hash:
             raise InvalidRequest("list_hash", f"is missing; it has to have {_HASH_BYTES} bytes")
         _require_hash("list_hash", redaction.list_hash)
         raise StreamMismatch("redactions", "this server has no lists of redactions")
     kinds = [plane.kind for plane in message.planes]
-    spec = StreamSpec.of_dataset(
-        message.dataset, order, message.seed, message.context_length, kinds
-    )
+    if is_mixture:
+        spec = _mixture(message, kinds)
+    else:
+        spec = StreamSpec.of_dataset(
+            message.dataset,
+            orders.find(message.order),
+            message.seed,
+            message.context_length,
+            kinds,
+        )
     request = StreamRequest(
         spec,
         Position(
@@ -222,13 +265,70 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
         message.end_sample if message.HasField("end_sample") else None,
         tuple(message.declined_planes),
     )
+    digests = (
+        tuple(source.expected_digest for source in message.stage.sources)
+        if is_mixture
+        else (message.expected_digest,)
+    )
     expected = Expected(
         message.expected_identity,
         message.identity_version,
-        message.expected_digest,
+        digests if any(digests) else (),
         tuple((plane.kind, plane.expected_fingerprint) for plane in message.planes),
     )
+    if spec.mixture is not None:
+        position = request.position
+        first = position.first_sample + position.rank * position.batch_size + request.first_row
+        if spec.mixture.stages[0].first_sample > first:
+            begin = spec.mixture.stages[0].first_sample
+            raise InvalidRequest(
+                "stage.first_sample", f"{begin} is above {first}, the sample of the first row"
+            )
     return request, expected
+
+
+def _mixture(message: pb.GetBatchRequest, kinds: Sequence[int]) -> StreamSpec:
+    """Return the specification of a request of a mixture, with its only stage."""
+    for field in "dataset", "expected_digest":
+        if getattr(message, field):
+            raise InvalidRequest(field, "is set, but each source of the stage has its own; omit it")
+    if not message.HasField("stage"):
+        raise InvalidRequest("stage", f"is missing; a request of {MIXTURE} has one")
+    stage = message.stage
+    if not stage.sources:
+        raise InvalidRequest("stage.sources", "are missing; a stage has at least one")
+    if not stage.previous_identity:
+        problem = f"is missing; it has to have {_HASH_BYTES} bytes"
+        raise InvalidRequest("previous_identity", problem)
+    for source in stage.sources:
+        require_range("weight", source.weight, 1, BLOCK_MAX + 1)
+        _require_no_documents(source.long_documents, source.order)
+    return StreamSpec(
+        message.context_length,
+        tuple(
+            Source(each.dataset, orders.find(each.order), each.seed, each.number)
+            for each in stage.sources
+        ),
+        Mixture(
+            message.seed,
+            (
+                Stage(
+                    stage.index,
+                    stage.first_sample,
+                    tuple(source.weight for source in stage.sources),
+                    tuple(source.base for source in stage.sources),
+                    stage.previous_identity,
+                ),
+            ),
+        ),
+        tuple(sorted(kinds)),
+    )
+
+
+def _require_no_documents(long_documents: str, order: str) -> None:
+    if long_documents:
+        problem = f"is set, but {order or orders.DEFAULT} does not read documents; omit it"
+        raise InvalidRequest("long_documents", problem)
 
 
 def require_understood(message: Message) -> None:

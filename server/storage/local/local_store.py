@@ -103,6 +103,11 @@ class LocalStore(OpenedShards, ABC):
         """Start to read tokens that will be needed soon."""
 
     @property
+    def shapes(self) -> Sequence[Shape]:
+        """The shape of the only source."""
+        return (self.shape,)
+
+    @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """Type of the served tokens: uint16 or uint32, little-endian."""
         return self.narrowing.served

@@ -70,7 +70,8 @@ class MapStore(LocalStore):
             syscalls.unmap(self._address, self._span_bytes)
             raise
         syscalls.expect_random_access(self._address, self._span_bytes)
-        self._token_addresses = self._firsts + self._first_bytes
+        self.token_addresses = self._firsts + self._first_bytes
+        """int64[files], where the tokens of each file begin."""
         self._copier = best_copier()
         self._batched = True
 
@@ -84,12 +85,24 @@ class MapStore(LocalStore):
         """Bytes of memory that a full preload needs."""
         return self._span_bytes
 
+    @property
+    def sentinels(self) -> tuple[Numbers, TokenBytes]:
+        """Address and value of the last byte of each file that is not 0; a value of 0 means that it
+        is not known.
+        """
+        known = self._sentinels
+        return self._firsts + known.bytes, known.values
+
+    def observe(self, waits: int) -> None:
+        """Record how often a gather by another one had to wait for a page."""
+        self._readahead.observe(waits)
+
     def ranges(self, spans: Spans) -> syscalls.Ranges:
         """Return where spans are in memory, uint64[n, 2]: address and length in bytes."""
         token_bytes = self.stored.itemsize
         count = spans.row_tokens if spans.are_windows else spans.token_count
-        return _ranges(
-            self._token_addresses[spans.shard] + spans.token_offset * token_bytes,
+        return byte_ranges(
+            self.token_addresses[spans.shard] + spans.token_offset * token_bytes,
             count * token_bytes,
         )
 
@@ -110,7 +123,7 @@ class MapStore(LocalStore):
 
     def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of a shard out of the map."""
-        first = int(self._token_addresses[shard]) + first_byte
+        first = int(self.token_addresses[shard]) + first_byte
         firsts = np.arange(first, first + size_bytes, _READ_BYTES, dtype=np.uint64)
         ranges = _between(firsts, first + size_bytes)
         self._start_reading(_whole_pages(ranges))
@@ -150,15 +163,15 @@ class MapStore(LocalStore):
             self._span_bytes = 0
 
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
-        faults_before = _major_faults()
+        faults_before = major_faults()
         unread = self._copier.copy(self.ranges(spans), target)
-        self._readahead.observe(_major_faults() - faults_before)
+        self._readahead.observe(major_faults() - faults_before)
         if unread is not None:
             raise Unread(int(spans.shard[unread]), _bad_address())
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> TokenBytes:
         found = np.empty(shard.size, dtype=np.uint8)
-        unread = self._copier.copy(_ranges(self._firsts[shard] + first_byte, 1), found)
+        unread = self._copier.copy(byte_ranges(self._firsts[shard] + first_byte, 1), found)
         if unread is not None:
             raise Unread(int(shard[unread]), _bad_address())
         return found
@@ -218,7 +231,8 @@ def _map(path: str, options: FormatOptions, address: int, span_bytes: int) -> Sh
         return shard
 
 
-def _ranges(addresses: Numbers, size_bytes: Numbers | int) -> syscalls.Ranges:
+def byte_ranges(addresses: Numbers, size_bytes: Numbers | int) -> syscalls.Ranges:
+    """Return ranges of memory, uint64[n, 2]: address and length in bytes."""
     ranges = np.empty((addresses.size, 2), dtype=np.uint64)
     ranges[:, 0] = addresses
     ranges[:, 1] = size_bytes
@@ -242,7 +256,7 @@ def _pages_bytes(size_bytes: int) -> int:
     return -(-size_bytes // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES
 
 
-def _major_faults() -> int:
+def major_faults() -> int:
     """Return how many page faults of this thread had to wait for a disk so far."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 

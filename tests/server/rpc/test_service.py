@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from server.storage.store import TokenStore
 from tests.server.conftest import options
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.stream.identity import stream_identity
+from tokenfeed.stream.identity import SourceParts, stage_identity, stream_identity
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -469,7 +470,10 @@ def test_an_expected_identity_goes_with_its_version(peer: Peer) -> None:
     """
     missing = asking(expected_identity=bytes(32), identity_version=None)
     require_refusal(peer.refusal(missing), Status.INVALID_ARGUMENT, "identity_version", "missing")
-    for version in (2, 3, (1 << 32) - 1):
+    of_mixtures = asking(expected_identity=bytes(32), identity_version=2)
+    found = peer.refusal(of_mixtures)
+    require_refusal(found, Status.FAILED_PRECONDITION, "identity_version", 1, 2)
+    for version in (3, (1 << 32) - 1):
         later = asking(expected_identity=bytes(32), identity_version=version)
         found = peer.refusal(later)
         require_refusal(found, Status.INVALID_ARGUMENT, "identity_version", version)
@@ -557,9 +561,103 @@ def test_what_is_not_served_yet_is_refused_by_name(
     require_refusal(peer.refusal(asking(**{field: value})), status, field)
 
 
-def test_a_mixture_is_an_order_that_is_not_served_yet(peer: Peer) -> None:
-    """One dataset in its place would be other data under the same name."""
-    require_refusal(peer.refusal(asking(order="mixture-1")), Status.NOT_FOUND, "order", "mixture-1")
+def mixing(*sources: pb.StageSource, **fields: object) -> pb.GetBatchRequest:
+    """A request of a mixture that would be granted, but for what is given."""
+    given = sources or (
+        pb.StageSource(number=0, dataset="long", order="shuffled-1", weight=2),
+        pb.StageSource(number=1, dataset="short", order="random-1", weight=1),
+    )
+    stage = pb.Stage(previous_identity=bytes(32), sources=given)
+    return asking(**{"dataset": None, "order": "mixture-1", "stage": stage} | fields)
+
+
+@pytest.mark.parametrize(
+    ("request_of_mixture", "status", "field", "mention"),
+    [
+        (
+            mixing(pb.StageSource(dataset="none", weight=1)),
+            Status.NOT_FOUND,
+            "dataset",
+            "'none' is not served here, only long, short",
+        ),
+        (mixing(pb.StageSource(weight=1)), Status.INVALID_ARGUMENT, "dataset", "has several"),
+        (
+            mixing(context_length=300),
+            Status.INVALID_ARGUMENT,
+            "context_length",
+            "300 is not in [1, 300): the longest file of short has 300 tokens",
+        ),
+        (
+            mixing(planes=[pb.WantedPlane(kind=51)]),
+            Status.INVALID_ARGUMENT,
+            "planes",
+            "of mixtures are not served yet",
+        ),
+        (
+            mixing(expected_identity=bytes(32), identity_version=2),
+            Status.FAILED_PRECONDITION,
+            "expected_identity",
+            "mixture differs",
+        ),
+        (
+            mixing(expected_identity=bytes(32), identity_version=1),
+            Status.FAILED_PRECONDITION,
+            "identity_version",
+            "1 is not that of this request, 2",
+        ),
+        (
+            mixing(
+                pb.StageSource(dataset="short", weight=1),
+                pb.StageSource(
+                    dataset="long", weight=1, number=1, expected_digest=bytes(range(32))
+                ),
+            ),
+            Status.FAILED_PRECONDITION,
+            "expected_digest",
+            bytes(range(32)).hex(),
+        ),
+        (mixing(batch_size=1 << 20), Status.INVALID_ARGUMENT, "batch_size", "above the limit"),
+    ],
+)
+def test_what_is_wrong_with_a_mixture_is_named(
+    peer: Peer, request_of_mixture: pb.GetBatchRequest, status: Status, field: str, mention: str
+) -> None:
+    """And with which of its sources."""
+    require_refusal(peer.refusal(request_of_mixture), status, field, mention)
+
+
+def test_the_frames_of_a_mixture_have_the_identity_of_its_stage(
+    peer: Peer, datasets: dict[str, Dataset]
+) -> None:
+    """By which a client knows what it reads, and that a replica has the same."""
+    parts = [
+        SourceParts(0, datasets["long"].fingerprint, "shuffled-1", 0, 0, 2),
+        SourceParts(1, datasets["short"].fingerprint, "random-1", 0, 0, 1),
+    ]
+    identity = stage_identity(bytes(32), 0, 0, parts)
+
+    frames = peer.frames(mixing(expected_identity=identity, identity_version=2))
+
+    assert {found.identity for found in frames} == {identity}
+    assert len(rows_of(frames, 16)) == 8
+
+
+def test_a_source_that_has_failed_fails_the_mixtures_with_it(tmp_path: Path) -> None:
+    """And no others: a stage without it is another stream."""
+    sources = [
+        DatasetSource(name, (write(tmp_path / f"{name}.bin", 20_000, seed),))
+        for seed, name in enumerate(("long", "short", "third"))
+    ]
+    with opened(*sources) as datasets, serving(datasets) as peer:
+        assert len(peer.rows(mixing())) == 8
+        os.truncate(tmp_path / "short.bin", 100)
+        request = mixing(num_batches=100)
+        _, ending = peer.ask(request)
+        assert ending[0] is Status.DATA_LOSS
+        assert "'short' changed while it was served" in ending[1]
+        require_refusal(peer.refusal(request), Status.DATA_LOSS, "dataset", "'short' changed")
+        request.stage.sources[1].dataset = "third"
+        assert len(peer.rows(request)) == 400
 
 
 # What is granted
@@ -711,9 +809,9 @@ def test_describe_says_what_is_served(peer: Peer, datasets: dict[str, Dataset]) 
     }
     assert list(short.planes) == []
     assert not short.HasField("documents")
-    assert list(described.orders) == ["random-1", "shuffled-1", "sequential-1"]
+    assert list(described.orders) == ["random-1", "shuffled-1", "sequential-1", "mixture-1"]
     assert described.limits.batch_bytes_max == BATCH_BYTES_MAX
-    assert described.identity_versions == [1]
+    assert described.identity_versions == [1, 2]
     assert described.contract_revisions == [CONTRACT_REVISION]
 
 

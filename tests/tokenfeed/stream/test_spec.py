@@ -10,7 +10,8 @@ import pytest
 from tests.support import reference
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
-from tokenfeed.stream.spec import Source, Stage, StreamSpec
+from tokenfeed.stream.spec import Mixture, Source, StreamSpec
+from tokenfeed.stream.stages import Stage
 
 RANDOM, SEQUENTIAL = orders.find("random-1"), orders.find("sequential-1")
 
@@ -62,22 +63,46 @@ def test_planes_that_are_wanted_in_any_order_are_one_stream() -> None:
     assert spec_of(planes=[52, 50, 51]).planes == (50, 51, 52)
 
 
+ONE, OTHER = Source("a", RANDOM, 0), Source("b", SEQUENTIAL, 0, number=1)
+HALVES = Mixture(7, (Stage(0, 0, (1, 1), (0, 0)),))
+
+
 @pytest.mark.parametrize(
-    ("sources", "stages"),
+    ("sources", "mixture", "problem"),
     [
-        ((), None),
-        ((Source("a", RANDOM, 0), Source("b", RANDOM, 0)), None),
-        ((Source("a", RANDOM, 0),), (Stage(5, (1,)),)),
-        ((Source("a", RANDOM, 0),), (Stage(0, (2,)),)),
-        ((Source("a", RANDOM, 0),), (Stage(0, (1,)), Stage(5, (1,)))),
+        ((), None, "sources: have to be one, or those of a mixture"),
+        ((), HALVES, "sources: have to be one, or those of a mixture"),
+        ((ONE, OTHER), None, "sources: have to be one, or those of a mixture"),
+        ((OTHER, ONE), HALVES, r"sources: \[1, 0\] are not in ascending order and unique"),
+        ((ONE, ONE), HALVES, r"sources: \[0, 0\] are not in ascending order and unique"),
+        ((ONE,), HALVES, "sources: are 1, but stage 0 has 2 weights and 2 bases"),
     ],
 )
-def test_a_mixture_is_refused_while_none_is_served(
-    sources: tuple[Source, ...], stages: tuple[Stage, ...] | None
+def test_sources_that_make_no_stream_are_refused(
+    sources: tuple[Source, ...], mixture: Mixture | None, problem: str
 ) -> None:
     """Its first source alone would be another stream under the same name."""
-    with pytest.raises(InvalidRequest, match=r"^stage: .*not served yet"):
-        StreamSpec(2, sources) if stages is None else StreamSpec(2, sources, stages)
+    with pytest.raises(InvalidRequest, match=problem):
+        StreamSpec(2, sources, mixture)
+
+
+def test_the_identity_of_a_mixture_is_the_published_one_of_version_2() -> None:
+    """Of each of its stages, and of one alone, as a request has it."""
+    later = Stage(1, 10, (0, 3), (5, 5))
+    spec = StreamSpec(2, (ONE, OTHER), Mixture(7, (*HALVES.stages, later)))
+    fingerprints = [bytes(range(32)), bytes(32)]
+    first = reference.mixture_start(7, 2)
+    one = reference.Source(0, fingerprints[0], "random-1", 0, 0, 1)
+    other = reference.Source(1, fingerprints[1], "sequential-1", 0, 0, 1)
+    second = reference.stage_identity(first, 0, 0, [one, other])
+    third = reference.stage_identity(second, 1, 10, [other._replace(base=5, weight=3)])
+
+    assert spec.identity_version == 2
+    assert spec.chain(fingerprints) == [first, second, third]
+    assert spec.identity(fingerprints) == third
+    alone = spec.of_stage(1, second)
+    assert alone.sources == (OTHER,)
+    assert alone.identity(fingerprints[1:]) == third
 
 
 def test_its_identity_is_the_published_one_of_version_1() -> None:

@@ -22,7 +22,8 @@ from tokenfeed.errors import (
 from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.spec import Mixture, Source, StreamSpec
+from tokenfeed.stream.stages import Stage
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import (
     CLIENT_NAME_MAX,
@@ -51,7 +52,7 @@ def positions(draw: st.DrawFn) -> Position:
 
 @st.composite
 def requests(draw: st.DrawFn) -> StreamRequest:
-    """Any request of one dataset."""
+    """Any request of one dataset, or of a stage of a mixture."""
     position = draw(positions())
     end_sample = draw(st.none() | st.sampled_from([0, SAMPLE_END]) | st.integers(0, SAMPLE_END))
     if end_sample is None:
@@ -60,18 +61,33 @@ def requests(draw: st.DrawFn) -> StreamRequest:
         assume(num_batches is not None or left > 0)
     else:
         num_batches = draw(st.none() | UINT64)
-    spec = StreamSpec.of_dataset(
-        draw(st.text(max_size=10)),
-        orders.find(draw(st.sampled_from(list(orders.ORDERS)))),
-        draw(UINT64),
-        draw(st.sampled_from([1, 2048, 2**63 - 1]) | st.integers(1, 2**63 - 1)),
-        draw(st.lists(st.sampled_from(sorted(KINDS)), unique=True)),
+    first_row = draw(st.integers(0, position.batch_size - 1))
+    first_sample = position.first_sample + position.rank * position.batch_size + first_row
+    context_length = draw(st.sampled_from([1, 2048, 2**63 - 1]) | st.integers(1, 2**63 - 1))
+    kinds = tuple(draw(st.lists(st.sampled_from(sorted(KINDS)), unique=True).map(sorted)))
+    mixture, count = None, 1
+    if draw(st.booleans()):
+        weights = tuple(draw(st.lists(st.integers(1, 2**17), min_size=1, max_size=8)))
+        begin = draw(st.sampled_from([0, first_sample]) | st.integers(0, first_sample))
+        begin = min(begin, SAMPLE_END - 1)
+        base, count = draw(st.sampled_from([0, begin // len(weights)])), len(weights)
+        index = draw(st.sampled_from([0, 1, 2**32 - 1]))
+        stage = Stage(index, begin, weights, (base,) * count, bytes(range(32)))
+        mixture = Mixture(draw(UINT64), (stage,))
+    sources = tuple(
+        Source(
+            draw(st.text(max_size=10)),
+            orders.find(draw(st.sampled_from(list(orders.ORDERS)))),
+            draw(UINT64),
+            0 if mixture is None else 1000 * number,
+        )
+        for number in range(count)
     )
     return StreamRequest(
-        spec,
+        StreamSpec(context_length, sources, mixture, kinds),
         position,
         num_batches,
-        draw(st.integers(0, position.batch_size - 1)),
+        first_row,
         end_sample,
         tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=3))),
     )
@@ -79,11 +95,12 @@ def requests(draw: st.DrawFn) -> StreamRequest:
 
 @st.composite
 def expectations(draw: st.DrawFn, request: StreamRequest) -> Expected:
-    identity = draw(HASH)
+    identity, version = draw(HASH), request.spec.identity_version
+    digests = tuple(draw(HASH) for _ in request.spec.sources)
     return Expected(
         identity,
-        1 if identity else draw(st.sampled_from([0, 1])),
-        draw(HASH),
+        version if identity else draw(st.sampled_from([0, version])),
+        digests if any(digests) else (),
         tuple((kind, draw(HASH)) for kind in request.spec.planes),
     )
 
@@ -112,15 +129,32 @@ def test_every_field_is_on_the_wire_as_it_was_asked_for(request: StreamRequest) 
     )
     assert (message.first_sample, message.first_row) == (position.first_sample, request.first_row)
     assert (message.rank, message.world_size) == (position.rank, position.world_size)
-    assert (message.seed, message.order) == (spec.source.seed, spec.order.NAME)
-    assert (message.dataset, message.client_name) == (spec.source.dataset, "somebody")
+    assert (message.seed, message.order) == (spec.seed, spec.order_name)
+    assert message.client_name == "somebody"
     assert message.HasField("num_batches") == (request.num_batches is not None)
     assert message.num_batches == (request.num_batches or 0)
     assert message.HasField("end_sample") == (request.end_sample is not None)
     assert message.end_sample == (request.end_sample or 0)
     assert [plane.kind for plane in message.planes] == list(spec.planes)
     assert tuple(message.declined_planes) == request.declined_planes
-    assert not message.HasField("stage")
+    if spec.mixture is None:
+        assert message.dataset == spec.source.dataset
+        assert not message.HasField("stage")
+    else:
+        (stage,) = spec.mixture.stages
+        assert message.dataset == ""
+        assert (message.stage.index, message.stage.first_sample) == (
+            stage.index,
+            stage.first_sample,
+        )
+        assert message.stage.previous_identity == stage.previous
+        assert [
+            (each.number, each.dataset, each.order, each.seed, each.base, each.weight)
+            for each in message.stage.sources
+        ] == [
+            (source.number, source.dataset, source.order.NAME, source.seed, base, weight)
+            for source, base, weight in zip(spec.sources, stage.bases, stage.weights, strict=True)
+        ]
     assert not message.redactions
     assert not message.long_documents
 
@@ -156,7 +190,8 @@ PLANES = [pb.WantedPlane(kind=51)]
         ({"context_length": 0}, InvalidRequest, "context_length"),
         ({"context_length": None}, InvalidRequest, "context_length"),
         ({"order": "random"}, NotFound, "order"),
-        ({"order": "mixture-1"}, NotFound, "order"),
+        ({"order": "mixture-2"}, NotFound, "order"),
+        ({"order": "mixture-1"}, InvalidRequest, "stage"),
         ({"first_sample": 2**63}, SamplesExhausted, "first_sample"),
         ({"first_sample": 2**64 - 1}, SamplesExhausted, "first_sample"),
         ({"first_sample": 2**63, "end_sample": 1}, SamplesExhausted, "first_sample"),
@@ -196,7 +231,7 @@ PLANES = [pb.WantedPlane(kind=51)]
         ),
         ({"expected_identity": bytes(32)}, InvalidRequest, "identity_version"),
         (
-            {"expected_identity": bytes(32), "identity_version": 2},
+            {"expected_identity": bytes(32), "identity_version": 3},
             InvalidRequest,
             "identity_version",
         ),
@@ -235,6 +270,80 @@ def test_each_field_has_its_range_and_one_outside_of_it_is_named(
 ) -> None:
     """The last value that is taken, the first that is not, and the status that it travels as."""
     message = message_of(**fields)
+    if kind is None:
+        from_message(message)
+        return
+    with pytest.raises(kind) as caught:
+        from_message(message)
+
+    assert type(caught.value) is kind
+    assert caught.value.subject == subject
+
+
+def mixture_of(stage: dict[str, Any] | None = None, **fields: Any) -> pb.GetBatchRequest:
+    """A request of a stage with one source; fields of it begin with "source_"."""
+    values: dict[str, Any] = {"index": 1, "first_sample": 10, "previous_identity": bytes(32)}
+    values |= stage or {}
+    if "sources" not in values:
+        source = {"dataset": "web", "order": "shuffled-1", "base": 10, "weight": 3}
+        source |= {key[7:]: fields.pop(key) for key in list(fields) if key.startswith("source_")}
+        values["sources"] = [pb.StageSource(**source)]
+    fields = {"order": "mixture-1", "first_sample": 10, "stage": pb.Stage(**values)} | fields
+    return message_of(**fields)
+
+
+TWO = [pb.StageSource(number=number, weight=2**19) for number in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "subject"),
+    [
+        (mixture_of(), None, ""),
+        (mixture_of(source_order="", source_seed=2**64 - 1, source_number=2**32 - 1), None, ""),
+        (mixture_of(source_expected_digest=bytes(32)), None, ""),
+        (mixture_of(source_weight=2**20), None, ""),
+        (mixture_of({"sources": TWO}), None, ""),
+        (mixture_of(expected_identity=bytes(32), identity_version=2), None, ""),
+        (mixture_of(seed=2**64 - 1), None, ""),
+        (mixture_of({"index": 2**32 - 1}), None, ""),
+        (mixture_of(dataset="web"), InvalidRequest, "dataset"),
+        (mixture_of(expected_digest=bytes(32)), InvalidRequest, "expected_digest"),
+        (mixture_of(long_documents="cut"), InvalidRequest, "long_documents"),
+        (mixture_of(order="shuffled-1"), InvalidRequest, "stage"),
+        (mixture_of({"index": 2**32}), InvalidRequest, "stage.index"),
+        (mixture_of({"first_sample": 11}), InvalidRequest, "stage.first_sample"),
+        (mixture_of({"first_sample": 11}, first_row=1), None, ""),
+        (mixture_of({"first_sample": 14}, rank=1, world_size=2), None, ""),
+        (
+            mixture_of({"first_sample": 15}, rank=1, world_size=2),
+            InvalidRequest,
+            "stage.first_sample",
+        ),
+        (mixture_of({"first_sample": 2**63}), SamplesExhausted, "stage.first_sample"),
+        (mixture_of({"previous_identity": b""}), InvalidRequest, "previous_identity"),
+        (mixture_of({"previous_identity": bytes(31)}), InvalidRequest, "previous_identity"),
+        (mixture_of({"sources": []}), InvalidRequest, "stage.sources"),
+        (mixture_of({"sources": TWO[::-1]}), InvalidRequest, "sources"),
+        (mixture_of({"sources": TWO[:1] * 2}), InvalidRequest, "sources"),
+        (
+            mixture_of({"sources": [*TWO, pb.StageSource(number=2, weight=1)]}),
+            InvalidRequest,
+            "weights",
+        ),
+        (mixture_of(source_weight=0), InvalidRequest, "weight"),
+        (mixture_of(source_weight=2**20 + 1), InvalidRequest, "weight"),
+        (mixture_of(source_order="shuffled"), NotFound, "order"),
+        (mixture_of(source_order="mixture-1"), NotFound, "order"),
+        (mixture_of(source_base=11), InvalidRequest, "base"),
+        (mixture_of(source_base=2**63), SamplesExhausted, "base"),
+        (mixture_of(source_expected_digest=bytes(31)), InvalidRequest, "expected_digest"),
+        (mixture_of(source_long_documents="cut"), InvalidRequest, "long_documents"),
+    ],
+)
+def test_each_field_of_a_stage_has_its_range_too(
+    message: pb.GetBatchRequest, kind: type[RequestError] | None, subject: str
+) -> None:
+    """As those of the request."""
     if kind is None:
         from_message(message)
         return
@@ -492,7 +601,7 @@ def test_a_stream_whose_first_request_passes_has_no_later_one_that_is_too_long(
         data.draw(st.integers(request.first_row, request.end_row - 1)), request.end_batch
     )
     planes = tuple((kind, bytes(32)) for kind in request.spec.planes)
-    expected = Expected(bytes(32), 1, bytes(32), planes)
+    expected = Expected(bytes(32), 1, (bytes(32),) * len(request.spec.sources), planes)
     size_bytes = to_message(later, expected, client_name).ByteSize()
 
     with pytest.raises(LimitExceeded, match=r"^request: "):
@@ -504,7 +613,9 @@ def test_the_longest_request_of_a_stream_counts_when_its_first_one_is_measured()
     spec = StreamSpec.of_dataset("", orders.find("random-1"), 0, 2, sorted(KINDS))
     first = StreamRequest(spec, Position(0, BATCH_SIZE_MAX))
     later = first.part((2**42 + 1) * BATCH_SIZE_MAX - 1, first.end_batch)
-    expected = Expected(bytes(32), 1, bytes(32), tuple((kind, bytes(32)) for kind in spec.planes))
+    expected = Expected(
+        bytes(32), 1, (bytes(32),), tuple((kind, bytes(32)) for kind in spec.planes)
+    )
     size_bytes = to_message(later, expected, "somebody").ByteSize()
 
     with pytest.raises(LimitExceeded, match=r"^request: "):

@@ -5,6 +5,8 @@ Ignores the seed; the identity contains 0. Released; never edited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,3 +22,13 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
     Returns: int64[n], each in [0, place_count).
     """
     return samples % place_count
+
+
+def places_among(
+    samples: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    seeds: Sequence[int],
+    place_counts: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """Return the window of each sample, of several sources; as `Order.places_among`."""
+    return samples % np.array(place_counts, dtype=np.int64)[source]

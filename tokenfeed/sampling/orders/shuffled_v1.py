@@ -9,6 +9,7 @@ of whole bits, up to every second point would. Released; never edited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isqrt
 
 import numpy as np
@@ -37,9 +38,8 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
     permutation.
     """
     epochs, indices = np.divmod(samples, place_count)
-    rounds = _ROUNDS_SMALL if place_count <= _SMALL else _ROUNDS
-    keys = _round_keys(seed, epochs.view(np.uint64), rounds)
-    side_a, side_b = _sides(place_count)
+    keys = _round_keys(seed, epochs.view(np.uint64), _rounds(place_count))
+    side_a, side_b = map(np.uint64, _sides(place_count))
     places = _feistel(indices.view(np.uint64), keys, side_a, side_b)
     # A point outside [0, N) follows its cycle until it is inside: fewer than a * b - N steps.
     outside = np.flatnonzero(places >= np.uint64(place_count))
@@ -49,6 +49,50 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
         )
         outside = outside[places[outside] >= np.uint64(place_count)]
     return places.view(np.int64)
+
+
+def places_among(
+    samples: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    seeds: Sequence[int],
+    place_counts: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """Return the window of each sample, of several sources; as `Order.places_among`."""
+    found = np.empty_like(samples)
+    rounds = np.array([_rounds(count) for count in place_counts])
+    of_sample = rounds[source]
+    for count in set(rounds.tolist()):
+        at = np.flatnonzero(of_sample == count)
+        keys = np.stack([subkeys(count, seed) for seed in seeds], axis=1)
+        found[at] = _places_among(samples[at], source[at], keys, place_counts)
+    return found
+
+
+def _places_among(
+    samples: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    source_keys: Words,
+    place_counts: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """source_keys: uint64[rounds, sources]."""
+    limits = np.array(place_counts, dtype=np.int64)[source]
+    epochs, indices = np.divmod(samples, limits)
+    keys = mix(source_keys[:, source] ^ epochs.view(np.uint64))
+    sides = np.array([_sides(count) for count in place_counts], dtype=np.uint64)
+    side_a, side_b = sides[source].T
+    limit = limits.view(np.uint64)
+    places = _feistel(indices.view(np.uint64), keys, side_a, side_b)
+    outside = np.flatnonzero(places >= limit)
+    while outside.size:
+        places[outside] = _feistel(
+            places[outside], keys[:, outside], side_a[outside], side_b[outside]
+        )
+        outside = outside[places[outside] >= limit[outside]]
+    return places.view(np.int64)
+
+
+def _rounds(place_count: int) -> int:
+    return _ROUNDS_SMALL if place_count <= _SMALL else _ROUNDS
 
 
 def _sides(place_count: int) -> tuple[int, int]:
@@ -70,11 +114,10 @@ def _round_keys(seed: int, epochs: Words, rounds: int) -> Words:
     return mix(subkeys(rounds, seed)[:, np.newaxis] ^ epochs)
 
 
-def _feistel(points: Words, keys: Words, side_a: int, side_b: int) -> Words:
+def _feistel(points: Words, keys: Words, a: Words | np.uint64, b: Words | np.uint64) -> Words:
     """Permute [0, a * b): a point is (left, right) with right in [0, b), and each round adds a hash
-    of one to the other.
+    of one to the other.  a, b: one, or one for each point.
     """
-    a, b = np.uint64(side_a), np.uint64(side_b)
     left, right = np.divmod(points, b)
     for index, round_key in enumerate(keys):
         if index % 2 == 0:
@@ -85,7 +128,7 @@ def _feistel(points: Words, keys: Words, side_a: int, side_b: int) -> Words:
     return permuted
 
 
-def _add(value: Words, addend: Words, modulus: np.uint64) -> Words:
+def _add(value: Words, addend: Words, modulus: Words | np.uint64) -> Words:
     """Return (value + addend) mod modulus, for both below modulus: the smaller of the sum and the
     difference, which wraps around to a large number if the sum is below modulus.
     """

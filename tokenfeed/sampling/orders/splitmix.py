@@ -39,24 +39,26 @@ def subkeys(count: int, seed: int) -> Words:
     return mix(mix(np.arange(count, dtype=np.uint64)) ^ np.uint64(seed))
 
 
-def reduce_64(words: Words, limit: int) -> Words:
+def reduce_64(words: Words, limit: Words | np.uint64) -> Words:
     """Return floor(word * limit / 2^64), in [0, limit): the high half of a 128-bit product.
 
-    words: uint64[n].  limit: in [1, 2^63].  Computed from 32-bit halves, since numpy has no
-    128-bit integers.
+    words: uint64[n].  limit: in [1, 2^63], one, or one for each word.  Computed from 32-bit halves,
+    since numpy has no 128-bit integers.
     """
-    limit_low, limit_high = np.uint64(limit & 0xFFFFFFFF), np.uint64(limit >> 32)
+    limit_low, limit_high = limit & _LOW_32, limit >> _SHIFT_32
     high, low = words >> _SHIFT_32, words & _LOW_32
     middle = high * limit_low + (low * limit_low >> _SHIFT_32)
-    if limit >> 32 == 0:
-        return middle >> _SHIFT_32
+    if not np.any(limit_high):
+        product: Words = middle >> _SHIFT_32
+        return product
     carry = (middle & _LOW_32) + low * limit_high
     product_high: Words = high * limit_high + (middle >> _SHIFT_32) + (carry >> _SHIFT_32)
     return product_high
 
 
-def reduce_32(words: Words, limit: np.uint64) -> Words:
-    """Return floor((word >> 32) * limit / 2^32), in [0, limit).  words: uint64[n].  limit: in [1,
-    2^32].
+def reduce_32(words: Words, limit: Words | np.uint64) -> Words:
+    """Return floor((word >> 32) * limit / 2^32), in [0, limit).
+
+    words: uint64[n].  limit: in [1, 2^32], one, or one for each word.
     """
     return (words >> _SHIFT_32) * limit >> _SHIFT_32

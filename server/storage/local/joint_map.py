@@ -1,0 +1,76 @@
+"""Several mapped datasets, gathered by one system call: a mixture of a hundred sources has two or
+three rows of each in a frame, and a call for each source would take longer than the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.sampling.spans import Spans
+
+from ..store import TokenStore
+from .copying import best_copier
+from .mapped_store import MapStore, byte_ranges, major_faults
+
+
+class JointMap:
+    """The maps of several stores whose tokens are served as they are stored, in one type."""
+
+    def __init__(self, stores: Sequence[MapStore]) -> None:
+        """stores: of each source."""
+        self._stores = tuple(stores)
+        self._copier = best_copier()
+        self._token_bytes = stores[0].stored.itemsize
+        file_counts = [len(store.shards) for store in stores]
+        self._first_files = np.cumsum([0, *file_counts[:-1]])
+        self._addresses = np.concatenate([store.token_addresses for store in stores])
+        self._learn_sentinels()
+
+    @classmethod
+    def of(cls, stores: Sequence[TokenStore]) -> JointMap | None:
+        """Return the maps of stores; None if one of them is no map, or has to convert tokens."""
+        maps = [store for store in stores if isinstance(store, MapStore)]
+        types = {store.stored for store in maps if store.narrowing.is_identity}
+        alike = len(maps) == len(stores) and len(types) == 1
+        return cls(maps) if alike and all(store.narrowing.is_identity for store in maps) else None
+
+    def gather(self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger]) -> bool:
+        """Write the rows of windows into tokens, and return whether they can be delivered. If not,
+        the reason is not examined: gather them again from each store.
+        """
+        if any(store.failed for store in self._stores):
+            return False
+        target = tokens.reshape(-1).view(np.uint8)
+        file = self._first_files[spans.source] + spans.shard
+        row_bytes = spans.row_tokens * self._token_bytes
+        addresses = self._addresses[file] + spans.token_offset * self._token_bytes
+        faults_before = major_faults()
+        if self._copier.copy(byte_ranges(addresses, row_bytes), target) is not None:
+            return False
+        if waits := major_faults() - faults_before:
+            for index in set(spans.source.tolist()):
+                self._stores[index].observe(waits)
+        # As in LocalStore: only rows that end with 0 may extend beyond a truncation.
+        suspects = np.array(sorted(set(file[target[row_bytes - 1 :: row_bytes] == 0].tolist())))
+        intact = not suspects.size or self._are_whole(suspects)
+        # Again: if a store was closed meanwhile, other data may have been read.
+        return intact and not any(store.failed for store in self._stores)
+
+    def _are_whole(self, files: npt.NDArray[np.int64]) -> bool:
+        """Return whether the sentinels of files are there."""
+        if not self._sentinels[files].all():
+            self._learn_sentinels()  # one may have been found since
+        expected = self._sentinels[files]
+        found = np.empty(files.size, dtype=np.uint8)
+        ranges = byte_ranges(self._sentinel_addresses[files], 1)
+        unread = self._copier.copy(ranges, found)
+        return unread is None and bool(expected.all()) and np.array_equal(found, expected)
+
+    def _learn_sentinels(self) -> None:
+        """Take over address and value of the last byte of each file that is not 0."""
+        sentinels = [store.sentinels for store in self._stores]
+        self._sentinel_addresses = np.concatenate([addresses for addresses, _ in sentinels])
+        self._sentinels = np.concatenate([values for _, values in sentinels])

@@ -1,0 +1,76 @@
+"""The stores of the sources of a mixture, as one: rows of any of them in one block.
+
+Rows are served in the widest type of all sources. If all of them are mapped, and stored as they are
+served, one system call gathers a frame, however many sources it has rows of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.sampling.plan import Shape
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.wire.row_block import Plane
+
+from .local.joint_map import JointMap
+from .store import TokenStore
+
+
+class MixedStore:
+    """Rows of several stores; a RowStore. The source of a span is the index of its store."""
+
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
+        """stores: of each source of a stage, at least one."""
+        self._stores = tuple(stores)
+        self.dtype: np.dtype[np.unsignedinteger] = max(
+            (store.dtype for store in stores), key=lambda dtype: dtype.itemsize
+        )
+        self._joint = JointMap.of(stores)
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """Like `RowStore.shapes`."""
+        return [store.shape for store in self._stores]
+
+    @property
+    def cold(self) -> bool:
+        """Whether gathers from one of the stores seem to wait."""
+        return any(store.cold for store in self._stores)
+
+    def require_intact(self) -> None:
+        """Raise CorpusChanged if a dataset has failed."""
+        for store in self._stores:
+            store.require_intact()
+
+    def advise(self, spans: Spans) -> None:
+        """Like `TokenStore.advise`."""
+        for store, rows in self._by_store(spans):
+            if store.cold:
+                store.advise(spans.select(rows))
+
+    def gather(
+        self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
+    ) -> None:
+        """Like `TokenStore.gather`."""
+        if self._joint is not None and spans.are_windows and self._joint.gather(spans, tokens):
+            return
+        for store, rows in self._by_store(spans):
+            found = np.empty((rows.size, spans.row_tokens), dtype=store.dtype)
+            store.gather(spans.select(rows), found, patient)
+            tokens[rows] = found
+
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        """Like `TokenStore.gather_planes`; mixtures have no planes yet."""
+        assert not planes
+        return ()
+
+    def _by_store(self, spans: Spans) -> Iterator[tuple[TokenStore, npt.NDArray[np.int64]]]:
+        """Yield each store that has rows, and these rows."""
+        source = spans.row_source
+        for index in sorted(set(source.tolist())):
+            yield self._stores[index], np.flatnonzero(source == index)

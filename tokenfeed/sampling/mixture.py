@@ -1,0 +1,61 @@
+"""`mixture-1`: the source of each sample of a mixture, and which of its own samples it is.
+
+Computed, never drawn: each block of a stage has exactly `weight` samples of each source, in an
+order that is permuted anew in each block by `shuffled-1`. So sample 10^14 costs the same as sample
+0, and a source's own samples come once each, without a gap after every block. Released; never
+edited.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..stream.spec import Mixture
+from ..stream.stages import Stage
+from .orders import shuffled_v1
+from .orders.splitmix import mix
+
+_STAGE_TAG = 1 << 32
+"""Keeps the keys of stages apart from those of rounds, whose counters are below 24."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+def stage_seed(seed: int, index: int) -> int:
+    """Return the seed of the permutation of a stage's blocks: mix(mix(2^32 + index) ^ seed).
+
+    seed: of the mixture, in [0, 2^64).  index: of the stage, in [0, 2^32).
+    """
+    tagged = mix(np.array([_STAGE_TAG + index], dtype=np.uint64))
+    return int(mix(tagged ^ np.uint64(seed))[0])
+
+
+def locate(stage: Stage, seed: int, samples: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the source of each sample, and its sample in the source's own order.
+
+    seed: of the mixture.  samples: int64[n], each in [stage.first_sample, 2^63).
+    Returns: int64[n], indices into stage.weights; int64[n], each at least the source's base.
+    """
+    weights = np.array(stage.weights, dtype=np.int64)
+    ends = np.cumsum(weights)
+    since = samples - stage.first_sample
+    slot = shuffled_v1.places(since, stage_seed(seed, stage.index), stage.block_size)
+    source = np.searchsorted(ends, slot, side="right")
+    first = np.array(stage.bases, dtype=np.int64) - (ends - weights)
+    return source, since // stage.block_size * weights[source] + slot + first[source]
+
+
+def locate_all(mixture: Mixture, samples: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the source of each sample, and its sample in the source's own order; like `locate`,
+    for samples of several stages.
+    """
+    if len(mixture.stages) == 1:
+        return locate(mixture.stages[0], mixture.seed, samples)
+    begins = [stage.first_sample for stage in mixture.stages]
+    stage_of = np.searchsorted(begins, samples, side="right") - 1
+    number, own_samples = np.empty_like(samples), np.empty_like(samples)
+    for index in sorted(set(stage_of.tolist())):
+        at = np.flatnonzero(stage_of == index)
+        number[at], own_samples[at] = locate(mixture.stages[index], mixture.seed, samples[at])
+    return number, own_samples

@@ -1,0 +1,201 @@
+"""The stages of a mixture: how many samples of each source a block has, from which sample on.
+
+Pure arithmetic. docs/protocol.md, Orders, has the formulas. A source's own samples follow from
+the sample index alone: a later stage changes nothing before it, and every source continues where it
+was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import InvalidRequest, SamplesExhausted
+from .position import SAMPLE_END, require_range
+
+MIXTURE = "mixture-1"
+"""Name of the order of a mixture; sampling/mixture.py is its algorithm."""
+BLOCK_MAX = 1 << 20
+"""Maximum number of samples in a block: the sum of the weights of a stage."""
+STAGE_END = 1 << 32
+_HASH_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The proportions of the sources from a sample on. Always valid once constructed.
+
+    index: in [0, 2^32).  first_sample: where it begins, in [0, 2^63).  weights: samples of each
+    source in a block; 0 pauses a source.  bases: samples of each source before the stage, all
+    together at most first_sample.  previous: H(index) of the chain of identities, 32 bytes; b"" if
+    it is not known yet.
+    Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
+    """
+
+    index: int
+    first_sample: int
+    weights: tuple[int, ...]
+    bases: tuple[int, ...]
+    previous: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        require_range("stage.index", self.index, 0, STAGE_END)
+        if not 0 <= self.first_sample < SAMPLE_END:
+            raise SamplesExhausted("stage.first_sample", f"{self.first_sample} is not in [0, 2^63)")
+        if self.previous and len(self.previous) != _HASH_BYTES:
+            raise InvalidRequest(
+                "previous_identity",
+                f"has {len(self.previous)} bytes; it has to have {_HASH_BYTES}",
+            )
+        for weight in self.weights:
+            require_range("weight", weight, 0, BLOCK_MAX + 1)
+        if not 1 <= self.block_size <= BLOCK_MAX:
+            raise InvalidRequest(
+                "weights", f"have the sum {self.block_size}, which is not in [1, {BLOCK_MAX}]"
+            )
+        for base in self.bases:
+            if not 0 <= base < SAMPLE_END:
+                raise SamplesExhausted("base", f"{base} is not in [0, 2^63)")
+        if sum(self.bases) > self.first_sample:
+            raise InvalidRequest(
+                "base",
+                f"the sum of all sources, {sum(self.bases)}, is above stage.first_sample, "
+                f"{self.first_sample}",
+            )
+
+    @property
+    def block_size(self) -> int:
+        """Samples of a block."""
+        return sum(self.weights)
+
+    def blocks_before(self, sample: int) -> int:
+        """Return the blocks that it takes to reach a sample: whole ones, and one that is begun."""
+        return -(-(sample - self.first_sample) // self.block_size)
+
+
+class AskedStage(NamedTuple):
+    """A stage as it was asked for.
+
+    first_sample: from which sample on; it begins at the first block border from there on.  weights:
+    of each source, in the order of the sources; sources that are missing at the end have 0.
+    """
+
+    first_sample: int
+    weights: tuple[int, ...]
+
+
+def scheduled(asked: Iterable[AskedStage], source_count: int) -> tuple[Stage, ...]:
+    """Return the stages, each with the sample where it really begins.
+
+    asked: in order, the first one at sample 0.  source_count: of all stages together.
+    Raises: InvalidRequest if a stage would begin at or before the one before it; SamplesExhausted
+    if one begins at or above sample 2^63.
+    """
+    stages: list[Stage] = []
+    for index, (first_sample, weights) in enumerate(asked):
+        weights += (0,) * (source_count - len(weights))
+        if not stages:
+            if first_sample:
+                problem = f"{first_sample} is not 0, where the first stage has to begin"
+                raise InvalidRequest("stages[0].first_sample", problem)
+            stages.append(Stage(0, 0, weights, (0,) * source_count))
+            continue
+        last = stages[-1]
+        if first_sample <= last.first_sample:
+            raise InvalidRequest(
+                f"stages[{index}].first_sample",
+                f"{first_sample} is not above {last.first_sample}, where the one before it begins",
+            )
+        stages.append(_following(last, first_sample, weights))
+    if not stages:
+        raise InvalidRequest("stages", "are missing; a mixture has at least one")
+    return tuple(stages)
+
+
+def _following(last: Stage, first_sample: int, weights: tuple[int, ...]) -> Stage:
+    """Return the stage that is asked for at a sample above the begin of the last one."""
+    blocks = last.blocks_before(first_sample)
+    return Stage(
+        last.index + 1,
+        last.first_sample + blocks * last.block_size,
+        weights,
+        tuple(
+            base + blocks * weight for base, weight in zip(last.bases, last.weights, strict=True)
+        ),
+    )
+
+
+class Exhausted(NamedTuple):
+    """Where a source ends: its epochs are used up.
+
+    sample: first sample of the first block that the source cannot fill.  stage: of that block.
+    source: index of the source.  source_samples: that the source has contributed by then.
+    """
+
+    sample: int
+    stage: int
+    source: int
+    source_samples: int
+
+
+def first_exhausted(stages: Sequence[Stage], limits: Sequence[int | None]) -> Exhausted | None:
+    """Return where the first source ends, None if none does.
+
+    limits: samples that each source may contribute; None is endless.
+    """
+    for stage, following in zip(stages, [*stages[1:], None], strict=True):
+        ends = [
+            _end_of(stage, index, limit)
+            for index, limit in enumerate(limits)
+            if limit is not None and stage.weights[index]
+        ]
+        first = min(ends, default=None)
+        end_sample = SAMPLE_END if following is None else following.first_sample
+        if first is not None and first.sample < end_sample:
+            return first
+    return None
+
+
+def _end_of(stage: Stage, source: int, limit: int) -> Exhausted:
+    base, weight = stage.bases[source], stage.weights[source]
+    blocks = max(0, limit - base) // weight
+    return Exhausted(
+        stage.first_sample + blocks * stage.block_size, stage.index, source, base + blocks * weight
+    )
+
+
+def without_exhausted(
+    asked: Sequence[AskedStage], limits: Sequence[int | None]
+) -> tuple[tuple[AskedStage, ...], int | None]:
+    """Return the stages that go on without each source from the block on that it cannot fill, and
+    where the last source ends; None if one never does.
+
+    limits: as for `first_exhausted`.  A later stage without any other source is left out.
+    """
+    stages = tuple(asked)
+    while True:
+        found = scheduled(stages, len(limits))
+        end = first_exhausted(found, limits)
+        if end is None:
+            return stages, None
+        left = _without(end.source, AskedStage(end.sample, found[end.stage].weights))
+        if not any(left.weights):
+            return stages, end.sample
+        begins_there = found[end.stage].first_sample == end.sample
+        going_on = [*stages[: end.stage + (not begins_there)], left]
+        for stage in stages[end.stage + 1 :]:
+            stage = _without(end.source, stage)
+            last = scheduled(going_on, len(limits))[-1]
+            if stage.first_sample <= last.first_sample:
+                # Blocks have other sizes now, and the one before it has none left.
+                going_on[-1] = going_on[-1]._replace(weights=stage.weights)
+            elif any(stage.weights):
+                going_on.append(stage)
+        stages = tuple(going_on)
+
+
+def _without(source: int, stage: AskedStage) -> AskedStage:
+    weights = [0 if index == source else weight for index, weight in enumerate(stage.weights)]
+    return stage._replace(weights=tuple(weights))
