@@ -43,6 +43,7 @@ else:
 
     if TYPE_CHECKING:
         from .batches import RemoteBatches
+        from .feed.mixture.recipe import Mixture
 
 __all__ = [
     "BadFrame",
@@ -53,6 +54,7 @@ __all__ = [
     "Credentials",
     "InvalidRequest",
     "LimitExceeded",
+    "Mixture",
     "NotATokenfeedServer",
     "NotFound",
     "RemoteBatches",
@@ -78,6 +80,10 @@ def __getattr__(name: str) -> object:
                 raise
             raise ModuleNotFoundError(missing(error, "torch"), name=error.name) from None
         return RemoteBatches
+    if name == "Mixture":
+        from .feed.mixture.recipe import Mixture
+
+        return Mixture
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
+from tokenfeed.stream.order import Order
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.wire.request import StreamRequest
@@ -25,13 +26,17 @@ from .feed.cursor import Cursor
 from .feed.epochs import TAILS, Epoch, EpochPlan, Tail
 from .feed.history import History, as_dicts
 from .feed.loaders import require_own_batches
+from .feed.mixture.counts import source_stats
+from .feed.mixture.exhaustion import exhausted, require_epochs
+from .feed.mixture.recipe import Mixture
 from .feed.ranks import Group, data_parallel
 from .feed.rescale import is_rescaled, rescaled
 from .feed.state import log_differences, read_history, read_state, require_same_stream, write_state
-from .feed.streamed_dataset import StreamedDataset
+from .feed.streamed_dataset import StreamedDataset, fingerprints_of
 from .local.choice import open_target
-from .stats import Counters, FeedPosition, FeedStats
+from .stats import Counters, FeedPosition, FeedStats, SourceStats
 from .stream.row_stream import PREFETCH_BYTES
+from .stream.usable import counted_rows
 from .transport.addresses import Targets
 from .transport.credentials import Credentials
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -62,6 +67,7 @@ class RemoteBatches(IterableDataset[Batch]):
         x_dtype: torch.dtype = torch.int64,
         seed: int = 0,
         dataset: str | None = None,
+        mixture: Mixture | Mapping[str, float] | None = None,
         fingerprint: str | None = None,
         order: str = "random",
         rank: int | None = None,
@@ -84,6 +90,8 @@ class RemoteBatches(IterableDataset[Batch]):
         batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x, in [1, longest
         file).  x_dtype: torch.int64 or torch.int32.
         seed: in [0, 2^64).  dataset: its name; optional if the server has only one.
+        mixture: weights of several datasets instead, {"web": 0.7, "code": 0.3}, or a Mixture: of
+        weights that change, and of sources with orders and seeds of their own.
         fingerprint: 64 hexadecimal digits, as `tokenfeed describe` prints them. A server with
         another corpus is refused. Without it, the client accepts the corpus of the first server
         that answers, and the ranks of a process group compare their corpora.
@@ -124,8 +132,9 @@ class RemoteBatches(IterableDataset[Batch]):
             raise InvalidRequest("x_dtype", f"{x_dtype} is neither torch.int64 nor torch.int32")
         # Checks every range. Later requests differ from this one only by their position.
         self._request = StreamRequest(
-            StreamSpec.of_dataset(
+            self._spec_of(
                 validation.text("dataset", dataset),
+                mixture,
                 orders.latest(validation.text("order", order)),
                 validation.integer("seed", seed),
                 validation.integer("context_length", context_length),
@@ -137,6 +146,9 @@ class RemoteBatches(IterableDataset[Batch]):
             ),
             num_batches,
         )
+        if mixture is not None and fingerprint is not None:
+            problem = "is of one dataset, but a mixture has several; omit it"
+            raise InvalidRequest("fingerprint", problem)
         self._end_sample = SAMPLE_END
         if num_batches is not None:
             self._end_sample = self._request.position.batch_first_sample(num_batches)
@@ -219,7 +231,7 @@ class RemoteBatches(IterableDataset[Batch]):
         """Show the shape, order and ranks, and the sample that comes next."""
         spec, position = self._spec, self._request.position
         return (
-            f"<RemoteBatches {position.batch_size} x {spec.context_length} {spec.order.NAME}, rank "
+            f"<RemoteBatches {position.batch_size} x {spec.context_length} {spec.order_name}, rank "
             f"{position.rank} of {position.world_size}, at sample {self._cursor.sample}>"
         )
 
@@ -261,7 +273,7 @@ class RemoteBatches(IterableDataset[Batch]):
         sample, saved = read_state(state)
         history = read_history(state)
         own = self._parts()
-        require_same_stream(saved, own, allow)
+        require_same_stream(saved, own, allow, sample)
         if is_rescaled(sample, saved, own):
             windows_before = None
             if saved.fingerprint == own.fingerprint:
@@ -272,7 +284,7 @@ class RemoteBatches(IterableDataset[Batch]):
                 own,
                 windows_before,
                 self._require_windows(),
-                self._dataset.await_described().file_count,
+                self._dataset.await_described()[0].file_count,
                 allow,
             )
         log_differences(saved, own)
@@ -301,7 +313,7 @@ class RemoteBatches(IterableDataset[Batch]):
     @property
     def token_count(self) -> int:
         """Tokens of all files of the dataset together."""
-        return self._dataset.await_described().token_count
+        return sum(each.token_count for each in self._dataset.await_described())
 
     @property
     def batches_per_epoch(self) -> int:
@@ -311,7 +323,7 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def stats(self) -> FeedStats:
         """Return the statistics of the feed so far."""
-        sample, batches, _ = self._cursor.now
+        sample, batches, history = self._cursor.now
         return FeedStats(
             batches=batches,
             tokens=batches * self._request.position.batch_size * self._spec.context_length,
@@ -319,6 +331,7 @@ class RemoteBatches(IterableDataset[Batch]):
             reconnects=self._counters.reconnects,
             samples=sample,
             epoch=self._position_of(sample).epoch if batches else None,
+            sources=self._source_stats(history, has_read=batches > 0),
         )
 
     # --- epochs ---
@@ -349,12 +362,33 @@ class RemoteBatches(IterableDataset[Batch]):
 
     # --- internals ---
 
+    def _spec_of(
+        self,
+        dataset: str,
+        mixture: Mixture | Mapping[str, float] | None,
+        order: Order,
+        seed: int,
+        context_length: int,
+    ) -> StreamSpec:
+        """Return the specification of the stream, and keep its mixture.  Raises: InvalidRequest."""
+        self._max_epochs: Sequence[int | None] = ()
+        if mixture is None:
+            return StreamSpec.of_dataset(dataset, order, seed, context_length)
+        if dataset:
+            raise InvalidRequest("dataset", "is given together with mixture, which has the names")
+        if not isinstance(mixture, Mixture):
+            mixture = Mixture(mixture)
+        self._max_epochs = mixture.max_epochs
+        spec = mixture.spec(context_length, order.NAME, seed)
+        require_epochs(spec, self._max_epochs)
+        return spec
+
     def _next(self, out: Batch | None) -> Batch | None:
         # Another thread or a signal handler may close this feed meanwhile.
         reader, sample = self._reader, self._cursor.sample
         if reader is None or reader.sample != sample:
             self._drop_reader()
-            batches_left = max(0, self._end_sample - sample) // self._request.position.stride
+            batches_left = max(0, self._end() - sample) // self._request.position.stride
             if self._dataset.closed or batches_left == 0:
                 return None
             reader = self._reader = self._open(sample, batches_left)
@@ -388,6 +422,13 @@ class RemoteBatches(IterableDataset[Batch]):
         transfer = transfer_for(self._device, shape, self._x_dtype)
         return BatchReader(self._dataset, request, rows, transfer)
 
+    def _end(self) -> int:
+        """Return the sample at which the feed ends; asks for the rows of sources that end."""
+        if any(self._max_epochs):
+            end = exhausted(self._spec, self._max_epochs, self._rows_of_sources())
+            self._end_sample, self._max_epochs = min(self._end_sample, end), ()
+        return self._end_sample
+
     @property
     def _spec(self) -> StreamSpec:
         return self._request.spec
@@ -402,14 +443,16 @@ class RemoteBatches(IterableDataset[Batch]):
         self._drop_reader()
 
     def _parts(self) -> StreamParts:
-        return self._spec.parts(self._dataset.await_described().fingerprint)
+        return self._spec.parts(fingerprints_of(self._dataset.await_described()))
 
     def _position_of(self, sample: int) -> FeedPosition:
-        if not self._spec.order.HAS_EPOCHS:
+        if self._spec.mixture or not self._spec.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
         return FeedPosition(sample, sample // max(1, self._rows_per_epoch()))
 
     def _require_epochs(self) -> None:
+        if self._spec.mixture:
+            raise InvalidRequest("mixture", "has no epochs; max_epochs of a source ends a mixture")
         if not self._spec.order.HAS_EPOCHS:
             raise InvalidRequest(
                 "order",
@@ -433,13 +476,32 @@ class RemoteBatches(IterableDataset[Batch]):
         """Return the windows of an epoch.  Raises: InvalidRequest if no file is long enough."""
         windows = self._rows_per_epoch()
         if windows == 0:
-            longest = self._dataset.await_described().longest_file_tokens
+            longest = self._dataset.await_described()[0].longest_file_tokens
             raise InvalidRequest(
                 "context_length",
                 f"{self._spec.context_length} is not below the {longest} tokens of the longest "
                 "file; pass a shorter context_length",
             )
         return windows
+
+    def _rows_of_sources(self) -> list[int]:
+        """Return the rows of each source, per epoch if its order has epochs."""
+        described = self._dataset.await_described()
+        return [
+            counted_rows(dataset, source.order.NAME)
+            for source, dataset in zip(self._spec.sources, described, strict=True)
+        ]
+
+    def _source_stats(self, history: History, *, has_read: bool) -> Mapping[str, SourceStats]:
+        """Return the statistics of the sources of a mixture.  has_read: so it need not wait."""
+        rows = {}
+        if has_read and self._spec.mixture:
+            rows = {
+                source.dataset: count
+                for source, count in zip(self._spec.sources, self._rows_of_sources(), strict=True)
+                if source.order.HAS_EPOCHS
+            }
+        return source_stats(history, rows)
 
     def _rows_per_epoch(self) -> int:
         return self._dataset.rows_of(self._spec.order.NAME)

@@ -53,7 +53,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "feed": {"validation", "stats", "runtime", "transport", "device"},
         "batches": {"validation", "stats", "transport", "stream", "local", "device", "feed"},
         "bench": {"batches"},
-        "__init__": {"transport", "batches"},
+        "__init__": {"transport", "batches", "feed"},
         "__main__": {"validation", "stats", "transport", "stream", "local", "batches", "bench"},
     },
 }
@@ -79,8 +79,8 @@ REACHES: dict[str, set[str]] = {
     "client.stream": CONTRACT | {"google_crc32c", "grpc"},
     "client.local": CONTRACT | {"google_crc32c", "grpc"},
     "client.device": CONTRACT | {"torch"},
-    "client.feed": CONTRACT | {"torch"},
-    "client.batches": CONTRACT | {"google_crc32c", "grpc", "torch"},
+    "client.feed": CONTRACT | {"tomli", "torch"},
+    "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.__main__": CONTRACT | {"google_crc32c", "grpc"},
 }
 # What single modules import beyond that, once it is needed.

@@ -24,10 +24,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Credentials, RemoteBatches, Timeouts
+    from .client import Credentials, Mixture, RemoteBatches, Timeouts
 
 __version__ = "0.1.0"
-__all__ = ["Credentials", "RemoteBatches", "Timeouts", "__version__"]
+__all__ = ["Credentials", "Mixture", "RemoteBatches", "Timeouts", "__version__"]
 
 
 if not TYPE_CHECKING:  # or a misspelled name would be no error of a type checker

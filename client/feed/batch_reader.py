@@ -8,7 +8,7 @@ from tokenfeed.wire.request import StreamRequest
 from ..device.row_source import RowSource
 from ..device.transfer import DeviceTransfer
 from ..device.widening import Batch
-from .streamed_dataset import StreamedDataset
+from .streamed_dataset import StreamedDataset, fingerprints_of
 
 
 class BatchReader:
@@ -36,7 +36,7 @@ class BatchReader:
     def spec(self) -> StreamParts:
         """The stream of the batches. Does not wait once there was a batch."""
         if self._spec is None:
-            self._spec = self._request.spec.parts(self._dataset.await_described().fingerprint)
+            self._spec = self._request.spec.parts(fingerprints_of(self._dataset.await_described()))
         return self._spec
 
     def next(self, out: Batch | None = None) -> Batch | None:

@@ -105,6 +105,11 @@ def as_dicts(history: History) -> list[dict[str, Any]]:
     dicts = []
     for run in history.runs:
         values = run._asdict()
-        spec = values.pop("spec")
-        dicts.append(values | asdict(spec))
+        spec = asdict(values.pop("spec"))
+        if not spec["stages"]:
+            del spec["sources"], spec["stages"]
+        else:
+            spec["sources"] = [source._asdict() for source in run.spec.sources]
+            spec["stages"] = [stage._asdict() for stage in run.spec.stages]
+        dicts.append(values | spec)
     return dicts

@@ -3,13 +3,17 @@
 Pure. A state names its stream by the parts of the identity: the hash alone would not show what
 differs. It contains the history of the batches that were delivered before.
 
-    version         2; a state of version 1 ends with the fingerprint
+    version         2, or 3 if it has a mixture; a state of version 1 ends with the fingerprint
     sample          the next sample of row 0 of rank 0
     order, seed, context_length, fingerprint        the stream of that sample
     history_from    the first batch of the history: above 0 if the oldest runs were dropped
     history         a list of runs, each a list of six integers: first batch, first sample, end
                     sample, batch size, world size, and the index of its stream in specs
-    specs           a list of streams, each a list: order, seed, context length, fingerprint
+    specs           a list of streams, each a list: order, seed, context length, fingerprint; in
+                    version 3 also its sources and its stages
+    sources, stages     version 3: those of the mixture of that sample, or empty. A source is a
+                    list: dataset, order, seed, fingerprint; a stage: first sample, and a list of
+                    the weights of all sources
 
 All keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists that
 contain dicts, and would then refuse a state whose number of runs differs from the loading feed's.
@@ -18,27 +22,32 @@ contain dicts, and would then refuse a state whose number of runs differs from t
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from dataclasses import asdict, astuple, fields
+from collections.abc import Collection, Sequence
+from dataclasses import fields
 from typing import Any
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
-from tokenfeed.stream.spec import SEED_END, StreamParts
+from tokenfeed.stream.spec import SEED_END, SourceValues, StageValues, StreamParts
+from tokenfeed.stream.stages import BLOCK_MAX
 
 from ..validation import hash_digits, integer, shown, text
 from .history import History, Run, history_of
+from .mixture.past import require_same_past
 
 _LOG = logging.getLogger("tokenfeed.client")
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
-PARTS = tuple(field.name for field in fields(StreamParts))
+_MIXTURE = ("sources", "stages")
+PARTS = tuple(field.name for field in fields(StreamParts) if field.name not in _MIXTURE)
 MID_EPOCH = "mid_epoch"
 """Not a part of a stream, but a permission to change the context length in the middle of an epoch
 (client/feed/rescale.py).
 """
 
+_WITHOUT_MIXTURE = 2
+"""The version of a state without a mixture: an earlier release reads it too."""
 _NOTHING = History()
 _HISTORY = ("history_from", "history", "specs")
 _RUN_RANGES = {
@@ -61,14 +70,24 @@ def write_state(sample: int, parts: StreamParts, history: History = _NOTHING) ->
     for run in history.runs:
         *numbers, spec = run
         runs.append([*numbers, indices.setdefault(spec, len(indices))])
+    has_mixture = bool(parts.stages or any(spec.stages for spec in indices))
+    plain = _plain(parts)
     return {
-        "version": STATE_VERSION,
+        "version": STATE_VERSION if has_mixture else _WITHOUT_MIXTURE,
         "sample": sample,
-        **asdict(parts),
+        **dict(zip(PARTS, plain, strict=False)),
+        **(dict(zip(_MIXTURE, plain[len(PARTS) :], strict=True)) if has_mixture else {}),
         "history_from": history.first_batch,
         "history": runs,
-        "specs": [list(astuple(spec)) for spec in indices],
+        "specs": [_plain(spec)[: None if has_mixture else len(PARTS)] for spec in indices],
     }
+
+
+def _plain(parts: StreamParts) -> list[Any]:
+    """Return the parts of a stream as lists and numbers."""
+    sources = [list(source) for source in parts.sources]
+    stages = [[stage.first_sample, list(stage.weights)] for stage in parts.stages]
+    return [*(getattr(parts, name) for name in PARTS), sources, stages]
 
 
 def read_state(state: Any) -> tuple[int, StreamParts]:
@@ -87,12 +106,18 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
             "state",
             f"has version {shown(version)}, but this client reads 1 to {STATE_VERSION}{cure}",
         )
-    required = ("sample", *PARTS, *(_HISTORY if version > 1 else ()))
+    names = _names(version)
+    required = ("sample", *names, *(_HISTORY if version > 1 else ()))
     missing = [name for name in required if name not in state]
     if missing:
         raise InvalidRequest("state", f"lacks {', '.join(missing)}")
     sample = _number("state.sample", state["sample"], 0, SAMPLE_END + 1)
-    return sample, _read_spec("state", [state[name] for name in PARTS])
+    return sample, _read_spec("state", [state[name] for name in names], names)
+
+
+def _names(version: int) -> tuple[str, ...]:
+    """Return the parts of a stream in a state of this version."""
+    return (*PARTS, *_MIXTURE) if version > _WITHOUT_MIXTURE else PARTS
 
 
 def read_history(state: dict[str, Any]) -> History:
@@ -107,7 +132,7 @@ def read_history(state: dict[str, Any]) -> History:
         )
         return History()
     specs = [
-        _read_spec(f"state.specs[{index}]", values)
+        _read_spec(f"state.specs[{index}]", values, _names(state["version"]))
         for index, values in enumerate(_list("state.specs", state["specs"]))
     ]
     end_batch = _number("state.history_from", state["history_from"], 0, SAMPLE_END)
@@ -129,8 +154,7 @@ def read_history(state: dict[str, Any]) -> History:
 
 def _read_run(name: str, values: Any, specs: list[StreamParts]) -> Run:
     """Return a run.  Raises: InvalidRequest, naming the wrong value."""
-    if len(_list(name, values)) != len(Run._fields):
-        raise InvalidRequest(name, f"has {len(values)} values, not {len(Run._fields)}")
+    _require_length(name, values, len(Run._fields))
     numbers = {
         field: _number(f"{name}.{field}", value, first, end)
         for (field, (first, end)), value in zip(_RUN_RANGES.items(), values, strict=False)
@@ -143,21 +167,62 @@ def _read_run(name: str, values: Any, specs: list[StreamParts]) -> Run:
     return Run(**numbers, spec=specs[_number(f"{name}.spec", values[-1], 0, len(specs))])
 
 
-def _read_spec(name: str, values: Any) -> StreamParts:
-    """Return the stream of a run.  Raises: InvalidRequest."""
-    if len(_list(name, values)) != len(PARTS):
-        raise InvalidRequest(name, f"has {len(values)} values, not {len(PARTS)}")
-    order, seed, context_length, fingerprint = values
+def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
+    """Return a stream.  Raises: InvalidRequest."""
+    _require_length(name, values, len(names))
+    order, seed, context_length, fingerprint, *mixture = values
+    sources, stages = mixture or ((), ())
+    found = tuple(
+        _read_source(f"{name}.sources[{index}]", source)
+        for index, source in enumerate(_list(f"{name}.sources", sources))
+    )
+    return StreamParts(
+        *_read_order(name, order, seed),
+        context_length=_number(f"{name}.context_length", context_length, 1, SAMPLE_END),
+        fingerprint=_read_hash(f"{name}.fingerprint", fingerprint),
+        sources=found,
+        stages=tuple(
+            _read_stage(f"{name}.stages[{index}]", stage, len(found))
+            for index, stage in enumerate(_list(f"{name}.stages", stages))
+        ),
+    )
+
+
+def _read_source(name: str, values: Any) -> SourceValues:
+    _require_length(name, values, len(SourceValues._fields))
+    dataset, order, seed, fingerprint = values
+    return SourceValues(
+        text(f"{name}.dataset", dataset),
+        *_read_order(name, order, seed),
+        _read_hash(f"{name}.fingerprint", fingerprint),
+    )
+
+
+def _read_stage(name: str, values: Any, source_count: int) -> StageValues:
+    _require_length(name, values, len(StageValues._fields))
+    first_sample, weights = values
+    _require_length(f"{name}.weights", weights, source_count)
+    return StageValues(
+        _number(f"{name}.first_sample", first_sample, 0, SAMPLE_END),
+        tuple(_number(f"{name}.weights", weight, 0, BLOCK_MAX + 1) for weight in weights),
+    )
+
+
+def _read_order(name: str, order: Any, seed: Any) -> tuple[str, int]:
     if not text(f"{name}.order", order):
         raise InvalidRequest(f"{name}.order", "is empty")
-    if hash_digits(f"{name}.fingerprint", fingerprint) is None:
-        raise InvalidRequest(f"{name}.fingerprint", "is missing")
-    return StreamParts(
-        order=order,
-        seed=_number(f"{name}.seed", seed, 0, SEED_END),
-        context_length=_number(f"{name}.context_length", context_length, 1, SAMPLE_END),
-        fingerprint=fingerprint,
-    )
+    return order, _number(f"{name}.seed", seed, 0, SEED_END)
+
+
+def _read_hash(name: str, value: Any) -> str:
+    if hash_digits(name, value) is None:
+        raise InvalidRequest(name, "is missing")
+    return str(value)
+
+
+def _require_length(name: str, values: Any, length: int) -> None:
+    if len(_list(name, values)) != length:
+        raise InvalidRequest(name, f"has {len(values)} values, not {length}")
 
 
 def _list(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
@@ -176,8 +241,10 @@ def _number(name: str, value: Any, first: int, end: int) -> int:
     return number
 
 
-def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
-    """Compare the stream of a state with the feed's own.
+def require_same_stream(
+    saved: StreamParts, own: StreamParts, allow: Collection[str], sample: int
+) -> None:
+    """Compare the stream of a state with the feed's own; of mixtures what is before a sample.
 
     allow: parts that may differ, and MID_EPOCH.  Raises: StreamMismatch, naming what differs;
     InvalidRequest if allow contains anything else.
@@ -186,8 +253,13 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
     is_collection = isinstance(allow, (tuple, list, set, frozenset))
     if not is_collection or not all(part in known for part in allow):
         raise InvalidRequest("allow", f"{shown(allow)} is not a collection of {', '.join(known)}")
+    are_mixtures = bool(saved.stages and own.stages)
+    if are_mixtures:
+        require_same_past(saved, own, sample)
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
+        if name == "fingerprint" and are_mixtures:
+            continue
         if before != now and name not in allow:
             cure = f"Pass {name}={before!r}"
             if name == "fingerprint":
@@ -203,5 +275,5 @@ def log_differences(saved: StreamParts, own: StreamParts) -> None:
     """Log how the resumed stream differs from the saved one."""
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
-        if before != now:
+        if before != now and not (name == "fingerprint" and saved.stages):
             _LOG.warning("resumed on another stream part=%s saved=%s now=%s", name, before, now)

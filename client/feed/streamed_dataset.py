@@ -1,7 +1,8 @@
-"""The interface of a dataset that a feed reads: on remote servers, or in local files."""
+"""The interface of the datasets that a feed reads: on remote servers, or in local files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -12,7 +13,7 @@ from ..stats import Counters
 
 
 class StreamedDataset(Protocol):
-    """A dataset that provides streams of rows."""
+    """The datasets of a feed, one or those of a mixture, which provide streams of rows."""
 
     @property
     def closed(self) -> bool:
@@ -25,11 +26,11 @@ class StreamedDataset(Protocol):
     def require_own_process(self) -> None:
         """Raise InvalidRequest in a fork's copy of a dataset that was in use."""
 
-    def await_described(self) -> pb.Dataset:
-        """Return the description of the dataset; waits for it.  Raises: TokenfeedError."""
+    def await_described(self) -> tuple[pb.Dataset, ...]:
+        """Return the description of each source; waits for them.  Raises: TokenfeedError."""
 
     def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the number of rows of an order; per epoch if it has epochs.
+        """Return the number of rows of an order of the only dataset; per epoch if it has epochs.
 
         context_length: if it differs from that of the streams.  Raises: TokenfeedError.
         """
@@ -47,3 +48,8 @@ class StreamedDataset(Protocol):
 
     def close(self) -> None:
         """End all streams of it. May be called twice, from any thread."""
+
+
+def fingerprints_of(described: Sequence[pb.Dataset]) -> list[bytes]:
+    """Return the fingerprints of descriptions."""
+    return [dataset.fingerprint for dataset in described]

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from tokenfeed._aliases import require_package
-from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
-from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.wire.request import StreamRequest
 
 from ..runtime.awaited_task import AwaitedTask
@@ -20,6 +19,7 @@ from ..runtime.supervised import Supervised
 from ..runtime.supervisor import Task
 from ..stats import Counters
 from ..stream.dataset_client import Agreement
+from ..stream.usable import Datasets, compared, counted_rows
 from ..transport.addresses import Targets
 from .local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
 from .target import parse_local_target
@@ -34,8 +34,8 @@ _LOG_SECONDS = 30.0
 class Opened(Protocol):
     """What `server.datasets.open_local` returns."""
 
-    def described(self, context_length: int) -> pb.Dataset:
-        """Return its description, with the rows of T = context_length tokens."""
+    def described(self, context_length: int) -> Datasets:
+        """Return the description of each source, with the rows of T = context_length tokens."""
 
     def blocks(self, request: StreamRequest) -> Blocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
@@ -45,8 +45,8 @@ class Opened(Protocol):
 
 
 class LocalFiles(Supervised):
-    """The source of all streams of one dataset. Its files are opened when they are first needed, in
-    a thread that no signal interrupts.
+    """The source of all streams of a feed. Its files are opened when they are first needed, in a
+    thread that no signal interrupts.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class LocalFiles(Supervised):
         """
         super().__init__()
         self._target = parse_local_target(targets)
-        self._name = request.spec.source.dataset
+        self._spec = request.spec
         self._context_length = request.spec.context_length
         self._reconnect_seconds = reconnect_seconds
         self._fingerprint = fingerprint
         self._agreement = agreement
         self._opened: Opened | None = None
-        self._described: pb.Dataset | None = None
+        self._described: Datasets | None = None
         self._open_lock = threading.Lock()
         self._supervise(self._close_files)
 
-    def await_described(self) -> pb.Dataset:
-        """Return the description of the dataset; opens it first.  Raises: RequestError,
+    def await_described(self) -> Datasets:
+        """Return the description of each source; opens them first.  Raises: RequestError,
         CorpusError.
         """
         if self._described is None:
@@ -87,8 +87,8 @@ class LocalFiles(Supervised):
         return self._described
 
     def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the number of rows of an order, per epoch if it has epochs; waits like
-        `await_described`.
+        """Return the number of rows of an order of the only dataset, per epoch if it has epochs;
+        waits like `await_described`.
 
         context_length: if it differs from the request's.  Raises: NotFound if there is no such
         order; like `await_described`.
@@ -96,10 +96,7 @@ class LocalFiles(Supervised):
         described = self.await_described()
         if context_length is not None:
             described = self._await_opened().described(context_length)
-        for counted in described.rows:
-            if counted.order == order:
-                return counted.rows
-        raise NotFound("order", f"{order} is not known here; upgrade tokenfeed")
+        return counted_rows(described[0], order)
 
     def open_rows(
         self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
@@ -158,17 +155,21 @@ class LocalFiles(Supervised):
         # The only import of the server's packages, and only where they are needed.
         from tokenfeed.server.datasets.open_local import open_local
 
-        return open_local(self._target.words, self._name, self._target.options, lambda: self.closed)
+        names = [source.dataset for source in self._spec.sources]
+        return open_local(self._target.words, names, self._target.options, lambda: self.closed)
 
-    def _accepted(self, described: pb.Dataset) -> pb.Dataset:
-        """Return a description.  Raises: StreamMismatch unless it is of the required corpus."""
-        found, required = described.fingerprint, self._fingerprint
+    def _accepted(self, described: Datasets) -> Datasets:
+        """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus."""
+        found, required = described[0].fingerprint, self._fingerprint
         if required is not None and found != required:
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
         if self._agreement is not None and required is None:
             # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.
-            self._agreement.require_same(self._name, found)
+            name, identity = self._spec.sources[0].dataset, found
+            if self._spec.mixture is not None:
+                name, identity = compared(self._spec, described)
+            self._agreement.require_same(name, identity)
         return described
 
     def _close_files(self) -> None:

@@ -1,4 +1,4 @@
-"""One dataset on one server, or on several replicas.
+"""The datasets of a feed on one server, or on several replicas: one, or those of a mixture.
 
 All requests run in threads that no signal interrupts. A consumer's thread waits for their results
 (threads.py).
@@ -24,7 +24,7 @@ from tokenfeed.errors import (
     listed,
 )
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import Expected, StreamRequest
+from tokenfeed.wire.request import StreamRequest
 
 from ..runtime.awaited_task import AwaitedTask
 from ..runtime.notifier import Notifier
@@ -38,7 +38,7 @@ from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .describe import describe_all
 from .failover import Failover
-from .usable import plane_fingerprint, require_usable
+from .usable import Datasets, compared, counted_rows, require_usable, with_digests
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -51,11 +51,13 @@ class Agreement(Protocol):
     """A comparison between the ranks of a feed."""
 
     def require_same(self, dataset: str, fingerprint: bytes) -> None:
-        """Compare the corpus with that of other ranks.  Raises: StreamMismatch."""
+        """Compare the corpus, or the identity of a mixture, with that of other ranks.  Raises:
+        StreamMismatch.
+        """
 
 
 class DatasetClient(Supervised):
-    """The source of all streams of one dataset. They share its connections."""
+    """The source of all streams of a feed. They share its connections."""
 
     def __init__(
         self,
@@ -75,8 +77,8 @@ class DatasetClient(Supervised):
         log.  timeouts: as for Failover.
         credentials: used as they are, without the environment.  client_name: name of this client in
         server logs; "" is none.
-        fingerprint: of the required corpus; None accepts that of the first server that answers, and
-        agreement then compares it between ranks.
+        fingerprint: of the required corpus, for one dataset; None accepts that of the first server
+        that answers, and agreement then compares it between ranks.
         Raises: InvalidRequest if a target is not an address.
         """
         super().__init__()
@@ -88,7 +90,7 @@ class DatasetClient(Supervised):
         self._fingerprint = fingerprint
         self._agreement = agreement
         self._timeouts = timeouts
-        self._described: pb.Dataset | None = None
+        self._described: Datasets | None = None
         self._connect()
 
     def _connect(self) -> None:
@@ -125,7 +127,7 @@ class DatasetClient(Supervised):
                         channel, self._context_length, timeout_seconds, open_calls
                     )
                     self._require_usable(replica, answer, reference)
-                    self._learn_digest(answer.datasets[0])
+                    self._learn_digests(tuple(answer.datasets))
                     self._accepted.add(channel)
                 yield channel
         except InvalidRequest as error:
@@ -139,8 +141,8 @@ class DatasetClient(Supervised):
             # It has sent rows before: a proxy answers like this while its server is replaced.
             raise Unreachable(replica.address, error.problem) from None
 
-    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> pb.Dataset:
-        """Return the description of the dataset: fingerprint, tokens, rows of each order.
+    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Datasets:
+        """Return the description of each source: fingerprint, tokens, rows of each order.
 
         The first thread that calls this asks all servers, once. Without a required corpus, that of
         the first server in order that answers is accepted.
@@ -154,22 +156,11 @@ class DatasetClient(Supervised):
                     raise _closed_unused()
                 described = self._describe_all(self._context_length, timeout_seconds, open_calls)
                 if self._agreement is not None and self._fingerprint is None:
-                    self._agreement.require_same(described.name, described.fingerprint)
+                    self._agreement.require_same(*compared(self._request.spec, described))
                 self._described = described
             return self._described
 
-    def expected(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Expected:
-        """Like `described`, but return the expectation that a request contains."""
-        described = self.described(timeout_seconds, open_calls)
-        spec = self._request.spec
-        return Expected(
-            spec.identity([described.fingerprint]),
-            spec.identity_version,
-            (described.digest,),
-            tuple((kind, plane_fingerprint(described, kind)) for kind in spec.planes),
-        )
-
-    def await_described(self) -> pb.Dataset:
+    def await_described(self) -> Datasets:
         """Like `described`, but wait for unavailable servers; for a consumer's thread.  Raises:
         RequestError, CorpusError; Unreachable after reconnect_seconds.
         """
@@ -192,8 +183,8 @@ class DatasetClient(Supervised):
             abandoned.retire(task)
 
     def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the number of rows of an order, per epoch if it has epochs; waits like
-        `await_described`.
+        """Return the number of rows of an order of the only dataset, per epoch if it has epochs;
+        waits like `await_described`.
 
         context_length: if it differs from the request's.
         Raises: NotFound if the servers do not know the order; StreamMismatch if they now have
@@ -202,14 +193,11 @@ class DatasetClient(Supervised):
         described = self.await_described()
         if context_length is not None:
             described = self._await(partial(self._describe_all, context_length))
-        for counted in described.rows:
-            if counted.order == order:
-                return counted.rows
-        raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
+        return counted_rows(described[0], order)
 
     def _describe_all(
         self, context_length: int, timeout_seconds: float, open_calls: set[DescribeCall]
-    ) -> pb.Dataset:
+    ) -> Datasets:
         """Ask all servers, accept those with the same corpus, and log the others.
 
         context_length: for the number of windows.
@@ -222,8 +210,8 @@ class DatasetClient(Supervised):
         )
         reference = self._described
         if reference is None and self._fingerprint is not None:
-            reference = pb.Dataset(fingerprint=self._fingerprint)
-        found: pb.Dataset | None = None
+            reference = (pb.Dataset(fingerprint=self._fingerprint),)
+        found: Datasets | None = None
         refused: list[tuple[str, RequestError]] = []
         for answer in answers:
             try:
@@ -232,13 +220,10 @@ class DatasetClient(Supervised):
                 refused.append((answer.replica.address, without_traceback(error)))
             else:
                 self._accepted.add(answer.channel)
-                dataset = answer.described.datasets[0]
                 # The first known digest is required of all others.
-                if found is None or (dataset.digest and not found.digest):
-                    found = dataset
-                # A description without a digest does not replace one with a digest.
-                if reference is None or found.digest or not reference.digest:
-                    reference = found
+                found = with_digests(found, tuple(answer.described.datasets))
+                is_known = reference is not None and reference[0].name
+                reference = with_digests(reference if is_known else None, found)
         if found is None:
             _, first = refused[0]
             if len(answers) == len(replicas):
@@ -247,17 +232,13 @@ class DatasetClient(Supervised):
             raise Unreachable(first.subject, first.problem)
         for address, refusal in refused:
             _LOG.error("server rejected address=%s reason=%s", address, refusal.problem)
-        self._learn_digest(found)
+        self._learn_digests(found)
         return found
 
-    def _learn_digest(self, dataset: pb.Dataset) -> None:
-        """Store the digest of a dataset, if none was known. Later checks compare it."""
-        known = self._described
-        if known is not None and dataset.digest and not known.digest:
-            learned = pb.Dataset()
-            learned.CopyFrom(known)
-            learned.digest = dataset.digest
-            self._described = learned
+    def _learn_digests(self, datasets: Datasets) -> None:
+        """Store the digests that were not known yet. Later checks compare them."""
+        if self._described is not None:
+            self._described = with_digests(self._described, datasets)
 
     def _describe(
         self,
@@ -266,7 +247,8 @@ class DatasetClient(Supervised):
         timeout_seconds: float,
         open_calls: set[DescribeCall],
     ) -> pb.DescribeResponse:
-        name = self._request.spec.source.dataset
+        spec = self._request.spec
+        name = spec.source.dataset if spec.mixture is None else ""
         request = pb.DescribeRequest(dataset=name, context_length=context_length)
         try:
             call = channel.describe(request, timeout_seconds)
@@ -277,13 +259,22 @@ class DatasetClient(Supervised):
             described = call.result(is_first_contact=self._described is None)
         finally:
             open_calls.discard(call)
-        if len(described.datasets) != 1:
-            names = listed([dataset.name for dataset in described.datasets]) or "there are none"
+        served = {dataset.name: dataset for dataset in described.datasets}
+        names = listed(list(served)) or "there are none"
+        if spec.mixture is not None:
+            missing = [each.dataset for each in spec.sources if each.dataset not in served]
+            if missing:
+                problem = f"{missing[0]!r} is not served by {channel.target}, only {names}"
+                cure = "all sources of a mixture have to be on the same servers"
+                raise NotFound("mixture", f"{problem}; {cure}")
+            del described.datasets[:]
+            described.datasets.extend(served[each.dataset] for each in spec.sources)
+        elif len(described.datasets) != 1:
             raise InvalidRequest("dataset", f"has to name one of the served datasets: {names}")
         return described
 
     def _require_usable(
-        self, replica: Replica, described: pb.DescribeResponse, reference: pb.Dataset | None
+        self, replica: Replica, described: pb.DescribeResponse, reference: Datasets | None
     ) -> None:
         require_usable(replica.address, described, self._request, self.client_name, reference)
 

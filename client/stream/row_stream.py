@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import partial
+from typing import NamedTuple
 
 from tokenfeed.errors import BadFrame, Unreachable
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import Expected, StreamRequest, to_message
+from tokenfeed.wire.request import StreamRequest, to_message
 
 from ..runtime.threads import without_traceback
 from ..stats import Counters
@@ -22,6 +23,7 @@ from ..transport.channel import Call, Channel, DescribeCall, RpcError, drain_eve
 from ..transport.replicas import Replica
 from .background_rows import BackgroundRows
 from .dataset_client import DatasetClient
+from .known_stream import KnownStream
 
 PREFETCH_BYTES = 32 << 20
 """Two calls of 16 frames: one is read, one is requested ahead. As fast as one endless stream. A
@@ -35,6 +37,17 @@ FIRST_PREFETCH_BYTES = 1 << 19
 """200 streams that start together get their first batch after 0.7 s if each requests 32 MiB, after
 0.4 s with this limit; 2 cores, 2026-11. A single stream is as fast after a tenth of a second.
 """
+
+
+class _OpenCall(NamedTuple):
+    """A call that is read, or requested ahead.
+
+    stream: of its frames.  end_row: the stream row after its last one.
+    """
+
+    messages: Call
+    stream: frame.Stream
+    end_row: int
 
 
 class RowStream(BackgroundRows):
@@ -70,9 +83,9 @@ class RowStream(BackgroundRows):
 
         # Used only by the receiving thread.
         self._is_resuming = False
-        self._requested_batch = 0
+        self._requested_row = 0
 
-        self._calls: deque[Call] = deque()
+        self._calls: deque[_OpenCall] = deque()
         self._describe_calls: set[DescribeCall] = set()
         self._progress_at = 0.0
         self._silent_seconds = 0.0
@@ -93,7 +106,7 @@ class RowStream(BackgroundRows):
     def cancel(self) -> None:
         """Cancel all open calls; for the supervisor."""
         for call in tuple(self._calls):
-            call.cancel()
+            call.messages.cancel()
         for describe_call in tuple(self._describe_calls):
             describe_call.cancel()
 
@@ -118,7 +131,8 @@ class RowStream(BackgroundRows):
         with self._remote.connected(replica, timeout_seconds, self._describe_calls) as channel:
             failure: Exception | None = None
             try:
-                self._receive(channel, self._remote.expected(timeout_seconds, self._describe_calls))
+                datasets = self._remote.described(timeout_seconds, self._describe_calls)
+                self._receive(channel, KnownStream(self._request, datasets))
             except (RpcError, ValueError) as error:
                 failure = self._failure(error, replica)
             finally:
@@ -141,21 +155,19 @@ class RowStream(BackgroundRows):
             )
         return error_from_rpc(error, replica.address) if isinstance(error, RpcError) else error
 
-    def _receive(self, channel: Channel, expected: Expected) -> None:
+    def _receive(self, channel: Channel, known: KnownStream) -> None:
         """Receive rows by consecutive calls, one of them requested ahead, until the end or until
         one breaks.
         """
-        self._requested_batch = self._received_row // self._batch_rows
-        stream = frame.Stream(
-            self._request.spec, self._request.position, expected.identity, dict(expected.planes)
-        )
+        self._requested_row = self._received_row
         while True:
-            self._send_ahead(channel, expected, wait=True)
+            self._send_ahead(channel, known, wait=True)
             if not self._calls:
                 return
-            for message in self._calls[0]:
-                rows = frame.decode(message).rows(stream, self._received_row)
-                if self._received_row + len(rows) > self._requested_batch * self._batch_rows:
+            call = self._calls[0]
+            for message in call.messages:
+                rows = frame.decode(message).rows(call.stream, self._received_row)
+                if self._received_row + len(rows) > call.end_row:
                     raise BadFrame("call", "the server sent more rows than were requested")
                 self._counters.reconnects += self._is_resuming
                 self._is_resuming = False
@@ -163,30 +175,34 @@ class RowStream(BackgroundRows):
                 self._failover.record_progress(now - self._progress_at)
                 self._progress_at = now
                 self._add(rows)
-                self._send_ahead(channel, expected, wait=False)
+                self._send_ahead(channel, known, wait=False)
             self._calls.popleft()
-            if not self._calls and self._received_row < self._requested_batch * self._batch_rows:
+            if self._received_row < call.end_row:
                 raise BadFrame("call", "the server ended it before all rows had arrived")
 
-    def _send_ahead(self, channel: Channel, expected: Expected, *, wait: bool) -> None:
+    def _send_ahead(self, channel: Channel, known: KnownStream, *, wait: bool) -> None:
         """Send requests until two calls are open, as far as there is room. Waits for room only if
         no call is open.  The very first call is sent alone.
         """
         while len(self._calls) < (2 if self._received_row else 1):
-            batches = min(self._room() // 2, self._request.end_batch - self._requested_batch)
+            batch = self._requested_row // self._batch_rows
+            batches = min(self._room() // 2, self._request.end_batch - batch)
             if batches == 0:
                 return
             if wait and not self._calls:
                 self._await_room(partial(self._has_room, batches))
             if self._closed or not self._has_room(batches):
                 return
-            first_row = max(self._requested_batch * self._batch_rows, self._received_row)
-            self._requested_batch += batches
-            part = self._request.part(first_row, self._requested_batch)
+            end_row = (batch + batches) * self._batch_rows
+            part, expected = known.part(self._requested_row, end_row)
+            stream = frame.Stream(
+                part.spec, self._request.position, expected.identity, dict(expected.planes)
+            )
             message = to_message(part, expected, self._remote.client_name)
             if not self._calls:
                 self._progress_at = time.monotonic()
-            self._calls.append(channel.get_batch(message))
+            self._requested_row += part.row_count
+            self._calls.append(_OpenCall(channel.get_batch(message), stream, self._requested_row))
             if self._closed:
                 # The supervisor may have checked just before.
                 self.cancel()
@@ -204,13 +220,13 @@ class RowStream(BackgroundRows):
         """Return whether this many more batches fit. Consuming the received rows always frees
         enough.
         """
-        requested_row = (self._requested_batch + batches) * self._batch_rows
+        requested_row = (self._requested_row // self._batch_rows + batches) * self._batch_rows
         return requested_row - self._consumed_row <= self._room() * self._batch_rows
 
     def _drop_calls(self) -> None:
         self.cancel()
         while self._calls:
-            drain_events(self._calls.popleft())
+            drain_events(self._calls.popleft().messages)
 
 
 class StreamClient(DatasetClient):

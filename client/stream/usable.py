@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenfeed.errors import ContractMismatch, LimitExceeded, StreamMismatch
+from tokenfeed.errors import ContractMismatch, LimitExceeded, NotFound, StreamMismatch
 from tokenfeed.stream.planes import KINDS
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, require_size
+
+Datasets = tuple[pb.Dataset, ...]
+"""Descriptions of the datasets of a stream, in the order of its sources."""
 
 
 def require_usable(
@@ -15,26 +19,33 @@ def require_usable(
     described: pb.DescribeResponse,
     request: StreamRequest,
     client_name: str,
-    reference: pb.Dataset | None,
+    reference: Datasets | None,
 ) -> None:
     """Raise RequestError, naming the server, unless it speaks this contract, accepts the requests,
     and has the corpus that the stream began with.
 
-    described: its description of one dataset.  reference: None if the stream begins with it.
+    described: its description, with the datasets of the sources.  reference: None if the stream
+    begins with it.
     Compares the fingerprint of the tokens, and digest and planes if both sides know them.
     """
     _require_contract(address, described, request.spec.identity_version)
-    dataset = described.datasets[0]
+    datasets = tuple(described.datasets)
     try:
-        request.require_within(described.limits, dataset.token_bytes)
+        request.require_within(described.limits, max(each.token_bytes for each in datasets))
         require_size(request, described.limits, client_name)
     except LimitExceeded as error:
         raise LimitExceeded(error.subject, f"{error.problem} ({address})") from None
-    for kind in request.spec.planes:
-        if not plane_fingerprint(dataset, kind):
-            raise StreamMismatch(address, f"this dataset has no plane {kind} ({KINDS[kind]})")
-    if reference is None:
-        return
+    for dataset in datasets:
+        for kind in request.spec.planes:
+            if not plane_fingerprint(dataset, kind):
+                raise StreamMismatch(address, f"this dataset has no plane {kind} ({KINDS[kind]})")
+    for dataset, ours in zip(datasets, reference or (), strict=False):
+        _require_same_corpus(address, dataset, ours, request)
+
+
+def _require_same_corpus(
+    address: str, dataset: pb.Dataset, reference: pb.Dataset, request: StreamRequest
+) -> None:
     _require_same(address, "fingerprint", dataset.fingerprint, reference.fingerprint)
     if dataset.digest and reference.digest:
         _require_same(address, "digest", dataset.digest, reference.digest)
@@ -47,6 +58,38 @@ def require_usable(
 def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
     """Return the fingerprint of a plane of a dataset; b"" if it has no such plane."""
     return next((plane.fingerprint for plane in dataset.planes if plane.kind == kind), b"")
+
+
+def counted_rows(dataset: pb.Dataset, order: str) -> int:
+    """Return the number of rows of an order, per epoch if it has epochs.  Raises: NotFound."""
+    for counted in dataset.rows:
+        if counted.order == order:
+            return counted.rows
+    raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
+
+
+def with_digests(known: Datasets | None, other: Datasets) -> Datasets:
+    """Return the known descriptions, with the digests of others where they have none."""
+    if known is None:
+        return other
+    return tuple(_with_digest(old, new) for old, new in zip(known, other, strict=True))
+
+
+def _with_digest(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
+    if known.digest or not other.digest:
+        return known
+    learned = pb.Dataset()
+    learned.CopyFrom(known)
+    learned.digest = other.digest
+    return learned
+
+
+def compared(spec: StreamSpec, datasets: Datasets) -> tuple[str, bytes]:
+    """Return what ranks compare: name and fingerprint of a dataset, or identity of a mixture."""
+    fingerprints = [dataset.fingerprint for dataset in datasets]
+    if spec.mixture is not None:
+        return "", spec.identity(fingerprints)
+    return datasets[0].name, fingerprints[0]
 
 
 def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:

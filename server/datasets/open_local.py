@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from tokenfeed.errors import (
     CorpusChanged,
@@ -20,6 +21,7 @@ from tokenfeed.errors import (
     Unreadable,
     listed,
 )
+from tokenfeed.sampling.plan import require_windows
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
@@ -28,9 +30,11 @@ from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.poll_rate import PollRate
+from ..runtime.poller import Poller
 from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
-from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, gather_block
+from ..storage.mixed_store import MixedStore
+from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, RowStore, gather_block
 from . import loss_masks
 from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset
 from .planned_rows import PlannedRows
@@ -53,71 +57,96 @@ _LOG_SAYS = "the log names the file"
 
 def open_local(
     words: Sequence[Sequence[str]],
-    name: str,
+    names: Sequence[str],
     options: Mapping[str, str],
     stopped: Callable[[], bool] = lambda: False,
-) -> LocalDataset:
-    """Open one dataset.
+) -> LocalDatasets:
+    """Open one dataset, or those of a mixture.
 
-    words: for each dataset, the words that follow a --data of the server.  name: which dataset; ""
-    if there is only one.  options: by their names, those of OPTIONS.  stopped: whether the dataset
-    is not needed any more, so that its files need not be read to their end.
+    words: for each dataset, the words that follow a --data of the server.  names: which of them, in
+    the order of the sources; "" if there is only one.  options: by their names, those of OPTIONS.
+    stopped: whether the datasets are not needed any more, so that their files need not be read to
+    their end.
     Raises: InvalidRequest or NotFound for an option or a name; InvalidCorpus, with the file, the
     problem and the cure.
     """
     crc32c.require_fast()
     _require_options(options)
     try:
-        source = _chosen([one for each in words for one in _sources(each)], name)
-        loss_masks.require_none(source, ignored=_IGNORE_MASK in options)
-        formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
-        poll_rate = _poll_rate(os.getpid()) if _IMMUTABLE not in options else PollRate(never=True)
-        storing = Storing(options.get("read"), poll_rate)
-        checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
-        dataset = open_dataset(source, formats, checks, storing, share=True, stopped=stopped)
-        log_opened(dataset)
-        try:
-            return LocalDataset(dataset, stopped, polls=not poll_rate.never)
-        except BaseException:
-            dataset.close()
-            raise
+        sources = [one for each in words for one in _sources(each)]
+        chosen = [_chosen(sources, name) for name in names]
+        with ExitStack() as opened:
+            datasets = []
+            for source in chosen:
+                datasets.append(_open(source, options, stopped))
+                opened.callback(datasets[-1].close)
+            found = LocalDatasets(datasets, stopped, polls=_IMMUTABLE not in options)
+            opened.pop_all()
+        return found
     except InvalidCorpus as error:
         raise InvalidCorpus(error.subject, _for_targets(error.problem)) from None
 
 
-class LocalDataset:
-    """A dataset that was opened for this process. A thread polls its files."""
+def _open(
+    source: DatasetSource, options: Mapping[str, str], stopped: Callable[[], bool]
+) -> Dataset:
+    loss_masks.require_none(source, ignored=_IGNORE_MASK in options)
+    formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
+    poll_rate = _poll_rate(os.getpid()) if _IMMUTABLE not in options else PollRate(never=True)
+    storing = Storing(options.get("read"), poll_rate)
+    checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
+    dataset = open_dataset(source, formats, checks, storing, share=True, stopped=stopped)
+    log_opened(dataset)
+    return dataset
 
-    def __init__(self, dataset: Dataset, stopped: Callable[[], bool], *, polls: bool) -> None:
-        """Take an opened dataset.  stopped: as for `open_local`.  polls: whether to poll files.
+
+class LocalDatasets:
+    """The datasets of a stream, opened for this process. A thread of each one polls its files."""
+
+    def __init__(
+        self, datasets: Sequence[Dataset], stopped: Callable[[], bool], *, polls: bool
+    ) -> None:
+        """Take opened datasets.  stopped: as for `open_local`.  polls: whether to poll files.
         Raises: RuntimeError if no thread can start.
         """
-        self._dataset = dataset
-        # As in a server, so that a trainer that pauses finds out as early.
-        self._poller = dataset.start_polling(stopped=stopped) if polls else None
+        self._datasets = tuple(datasets)
+        stores = [dataset.store for dataset in datasets]
+        self._rows: RowStore = stores[0] if len(stores) == 1 else MixedStore(stores)
+        self._pollers: list[Poller] = []
+        try:
+            for dataset in datasets if polls else ():
+                # As in a server, so that a trainer that pauses finds out as early.
+                self._pollers.append(dataset.start_polling(stopped=stopped))
+        except BaseException:
+            self._stop_polling()
+            raise
 
-    def described(self, context_length: int) -> pb.Dataset:
-        """Return its description, with the rows of T = context_length tokens."""
-        return self._dataset.described(context_length)
+    def described(self, context_length: int) -> tuple[pb.Dataset, ...]:
+        """Return their descriptions, with the rows of T = context_length tokens."""
+        return tuple(dataset.described(context_length) for dataset in self._datasets)
 
     def blocks(self, request: StreamRequest) -> LocalBlocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
-        self._dataset.store.shape.require_window(request.spec.context_length)
-        return LocalBlocks(self._dataset, request)
+        require_windows(request.spec, self._rows.shapes)
+        return LocalBlocks(self._rows, request)
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
-        if self._poller is not None:
-            self._poller.close()
-        self._dataset.close()
+        self._stop_polling()
+        for dataset in self._datasets:
+            dataset.close()
+
+    def _stop_polling(self) -> None:
+        for poller in self._pollers:
+            poller.close()
 
 
 class LocalBlocks:
     """The rows of a request, in order, in blocks of up to a MiB: whole batches where they fit."""
 
-    def __init__(self, dataset: Dataset, request: StreamRequest) -> None:
+    def __init__(self, store: RowStore, request: StreamRequest) -> None:
         """Read nothing yet."""
-        self._store = store = dataset.store
+        self._store = store
         self._rows = PlannedRows(store, request)
         self._spec = request.spec
         self._batch_size = request.position.batch_size

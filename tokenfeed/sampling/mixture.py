@@ -1,7 +1,7 @@
 """`mixture-1`: the source of each sample of a mixture, and which of its own samples it is.
 
 Computed, never drawn: each block of a stage has exactly `weight` samples of each source, in an
-order that is permuted anew in each block by `shuffled-1`. So sample 10^14 costs the same as sample
+order that is permuted in each block by `shuffled-1`. So sample 10^14 costs the same as sample
 0, and a source's own samples come once each, without a gap after every block. Released; never
 edited.
 """

@@ -32,7 +32,7 @@ _PLACES_KEPT = 8
 
 
 _FEW_SOURCES = 4
-"""Up to so many sources, a call of each one's order is faster than one pass over all of them."""
+"""Up to this many sources, a call of each one's order is faster than one pass over all of them."""
 
 
 class Places(NamedTuple):

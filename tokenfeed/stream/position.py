@@ -73,6 +73,11 @@ class Position:
         """Return the sample of row 0 of rank 0 in a batch: first_sample of a request for it."""
         return self.first_sample + batch * self.stride
 
+    def sample_of(self, row: int) -> int:
+        """Return the sample of a stream row."""
+        batch, row_of_batch = divmod(row, self.batch_size)
+        return self.batch_first_sample(batch) + self.rank * self.batch_size + row_of_batch
+
     def samples(self, first_row: int, row_count: int) -> npt.NDArray[np.int64]:
         """Return the sample indices of stream rows [first_row, first_row + row_count).
 

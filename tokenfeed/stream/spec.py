@@ -7,9 +7,10 @@ of it: they select samples.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InvalidRequest
 from .identity import SourceParts, mixture_identity, stage_identity, stream_identity
@@ -48,19 +49,40 @@ class Source:
         return self.seed if self.order.USES_SEED else 0
 
 
+class SourceValues(NamedTuple):
+    """A source of a mixture as plain values: name of its dataset, order, seed (0 if the order
+    ignores it), and fingerprint, 64 hexadecimal digits.
+    """
+
+    dataset: str
+    order: str
+    seed: int
+    fingerprint: str
+
+
+class StageValues(NamedTuple):
+    """A stage of a mixture as plain values: where it begins, and the weights of all sources."""
+
+    first_sample: int
+    weights: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StreamParts:
     """The parts of the identity of a stream as plain values of a saved state. They may come from a
     release with other orders.
 
     order: with its version.  seed: 0 if the order ignores it.  context_length: T.  fingerprint:
-    of the corpus, 64 hexadecimal digits.
+    of the corpus, 64 hexadecimal digits; of a mixture the identity of its last stage.  sources,
+    stages: of a mixture.
     """
 
     order: str
     seed: int
     context_length: int
     fingerprint: str
+    sources: tuple[SourceValues, ...] = ()
+    stages: tuple[StageValues, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +99,15 @@ class Mixture:
     def __post_init__(self) -> None:
         """Check the range."""
         require_range("seed", self.seed, 0, SEED_END)
+
+    def stage_of(self, sample: int) -> int:
+        """Return the place of a sample's stage in `stages`."""
+        return bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1
+
+    def end_of(self, place: int) -> int | None:
+        """Return the first sample behind a stage; None if it is the last one."""
+        following = self.stages[place + 1 : place + 2]
+        return following[0].first_sample if following else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +156,25 @@ class StreamSpec:
         """Return the stream over one dataset: one source, no mixture."""
         return cls(context_length, (Source(dataset, order, seed),), planes=tuple(sorted(planes)))
 
-    def parts(self, fingerprint: bytes) -> StreamParts:
-        """Return the parts of `identity` as plain values.  fingerprint: of the corpus."""
+    def parts(self, fingerprints: Sequence[bytes]) -> StreamParts:
+        """Return the parts of `identity` as plain values.
+
+        fingerprints: of the corpus of each source, 32 bytes each.
+        """
+        if self.mixture is None:
+            (fingerprint,) = fingerprints
+            seed = self.source.seed_used
+            return StreamParts(self.order.NAME, seed, self.context_length, fingerprint.hex())
         return StreamParts(
-            self.order.NAME, self.source.seed_used, self.context_length, fingerprint.hex()
+            MIXTURE,
+            self.mixture.seed,
+            self.context_length,
+            self.identity(fingerprints).hex(),
+            tuple(
+                SourceValues(each.dataset, each.order.NAME, each.seed_used, fingerprint.hex())
+                for each, fingerprint in zip(self.sources, fingerprints, strict=True)
+            ),
+            tuple(StageValues(each.first_sample, each.weights) for each in self.mixture.stages),
         )
 
     def plain(self) -> dict[str, Any]:
@@ -207,13 +253,13 @@ class StreamSpec:
             chain.append(stage_identity(chain[-1], stage.index, stage.first_sample, parts))
         return chain
 
-    def of_stage(self, index: int, previous: bytes = b"") -> StreamSpec:
+    def of_stage(self, place: int, previous: bytes = b"") -> StreamSpec:
         """Return the mixture of one stage alone, with the sources that it reads.
 
-        previous: the identity before it, from `chain`.
+        place: of the stage in `stages`.  previous: the identity before it, from `chain`.
         """
         assert self.mixture is not None
-        stage = self.mixture.stages[index]
+        stage = self.mixture.stages[place]
         used = [number for number, weight in enumerate(stage.weights) if weight]
         alone = Stage(
             stage.index,

@@ -98,14 +98,33 @@ class StreamRequest:
                     field, f"{what.format(found)} is above the limit of this server, {most}"
                 )
 
-    def part(self, first_row: int, end_batch: int) -> StreamRequest:
-        """Return the request for rows of this stream from first_row on, up to batch end_batch.
+    def part(self, first_row: int, end_row: int, previous: Sequence[bytes] = ()) -> StreamRequest:
+        """Return the request for the rows [first_row, end_row) of this stream, which are counted
+        like self.end_row. Of a mixture only for those in the stage of the first row.
 
-        first_row: a stream row, counted like end_row.
+        previous: what the chain of identities has before each stage; may be left out.
         """
-        batch, row = divmod(first_row, self.position.batch_size)
-        position = replace(self.position, first_sample=self.position.batch_first_sample(batch))
-        return replace(self, position=position, first_row=row, num_batches=end_batch - batch)
+        spec, end_sample, batch_size = self.spec, self.end_sample, self.position.batch_size
+        if (mixture := spec.mixture) is not None:
+            place = mixture.stage_of(self.position.sample_of(first_row))
+            spec = spec.of_stage(place, previous[place] if previous else b"")
+            if (end := mixture.end_of(place)) is not None:
+                end_sample = end if end_sample is None else min(end, end_sample)
+                end_row = min(end_row, self.position.rows_before(end))
+        batch, row = divmod(first_row, batch_size)
+        return replace(
+            self,
+            spec=spec,
+            position=replace(self.position, first_sample=self.position.batch_first_sample(batch)),
+            first_row=row,
+            num_batches=-(-end_row // batch_size) - batch,
+            end_sample=end_sample,
+        )
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return self.end_row - self.first_row
 
 
 @dataclass(frozen=True, slots=True)

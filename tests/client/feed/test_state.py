@@ -20,10 +20,11 @@ from client.feed.state import (
     write_state,
 )
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.spec import SourceValues, StageValues, StreamParts
 
 PARTS = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
 STATE = write_state(2**62 + 1, PARTS)
+NAMES = ("order", "seed", "context_length", "fingerprint")
 
 HISTORY = (
     History()
@@ -67,14 +68,14 @@ def test_what_differs_is_named_unless_it_is_allowed(
     part: str, other: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hash alone could not say that it was the seed."""
-    own = StreamParts(**{**{name: STATE[name] for name in PARTS.__slots__}, part: other})
+    own = StreamParts(**{**{name: STATE[name] for name in NAMES}, part: other})
 
     with pytest.raises(StreamMismatch, match=str(getattr(PARTS, part))) as caught:
-        require_same_stream(PARTS, own, allow=())
+        require_same_stream(PARTS, own, sample=9, allow=())
     assert caught.value.subject == part
 
     with caplog.at_level(logging.WARNING):
-        require_same_stream(PARTS, own, allow=(part,))
+        require_same_stream(PARTS, own, sample=9, allow=(part,))
         assert caplog.text == ""  # something else may still refuse it
         log_differences(PARTS, own)
     assert part in caplog.text
@@ -86,7 +87,7 @@ def test_what_differs_is_named_unless_it_is_allowed(
         (None, "not a dict"),
         ([], "not a dict"),
         ({}, "version None"),
-        (STATE | {"version": 3}, "version 3, but this client reads 1 to 2; a later release"),
+        (STATE | {"version": 4}, "version 4, but this client reads 1 to 3; a later release"),
         (STATE | {"version": 0}, "version 0"),
         ({name: value for name, value in STATE.items() if name != "seed"}, "lacks seed"),
         (STATE | {"sample": "12"}, "not an integer"),
@@ -105,17 +106,20 @@ def test_what_is_no_state_is_refused_with_the_reason(state: Any, problem: str) -
 def test_what_cannot_be_allowed_is_refused(allow: Any) -> None:
     """A typing error there would be found on the day of the accident."""
     with pytest.raises(InvalidRequest, match="allow"):
-        require_same_stream(PARTS, PARTS, allow)
+        require_same_stream(PARTS, PARTS, allow, 9)
 
 
 def test_a_permission_is_no_part_of_a_stream() -> None:
     """It allows something, and changes no state."""
-    require_same_stream(PARTS, PARTS, allow=("mid_epoch",))
+    require_same_stream(PARTS, PARTS, sample=9, allow=("mid_epoch",))
 
     assert "mid_epoch" not in STATE
     with pytest.raises(StreamMismatch, match="context_length"):
         require_same_stream(
-            PARTS, StreamParts("shuffled-1", 2**64 - 1, 8, "ab" * 32), allow=("mid_epoch",)
+            PARTS,
+            StreamParts("shuffled-1", 2**64 - 1, 8, "ab" * 32),
+            sample=9,
+            allow=("mid_epoch",),
         )
 
 
@@ -131,7 +135,7 @@ def test_a_history_survives_json_and_pickle() -> None:
 
 def test_a_state_of_version_1_begins_a_history(caplog: pytest.LogCaptureFixture) -> None:
     """What came before is unknown, and this is logged."""
-    state = {name: STATE[name] for name in ("sample", *PARTS.__slots__)} | {"version": 1}
+    state = {name: STATE[name] for name in ("sample", *NAMES)} | {"version": 1}
 
     with caplog.at_level(logging.INFO, "tokenfeed.client"):
         assert read_state(state) == (2**62 + 1, PARTS)
@@ -226,6 +230,66 @@ def test_a_number_of_a_state_that_is_none_is_refused_by_its_name(name: str, valu
 def test_what_allow_may_hold_is_said_whatever_it_holds(allow: Any) -> None:
     """Also where Python could not compare it."""
     with pytest.raises(InvalidRequest) as caught:
-        require_same_stream(PARTS, PARTS, allow=allow)
+        require_same_stream(PARTS, PARTS, sample=9, allow=allow)
 
     assert caught.value.subject == "allow"
+
+
+MIXED = StreamParts(
+    "mixture-1",
+    7,
+    2048,
+    "ef" * 32,
+    (
+        SourceValues("web", "shuffled-1", 2**64 - 1, "ab" * 32),
+        SourceValues("code", "random-1", 0, "cd" * 32),
+    ),
+    (StageValues(0, (70, 30)), StageValues(2**62, (1, 0))),
+)
+OF_MIXTURE = write_state(40, MIXED, HISTORY.extended(32, 40, 4, 2, MIXED))
+
+
+def test_the_state_of_a_mixture_survives_json_and_pickle() -> None:
+    """With streams of one dataset in its history."""
+    for loaded in (json.loads(json.dumps(OF_MIXTURE)), pickle.loads(pickle.dumps(OF_MIXTURE))):
+        assert read_state(loaded) == (40, MIXED)
+        assert read_history(loaded) == HISTORY.extended(32, 40, 4, 2, MIXED)
+    assert OF_MIXTURE["version"] == 3
+    assert STATE["version"] == LIVED["version"] == 2
+
+
+def test_a_state_after_a_mixture_keeps_it_in_its_history() -> None:
+    """Even if the run goes on with one dataset."""
+    history = History().extended(0, 8, 4, 2, MIXED).extended(8, 16, 4, 2, PARTS)
+
+    state = write_state(16, PARTS, history)
+
+    assert (state["version"], state["sources"], state["stages"]) == (3, [], [])
+    assert read_state(state) == (16, PARTS)
+    assert read_history(state) == history
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"sources": 5}, "state.sources: is int, not a list"),
+        ({"sources": [["web", "shuffled-1", 0]]}, "state.sources[0]: has 3 values, not 4"),
+        ({"sources": [["web", "", 0, "ab" * 32]]}, "state.sources[0].order: is empty"),
+        ({"sources": [["web", "x", -1, "ab" * 32]]}, "state.sources[0].seed: -1 is not in"),
+        ({"sources": [["web", "x", 0, "ab"]]}, "state.sources[0].fingerprint: 'ab' is not 64"),
+        ({"stages": [[0, [1]]]}, "state.stages[0].weights: has 1 values, not 2"),
+        ({"stages": [[0, [1, True]]]}, "state.stages[0].weights: True is not an integer"),
+        ({"stages": [[0, [1, 2**20 + 1]]]}, "state.stages[0].weights: 1048577 is not in"),
+        ({"stages": [[-1, [1, 1]]]}, "state.stages[0].first_sample: -1 is not in"),
+        ({"stages": [[0, 1, 1]]}, "state.stages[0]: has 3 values, not 2"),
+        ({"specs": [["x", 0, 8, "ab" * 32]] * 3}, "state.specs[0]: has 4 values, not 6"),
+    ],
+)
+def test_a_damaged_mixture_is_refused_by_place(changes: dict[str, Any], problem: str) -> None:
+    """As a damaged history is."""
+    state = OF_MIXTURE | changes
+    read = read_history if "specs" in changes else read_state
+    with pytest.raises(InvalidRequest) as caught:
+        read(state)
+
+    assert str(caught.value).startswith(problem)

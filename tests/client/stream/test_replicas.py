@@ -249,7 +249,7 @@ def test_a_known_digest_is_compared_when_servers_are_asked_about_another_context
 
         assert remote.rows_of("shuffled-1", T + 1) == 10
 
-        assert remote.await_described().digest == knowing.digest
+        assert remote.await_described()[0].digest == knowing.digest
     assert (
         f"server rejected address={address} reason=serves another corpus: digest {'02' * 32}"
         in caplog.text
@@ -268,7 +268,7 @@ def test_a_digest_that_is_found_while_asking_about_another_context_length_is_kep
 
         assert remote.rows_of("shuffled-1", T + 1) == 9
 
-        assert remote.await_described().digest == server.digest
+        assert remote.await_described()[0].digest == server.digest
         assert remote.rows_of("shuffled-1") == 10
 
 

@@ -108,10 +108,10 @@ def test_planes_are_compared_by_their_fingerprints() -> None:
         for number in (1, 2)
     )
 
-    require_usable("a:1", answer(datasets=[one]), asked, "", one)
+    require_usable("a:1", answer(datasets=[one]), asked, "", (one,))
     with pytest.raises(StreamMismatch, match="plane 51"):
-        require_usable("a:1", answer(datasets=[other]), asked, "", one)
-    require_usable("a:1", answer(datasets=[other]), wanted(T, B), "", one)
+        require_usable("a:1", answer(datasets=[other]), asked, "", (one,))
+    require_usable("a:1", answer(datasets=[other]), wanted(T, B), "", (one,))
 
 
 def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
@@ -124,9 +124,9 @@ def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
         planes=[pb.DatasetPlane(kind=51, fingerprint=bytes([1] * 32))],
     )
 
-    require_usable("a:1", answer(datasets=[masked]), asked, "", given)
+    require_usable("a:1", answer(datasets=[masked]), asked, "", (given,))
     with pytest.raises(StreamMismatch, match=r"has no plane 51 \(loss_mask\)"):
-        require_usable("a:1", answer(), asked, "", given)
+        require_usable("a:1", answer(), asked, "", (given,))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from client.local.target import parse_local_target
 from server.datasets.dataset import Dataset
-from server.datasets.open_local import LocalDataset, open_local
+from server.datasets.open_local import LocalDatasets, open_local
 from server.ingest.__main__ import main as ingest
 from tests.conftest import WriteTokens
 from tests.support.waiting import eventually, let_time_pass
@@ -29,7 +29,7 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 T = 8
-Open = Callable[..., LocalDataset]
+Open = Callable[..., LocalDatasets]
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.chdir(tmp_path)
     datasets = []
 
-    def open_target(target: str, name: str = "") -> LocalDataset:
+    def open_target(target: str, name: str = "") -> LocalDatasets:
         parsed = parse_local_target(f"file:{target}")
-        datasets.append(open_local(parsed.words, name, parsed.options))
+        datasets.append(open_local(parsed.words, [name], parsed.options))
         return datasets[-1]
 
     yield open_target
@@ -79,7 +79,7 @@ def test_a_target_names_files_as_a_server_does(
     if target in ("?.bin", "*.bin?read=pread"):
         Path("a.bin#0.bin").unlink()
 
-    described = opened(target, name).described(T)
+    (described,) = opened(target, name).described(T)
 
     assert (described.name, described.token_count) == (dataset, tokens)
     assert {counted.order for counted in described.rows} == set(orders.ORDERS)
@@ -92,7 +92,7 @@ def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
     """As with --vocab-size of a server: then not all of them have to be read."""
     np.arange(100, dtype=np.int64).tofile("a.bin")
 
-    assert opened(f"a.bin?dtype=int64{options}", "").described(T).token_bytes == token_bytes
+    assert opened(f"a.bin?dtype=int64{options}", "").described(T)[0].token_bytes == token_bytes
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_loss_mask_is_ignored_only_on_request(
     write_tokens(range(100), "masked.ds")
     write_tokens(range(50), "masked.ds.loss")
 
-    assert opened("masked.ds?ignore-loss-mask").described(T).token_count == 100
+    assert opened("masked.ds?ignore-loss-mask").described(T)[0].token_count == 100
     assert "loss mask ignored dataset=masked" in caplog.text
 
 
@@ -185,11 +185,11 @@ def test_an_ingested_folder_is_a_dataset_for_each_split(opened: Open, tmp_path: 
     made = ["--tokenizer", "bytes", "--val-fraction", "0.2", "--out", str(tmp_path / "made")]
     assert ingest([str(text), *made]) == 0
 
-    train, val = (opened("made/", name).described(T) for name in ("train", "val"))
-    renamed = opened("web=made/", "web-val").described(T)
+    train, val = (opened("made/", name).described(T)[0] for name in ("train", "val"))
+    (renamed,) = opened("web=made/", "web-val").described(T)
 
     assert train.token_count > val.token_count > 0
-    assert renamed.fingerprint == val.fingerprint == opened("made/val").described(T).fingerprint
+    assert renamed.fingerprint == val.fingerprint == opened("made/val").described(T)[0].fingerprint
     with pytest.raises(InvalidRequest, match=r"dataset: has to name one of .*: train, val"):
         opened("made/")
 
@@ -207,7 +207,7 @@ def test_whatever_a_target_is_it_is_opened_or_refused(
     """A typing error never ends in a traceback of ours."""
     np.arange(100, dtype="<u2").tofile("a.bin")
     with suppress(TokenfeedError):
-        assert opened("".join(parts), name).described(T).token_count > 0
+        assert opened("".join(parts), name).described(T)[0].token_count > 0
 
 
 def test_a_window_that_no_file_has_room_for_is_refused(
@@ -220,7 +220,7 @@ def test_a_window_that_no_file_has_room_for_is_refused(
         opened("a.bin").blocks(asked())
 
 
-def read_all(dataset: LocalDataset, batches: int = 1) -> np.ndarray:
+def read_all(dataset: LocalDatasets, batches: int = 1) -> np.ndarray:
     blocks = dataset.blocks(asked(batches=batches))
     found = []
     while (block := blocks.next()) is not None:
@@ -243,7 +243,7 @@ def test_a_file_that_is_written_to_ends_its_rows(
     let_time_pass(paths[-1])
     with paths[-1].open("r+b") as file:
         file.write(b"zz")
-    assert eventually(lambda: dataset._dataset.store.failed)
+    assert eventually(lambda: dataset._datasets[0].store.failed)
     with pytest.raises(CorpusChanged) as caught:
         read_all(dataset)
 
@@ -286,7 +286,7 @@ def test_a_file_that_is_replaced_or_touched_or_longer_is_read_on(
     os.replace(write_tokens(np.arange(1000), "new"), other)
     assert eventually(lambda: "change=replaced" in caplog.text)
     assert np.array_equal(read_all(dataset, 50), before)
-    assert not dataset._dataset.store.failed
+    assert not dataset._datasets[0].store.failed
 
 
 def test_files_that_never_change_are_not_polled(opened: Open, write_tokens: WriteTokens) -> None:
@@ -370,5 +370,5 @@ def test_files_that_are_not_needed_any_more_are_not_read_to_their_end(
         return len(looks) > 3
 
     with pytest.raises(InvalidCorpus, match="was closed while it was being opened"):
-        open_local([[str(path)]], "", {}, stopped)
+        open_local([[str(path)]], [""], {}, stopped)
     assert len(looks) < 8 + 3

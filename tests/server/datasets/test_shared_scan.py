@@ -66,8 +66,8 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
 
     def scans_of(path: Path, **options: str) -> int:
         before = count
-        dataset = open_local([[str(path)]], "", options)
-        described = dataset.described(8)
+        dataset = open_local([[str(path)]], [""], options)
+        (described,) = dataset.described(8)
         dataset.close()
         # What is shared has to be what is there.
         key = path.read_bytes() + described.dtype.encode()
@@ -484,7 +484,7 @@ def test_who_is_not_needed_any_more_does_not_wait_for_another_process(
         fcntl.flock(held, fcntl.LOCK_EX)
         began = time.monotonic()
         with pytest.raises(InvalidCorpus, match="was closed"):
-            open_local([[str(path)]], "", {}, lambda: True)
+            open_local([[str(path)]], [""], {}, lambda: True)
     assert time.monotonic() - began < 5.0
     assert "scan not shared" not in caplog.text
 
@@ -504,7 +504,7 @@ for _ in range(8):
     if os.fork() == 0:
         os.close(go)
         os.read(come, 1)
-        described = open_local.open_local([[sys.argv[1]]], "", {}).described(8)
+        described = open_local.open_local([[sys.argv[1]]], [""], {}).described(8)[0]
         os.write(1, described.fingerprint.hex().encode() + b"\\n")
         os._exit(0)
 os.close(go)

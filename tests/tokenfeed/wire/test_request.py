@@ -598,7 +598,7 @@ def test_a_stream_whose_first_request_passes_has_no_later_one_that_is_too_long(
     """
     assume(request.end_row > request.first_row)
     later = request.part(
-        data.draw(st.integers(request.first_row, request.end_row - 1)), request.end_batch
+        data.draw(st.integers(request.first_row, request.end_row - 1)), request.end_row
     )
     planes = tuple((kind, bytes(32)) for kind in request.spec.planes)
     expected = Expected(bytes(32), 1, (bytes(32),) * len(request.spec.sources), planes)
@@ -612,7 +612,7 @@ def test_the_longest_request_of_a_stream_counts_when_its_first_one_is_measured()
     """All numbers that were 0 and not on the wire at first, near sample 2^63."""
     spec = StreamSpec.of_dataset("", orders.find("random-1"), 0, 2, sorted(KINDS))
     first = StreamRequest(spec, Position(0, BATCH_SIZE_MAX))
-    later = first.part((2**42 + 1) * BATCH_SIZE_MAX - 1, first.end_batch)
+    later = first.part((2**42 + 1) * BATCH_SIZE_MAX - 1, first.end_row)
     expected = Expected(
         bytes(32), 1, (bytes(32),), tuple((kind, bytes(32)) for kind in spec.planes)
     )

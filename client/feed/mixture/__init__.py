@@ -1,0 +1,1 @@
+"""Mixtures of a feed: as users write them, in saved states, where they end, what they had."""

@@ -1,0 +1,60 @@
+"""What a history has of each source of its mixtures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from tokenfeed.sampling.mixture import locate
+from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.stages import AskedStage, Stage, scheduled
+
+from ...stats import SourceStats
+from ..history import History
+
+
+def source_stats(history: History, rows: Mapping[str, int]) -> dict[str, SourceStats]:
+    """Return what the batches of a history have of each source, by the names of their datasets.
+
+    rows: of each dataset in an epoch; of one that is missing, no epochs are counted.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for run in history.runs:
+        counts = zip(
+            samples_before(run.spec, run.first_sample),
+            samples_before(run.spec, run.end_sample),
+            strict=True,
+        )
+        for source, (before, after) in zip(run.spec.sources, counts, strict=True):
+            samples, tokens = found.get(source.dataset, (0, 0))
+            count = after - before
+            found[source.dataset] = samples + count, tokens + count * run.spec.context_length
+    return {
+        name: SourceStats(samples, tokens, samples / rows[name] if rows.get(name) else None)
+        for name, (samples, tokens) in found.items()
+    }
+
+
+def samples_before(parts: StreamParts, sample: int) -> list[int]:
+    """Return how many samples of each source of a mixture there are before a sample; nothing for a
+    stream of one dataset.
+    """
+    if not parts.stages:
+        return []
+    stage = next(each for each in reversed(_stages(parts)) if each.first_sample <= sample)
+    blocks, rest = divmod(sample - stage.first_sample, stage.block_size)
+    first = sample - rest
+    own, _ = locate(stage, parts.seed, np.arange(first, sample, dtype=np.int64))
+    begun = np.bincount(own, minlength=len(stage.weights)).tolist()
+    return [
+        base + blocks * weight + count
+        for base, weight, count in zip(stage.bases, stage.weights, begun, strict=True)
+    ]
+
+
+@lru_cache(8)
+def _stages(parts: StreamParts) -> tuple[Stage, ...]:
+    asked = [AskedStage(*stage) for stage in parts.stages]
+    return scheduled(asked, len(parts.sources))

@@ -1,0 +1,222 @@
+"""Mixtures as users write them -> the sources and stages of a stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from tokenfeed.errors import InvalidRequest, NotFound
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import SAMPLE_END, require_range
+from tokenfeed.stream.spec import SEED_END, Source, StreamSpec
+from tokenfeed.stream.spec import Mixture as MixtureSpec
+from tokenfeed.stream.stages import BLOCK_MAX, AskedStage, scheduled
+from tokenfeed.stream.weights import block_weights
+
+from ...validation import integer, optional_integer, shown, text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover - the same library, before it became a part of Python
+    import tomli as tomllib
+
+_TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources")
+_STAGE_KEYS = ("first_sample", "first_tokens", "weights")
+_SOURCE_KEYS = ("order", "seed", "max_epochs")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a source may have of its own; None is that of the mixture.
+
+    max_epochs: the stream ends before the source would begin another epoch; None is endless.
+    """
+
+    order: str | None = None
+    seed: int | None = None
+    max_epochs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureStage:
+    """Weights from a sample on.
+
+    first_sample: in [0, 2^63), or None and first_tokens: the same in tokens of x, rounded up to a
+    whole sample.  weights: samples of each source in a block.
+    """
+
+    first_sample: int | None
+    first_tokens: int | None
+    weights: Mapping[str, int]
+
+    def begin(self, context_length: int) -> int:
+        """Return the sample from which on it was asked for."""
+        if self.first_tokens is not None:
+            return -(-self.first_tokens // context_length)
+        return self.first_sample or 0
+
+
+class Mixture:
+    """The proportions of several datasets, which may change at given samples.
+
+        Mixture({"web": 0.7, "code": 0.2, "math": 0.1})
+        Mixture.load("mixture.toml")
+
+    A mixture is computed from the sample index. In every block of samples each source has exactly
+    its share, and continues in its own order where it was, however often the weights change.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float] | None = None,
+        *,
+        stages: Sequence[Mapping[str, Any]] | None = None,
+        sources: Mapping[str, Mapping[str, Any]] | None = None,
+        order: str | None = None,
+        seed: int | None = None,
+        block: int | None = None,
+    ) -> None:
+        """Check all values; does no I/O.
+
+        weights: of each dataset, by its name. Integers are samples in a block. If one of them is
+        not an integer, all are shares, in a block of up to 1,000,000 samples; the log has a share
+        that cannot be kept within 1 %. A weight of 0 pauses a source.
+        stages: instead of weights, one mapping for each stage with its "weights" and "first_sample"
+        or "first_tokens" (tokens of x, rounded up to a whole sample); the first stage begins at 0.
+        A stage begins at the first end of a block from there on.
+        sources: for some datasets their own "order", "seed" and "max_epochs".
+        order, seed: of the sources, and the seed of the mixture; None is that of the feed.
+        block: maximum number of samples in a block, in [1, 2^20]: small blocks begin stages
+        early, but cannot have small shares.
+        Raises: InvalidRequest or NotFound (order), naming the value and its limit.
+        """
+        self.block = optional_integer("block", block)
+        if self.block is not None:
+            require_range("block", self.block, 1, BLOCK_MAX + 1)
+        self.order = None if order is None else orders.latest(text("order", order)).NAME
+        self.seed = optional_integer("seed", seed)
+        if self.seed is not None:
+            require_range("seed", self.seed, 0, SEED_END)
+        if (weights is None) == (stages is None):
+            raise InvalidRequest("mixture", "has to have either weights or stages")
+        if stages is None:
+            stages = [{"first_sample": 0, "weights": weights}]
+        elif isinstance(stages, str) or not isinstance(stages, Sequence) or not stages:
+            raise InvalidRequest("stages", f"{shown(stages)} is not a list of stages")
+        self.stages = tuple(
+            self._stage("" if weights is not None else f"stages[{index}].", index, stage)
+            for index, stage in enumerate(stages)
+        )
+        named = dict.fromkeys(name for stage in self.stages for name in stage.weights)
+        self.sources: dict[str, SourceOptions] = dict.fromkeys(named, SourceOptions())
+        for name, options in _mapping("sources", sources or {}).items():
+            if name not in named:
+                raise InvalidRequest(f"sources.{name}", "has no weight in any stage")
+            self.sources[name] = _source_options(f"sources.{name}", options)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Mixture:
+        """Read a mixture from a TOML file, whose keys are the arguments of the constructor.
+
+        Raises: InvalidRequest, naming the file, the value and its limit.
+        """
+        try:
+            values = tomllib.loads(Path(path).read_text("utf-8"))
+        except OSError as error:
+            raise InvalidRequest(str(path), f"cannot be read: {error.strerror}") from None
+        except ValueError as error:  # tomllib's error, or not UTF-8
+            raise InvalidRequest(str(path), f"is not TOML: {error}") from None
+        try:
+            _require_keys("mixture", values, _TOP_KEYS)
+            return cls(**values)
+        except (InvalidRequest, NotFound) as error:
+            raise type(error)(error.subject, f"{error.problem} ({path})") from None
+
+    def spec(self, context_length: int, order: str, seed: int) -> StreamSpec:
+        """Return the stream.  order, seed: of the feed.  Raises: InvalidRequest if a stage begins
+        before the one before it has a whole block.
+        """
+        asked = [
+            AskedStage(
+                stage.begin(context_length),
+                tuple(stage.weights.get(name, 0) for name in self.sources),
+            )
+            for stage in self.stages
+        ]
+        own_seed = seed if self.seed is None else self.seed
+        sources = tuple(
+            Source(
+                name,
+                orders.latest(options.order or self.order or order),
+                own_seed if options.seed is None else options.seed,
+                number,
+            )
+            for number, (name, options) in enumerate(self.sources.items())
+        )
+        stages = scheduled(asked, len(sources))
+        return StreamSpec(context_length, sources, MixtureSpec(own_seed, stages))
+
+    @property
+    def max_epochs(self) -> list[int | None]:
+        """The epochs after which each source ends; None is endless."""
+        return [options.max_epochs for options in self.sources.values()]
+
+    def _stage(self, prefix: str, index: int, values: Any) -> MixtureStage:
+        values = _mapping(f"stages[{index}]", values)
+        _require_keys(f"stages[{index}]", values, _STAGE_KEYS)
+        first = [
+            optional_integer(f"{prefix}{key}", values.get(key))
+            for key in ("first_sample", "first_tokens")
+        ]
+        for key, value in zip(("first_sample", "first_tokens"), first, strict=True):
+            if value is not None:
+                require_range(f"{prefix}{key}", value, 0, SAMPLE_END)
+        if index == 0 and first == [None, None]:
+            first = [0, None]
+        if first.count(None) != 1:
+            problem = "has to have either first_sample or first_tokens"
+            raise InvalidRequest(f"stages[{index}]", problem)
+        weights = _mapping(f"{prefix}weights", values.get("weights", {}))
+        if not weights:
+            raise InvalidRequest(f"{prefix}weights", "are missing; name at least one dataset")
+        try:
+            return MixtureStage(first[0], first[1], block_weights(weights, self.block))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{prefix}{error.subject}", error.problem) from None
+
+
+def _source_options(name: str, values: Any) -> SourceOptions:
+    values = _mapping(name, values)
+    _require_keys(name, values, _SOURCE_KEYS)
+    order, seed = values.get("order"), optional_integer(f"{name}.seed", values.get("seed"))
+    if order is not None:
+        order = orders.latest(text(f"{name}.order", order)).NAME
+    if seed is not None:
+        require_range(f"{name}.seed", seed, 0, SEED_END)
+    max_epochs = values.get("max_epochs")
+    if max_epochs is not None:
+        max_epochs = integer(f"{name}.max_epochs", max_epochs)
+        require_range(f"{name}.max_epochs", max_epochs, 1, SAMPLE_END)
+    return SourceOptions(order, seed, max_epochs)
+
+
+def _mapping(name: str, values: Any) -> Mapping[str, Any]:
+    """Return a mapping from names unchanged.  Raises: InvalidRequest for other types."""
+    if not isinstance(values, Mapping):
+        raise InvalidRequest(name, f"{shown(values)} is not a mapping from names")
+    for key in values:
+        if not text(f"a key of {name}", key):
+            raise InvalidRequest(name, "has an empty name")
+    return values
+
+
+def _require_keys(name: str, values: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in values:
+        if key not in known:
+            raise InvalidRequest(
+                f"{name}.{shown(key)}", f"is unknown; there are {', '.join(known)}"
+            )

@@ -1,0 +1,38 @@
+"""A stream whose corpora are known: its requests, and what they expect of a server. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import Expected, StreamRequest
+
+from .usable import plane_fingerprint
+
+
+class KnownStream:
+    """A stream, and the descriptions of the datasets that it reads."""
+
+    def __init__(self, request: StreamRequest, datasets: Sequence[pb.Dataset]) -> None:
+        """datasets: of each source."""
+        self._request = request
+        self._datasets = {
+            source.number: dataset
+            for source, dataset in zip(request.spec.sources, datasets, strict=True)
+        }
+        fingerprints = [dataset.fingerprint for dataset in datasets]
+        self._chain = request.spec.chain(fingerprints) if request.spec.mixture else ()
+
+    def part(self, first_row: int, end_row: int) -> tuple[StreamRequest, Expected]:
+        """Return the request for the rows [first_row, end_row), or for those of them in the stage
+        of the first one, and what it expects.
+        """
+        part = self._request.part(first_row, end_row, self._chain)
+        datasets = [self._datasets[source.number] for source in part.spec.sources]
+        return part, Expected(
+            part.spec.identity([dataset.fingerprint for dataset in datasets]),
+            part.spec.identity_version,
+            tuple(dataset.digest for dataset in datasets),
+            # Mixtures have no planes yet.
+            tuple((kind, plane_fingerprint(datasets[0], kind)) for kind in part.spec.planes),
+        )

@@ -1,0 +1,214 @@
+"""Mixtures as users write them, in Python and in files."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import InvalidRequest, Mixture, NotFound, RemoteBatches
+from tokenfeed.errors import RequestError
+from tokenfeed.stream.stages import Stage
+
+T = 4
+FILE = """
+order = "shuffled"
+seed = 7
+
+[sources.web]
+max_epochs = 2
+
+[sources.code]
+order = "random"
+seed = 3
+
+[[stages]]
+weights = {web = 0.7, code = 0.3}
+
+[[stages]]
+first_tokens = 1001
+weights = {web = 1, math = 1}
+"""
+
+
+def test_a_file_says_what_the_constructor_does(tmp_path: Path) -> None:
+    """So that a scheduler which reruns the script finds the same stages."""
+    path = tmp_path / "mixture.toml"
+    path.write_text(FILE)
+    loaded = Mixture.load(path)
+    made = Mixture(
+        stages=[
+            {"weights": {"web": 0.7, "code": 0.3}},
+            {"first_tokens": 1001, "weights": {"web": 1, "math": 1}},
+        ],
+        sources={"web": {"max_epochs": 2}, "code": {"order": "random", "seed": 3}},
+        order="shuffled",
+        seed=7,
+    )
+
+    spec = loaded.spec(T, "sequential-1", 99)
+
+    assert spec == made.spec(T, "sequential-1", 99)
+    assert loaded.max_epochs == made.max_epochs == [2, None, None]
+    assert spec.mixture is not None
+    assert spec.mixture.seed == 7
+    assert [(each.dataset, each.order.NAME, each.seed, each.number) for each in spec.sources] == [
+        ("web", "shuffled-1", 7, 0),
+        ("code", "random-1", 3, 1),
+        ("math", "shuffled-1", 7, 2),
+    ]
+    # 1,001 tokens are 250.25 samples, and a block has 100.
+    assert spec.mixture.stages == (
+        Stage(0, 0, (70, 30, 0), (0, 0, 0)),
+        Stage(1, 300, (1, 0, 1), (210, 90, 0)),
+    )
+
+
+def test_what_a_mixture_does_not_say_is_the_feed_s() -> None:
+    spec = Mixture({"web": 1, "code": 2}).spec(T, "sequential-1", 99)
+
+    assert {(each.order.NAME, each.seed) for each in spec.sources} == {("sequential-1", 99)}
+    assert spec.mixture is not None
+    assert spec.mixture.seed == 99
+    assert spec.mixture.stages[0].weights == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "problem"),
+    [
+        ({}, InvalidRequest, "mixture: has to have either weights or stages"),
+        (
+            {"weights": {"a": 1}, "stages": [{"weights": {"a": 1}}]},
+            InvalidRequest,
+            "mixture: has to have either weights or stages",
+        ),
+        ({"weights": {}}, InvalidRequest, "weights: are missing; name at least one dataset"),
+        ({"weights": [1, 2]}, InvalidRequest, "weights: [1, 2] is not a mapping from names"),
+        ({"weights": {"": 1}}, InvalidRequest, "weights: has an empty name"),
+        ({"weights": {1: 1}}, InvalidRequest, "a key of weights: 1 is not text"),
+        ({"weights": {"a": 0, "b": 0.0}}, InvalidRequest, "weights: are all 0"),
+        ({"weights": {"a": -1}}, InvalidRequest, "weights.a: -1 is negative; 0 pauses a source"),
+        ({"weights": {"a": math.nan}}, InvalidRequest, "weights.a: nan is not a finite number"),
+        ({"weights": {"a": 1, "b": 1e-9}}, InvalidRequest, "weights.b: is a share of 1e-09, less"),
+        ({"stages": []}, InvalidRequest, "stages: [] is not a list of stages"),
+        ({"stages": {"a": 1}}, InvalidRequest, "stages: {'a': 1} is not a list of stages"),
+        ({"stages": [{"a": 1}]}, InvalidRequest, "stages[0].'a': is unknown; there are first_s"),
+        (
+            {"stages": [{"weights": {"a": 1}}, {"weights": {"a": 2}}]},
+            InvalidRequest,
+            "stages[1]: has to have either first_sample or first_tokens",
+        ),
+        (
+            {"stages": [{"first_sample": 0, "first_tokens": 0, "weights": {"a": 1}}]},
+            InvalidRequest,
+            "stages[0]: has to have either first_sample or first_tokens",
+        ),
+        (
+            {"stages": [{"weights": {"a": 1}}, {"first_sample": -1, "weights": {"a": 2}}]},
+            InvalidRequest,
+            "stages[1].first_sample: -1 is not in",
+        ),
+        (
+            {"stages": [{"weights": {"a": 1}}, {"first_sample": 5, "weights": {"a": -2}}]},
+            InvalidRequest,
+            "stages[1].weights.a: -2 is negative",
+        ),
+        ({"weights": {"a": 1}, "block": 0}, InvalidRequest, "block: 0 is not in [1, 1048576]"),
+        ({"weights": {"a": 1}, "seed": -1}, InvalidRequest, "seed: -1 is not in"),
+        ({"weights": {"a": 1}, "seed": "7"}, InvalidRequest, "seed: '7' is not an integer"),
+        ({"weights": {"a": 1}, "order": "mixed"}, NotFound, "order: 'mixed' is not one of random"),
+        (
+            {"weights": {"a": 1}, "sources": {"b": {}}},
+            InvalidRequest,
+            "sources.b: has no weight in any stage",
+        ),
+        (
+            {"weights": {"a": 1}, "sources": {"a": {"epochs": 1}}},
+            InvalidRequest,
+            "sources.a.'epochs': is unknown; there are order, seed, max_epochs",
+        ),
+        (
+            {"weights": {"a": 1}, "sources": {"a": {"max_epochs": 0}}},
+            InvalidRequest,
+            "sources.a.max_epochs: 0 is not in [1, ",
+        ),
+        (
+            {"weights": {"a": 1}, "sources": {"a": {"max_epochs": 1.5}}},
+            InvalidRequest,
+            "sources.a.max_epochs: 1.5 is not an integer",
+        ),
+    ],
+)
+def test_what_is_no_mixture_is_refused_by_name(
+    arguments: dict[str, Any], kind: type[RequestError], problem: str
+) -> None:
+    """Before anything is asked of a server."""
+    with pytest.raises(kind, match="^" + re.escape(problem)):
+        Mixture(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff", "is not TOML"),
+        (b"weights = ", "is not TOML: "),
+        (b"weights = {a = 1, a = 2}", "is not TOML: "),
+        (b"weight = {a = 1}", "mixture.'weight': is unknown; there are order, seed, block, "),
+        (b"weights = {a = 1.5, b = nan}", "weights.b: nan is not a finite number ("),
+        (b"[[stages]]\nweights = {a = 1}\nfirst = 3", "stages[0].'first': is unknown; there are"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_name(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "mixture.toml"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(InvalidRequest, match=re.escape(problem)) as caught:
+        Mixture.load(path)
+
+    assert "mixture.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"mixture": {"a": 1}, "dataset": "a"}, "dataset: is given together with mixture"),
+        ({"mixture": {"a": 1}, "fingerprint": "ab" * 32}, "fingerprint: is of one dataset, but"),
+        ({"mixture": 5}, "weights: 5 is not a mapping from names"),
+        (
+            {"mixture": Mixture({"a": 1}, sources={"a": {"max_epochs": 1}})},
+            "sources.a.max_epochs: is 1, but random-1 is endless and has no epochs",
+        ),
+        (
+            {
+                "mixture": Mixture(
+                    stages=[
+                        {"weights": {"a": 5, "b": 5}},
+                        {"first_sample": 3, "weights": {"a": 1}},
+                        {"first_sample": 9, "weights": {"b": 1}},
+                    ]
+                )
+            },
+            "stages[2].first_sample: 9 is not above 10, where the one before it begins",
+        ),
+    ],
+)
+def test_a_feed_names_what_does_not_go_together(arguments: dict[str, Any], problem: str) -> None:
+    """In its constructor, without a server."""
+    with pytest.raises(InvalidRequest, match=re.escape(problem)):
+        RemoteBatches("localhost:1", 4, T, **arguments)
+
+
+def test_a_mixture_has_no_epochs() -> None:
+    feed = RemoteBatches("localhost:1", 4, T, mixture={"a": 1}, order="shuffled")
+
+    with pytest.raises(InvalidRequest, match="mixture: has no epochs; max_epochs of a source"):
+        feed.epoch(0)
+    assert feed.position.epoch is None
+    assert "mixture-1" in repr(feed)
