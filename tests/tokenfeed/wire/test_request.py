@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support import reference
+from tests.tokenfeed.sampling.test_mixture import asked_stages
 from tokenfeed.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -23,7 +24,7 @@ from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import Stage
+from tokenfeed.stream.stages import AskedStage, Stage, scheduled
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import (
     CLIENT_NAME_MAX,
@@ -536,17 +537,60 @@ def test_a_part_of_a_request_has_the_samples_of_the_whole(
     end_batch = min(whole.end_batch, 10)
     assume(received < min(whole.end_row, end_batch * batch_size))
 
-    part = whole.part(received, end_batch)
+    part = whole.part(received, end_batch * batch_size)
 
     k, r = divmod(received, batch_size)
     assert part.position.first_sample == first_sample + k * ranks[1] * batch_size
     assert (part.first_row, part.num_batches) == (r, end_batch - k)
     rows = min(whole.end_row, end_batch * batch_size) - received
-    assert part.end_row - part.first_row == rows
+    assert part.row_count == rows
     assert (
         part.position.samples(part.first_row, rows).tolist()
         == position.samples(received, rows).tolist()
     )
+
+
+@given(
+    first_sample=st.integers(0, 60),
+    batch_size=st.integers(1, 9),
+    ranks=st.integers(1, 4).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))),
+    asked=asked_stages(),
+    steps=st.lists(st.integers(1, 30), min_size=1),
+)
+def test_the_parts_of_a_mixture_s_request_are_each_within_one_stage(
+    first_sample: int,
+    batch_size: int,
+    ranks: tuple[int, int],
+    asked: list[AskedStage],
+    steps: list[int],
+) -> None:
+    """And together they have each row once; each is a request that a server takes."""
+    stages = scheduled(asked, len(asked[0].weights))
+    sources = tuple(
+        Source(f"s{number}", orders.find("random-1"), 7, number)
+        for number in range(len(asked[0].weights))
+    )
+    spec = StreamSpec(2, sources, Mixture(7, stages))
+    chain = spec.chain([bytes([number]) * 32 for number in range(len(sources))])
+    position = Position(first_sample, batch_size, *ranks)
+    whole = StreamRequest(spec, position, 12)
+    received, found = 0, []
+    while received < whole.end_row:
+        part = whole.part(
+            received, min(received + steps[len(found) % len(steps)], whole.end_row), chain
+        )
+        samples = part.position.samples(part.first_row, part.row_count)
+        (stage,) = part.spec.mixture.stages  # type: ignore[union-attr]
+        own = stages[stage.index]
+        assert stage.previous == chain[stage.index]
+        assert own.first_sample == stage.first_sample <= samples[0]
+        if stage.index + 1 < len(stages):
+            assert samples[-1] < stages[stage.index + 1].first_sample
+        assert from_message(to_message(part, Expected()))[0] == part
+        found += samples.tolist()
+        received += part.row_count
+
+    assert found[: whole.end_row] == position.samples(0, len(found)).tolist()[: whole.end_row]
 
 
 @pytest.mark.parametrize("end_sample", [None, 5])
