@@ -29,8 +29,12 @@ class KnownStream:
         """
         part = self._request.part(first_row, end_row, self._chain)
         datasets = [self._datasets[source.number] for source in part.spec.sources]
+        if part.spec.mixture is None:
+            identity = part.spec.identity([datasets[0].fingerprint])
+        else:
+            identity = self._chain[part.spec.mixture.stages[0].index + 1]
         return part, Expected(
-            part.spec.identity([dataset.fingerprint for dataset in datasets]),
+            identity,
             part.spec.identity_version,
             tuple(dataset.digest for dataset in datasets),
             # Mixtures have no planes yet.

@@ -38,6 +38,8 @@ class MixedStore:
     @property
     def cold(self) -> bool:
         """Whether gathers from one of the stores seem to wait."""
+        if self._joint is not None:
+            return self._joint.cold
         return any(store.cold for store in self._stores)
 
     def require_intact(self) -> None:

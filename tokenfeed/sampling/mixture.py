@@ -8,6 +8,9 @@ edited.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +21,9 @@ from .orders.splitmix import mix
 
 _STAGE_TAG = 1 << 32
 """Keeps the keys of stages apart from those of rounds, whose counters are below 24."""
+
+_TABLE_MAX = 1 << 16
+"""Samples of a block whose sources are listed, instead of searched for."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -37,13 +43,33 @@ def locate(stage: Stage, seed: int, samples: Numbers) -> tuple[Numbers, Numbers]
     seed: of the mixture.  samples: int64[n], each in [stage.first_sample, 2^63).
     Returns: int64[n], indices into stage.weights; int64[n], each at least the source's base.
     """
-    weights = np.array(stage.weights, dtype=np.int64)
-    ends = np.cumsum(weights)
+    weights, ends, first, sources = _tables(stage.weights, stage.bases)
     since = samples - stage.first_sample
     slot = shuffled_v1.places(since, stage_seed(seed, stage.index), stage.block_size)
-    source = np.searchsorted(ends, slot, side="right")
-    first = np.array(stage.bases, dtype=np.int64) - (ends - weights)
+    source = np.searchsorted(ends, slot, side="right") if sources is None else sources[slot]
     return source, since // stage.block_size * weights[source] + slot + first[source]
+
+
+class _Tables(NamedTuple):
+    """What `locate` looks up.
+
+    weights, ends: int64[sources], samples of each source in a block, and their sums.  first:
+    int64[sources], what is added to a slot of the first block.  sources: int64[K], the source of
+    each slot; None if that is too long.
+    """
+
+    weights: Numbers
+    ends: Numbers
+    first: Numbers
+    sources: Numbers | None
+
+
+@lru_cache(16)
+def _tables(weights: tuple[int, ...], bases: tuple[int, ...]) -> _Tables:
+    counts = np.array(weights, dtype=np.int64)
+    ends = np.cumsum(counts)
+    sources = np.repeat(np.arange(counts.size), counts) if ends[-1] <= _TABLE_MAX else None
+    return _Tables(counts, ends, np.array(bases, dtype=np.int64) - (ends - counts), sources)
 
 
 def locate_all(mixture: Mixture, samples: Numbers) -> tuple[Numbers, Numbers]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -246,8 +247,9 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
     Raises: RequestError, naming the field and its limit, if something is out of range, not
     understood, or not served yet.
     """
-    require_understood(message)
     is_mixture = message.order == MIXTURE
+    # The stage of a mixture is checked where it is parsed, which is not for every call.
+    require_understood(message, without="stage" if is_mixture else "")
     if not is_mixture:
         orders.find(message.order)
     if message.HasField("stage") and not is_mixture:
@@ -313,34 +315,35 @@ def _mixture(message: pb.GetBatchRequest, kinds: Sequence[int]) -> StreamSpec:
             raise InvalidRequest(field, "is set, but each source of the stage has its own; omit it")
     if not message.HasField("stage"):
         raise InvalidRequest("stage", f"is missing; a request of {MIXTURE} has one")
-    stage = message.stage
-    if not stage.sources:
+    sources, stage = _parsed_stage(message.stage.SerializeToString())
+    return StreamSpec(
+        message.context_length, sources, Mixture(message.seed, (stage,)), tuple(sorted(kinds))
+    )
+
+
+@lru_cache(64)
+def _parsed_stage(encoded: bytes) -> tuple[tuple[Source, ...], Stage]:
+    """Return the sources and the stage in a message; the calls of a stream have the same one."""
+    message = pb.Stage.FromString(encoded)
+    require_understood(message)
+    if not message.sources:
         raise InvalidRequest("stage.sources", "are missing; a stage has at least one")
-    if not stage.previous_identity:
+    if not message.previous_identity:
         problem = f"is missing; it has to have {_HASH_BYTES} bytes"
         raise InvalidRequest("previous_identity", problem)
-    for source in stage.sources:
+    for source in message.sources:
         require_range("weight", source.weight, 1, BLOCK_MAX + 1)
         _require_no_documents(source.long_documents, source.order)
-    return StreamSpec(
-        message.context_length,
-        tuple(
-            Source(each.dataset, orders.find(each.order), each.seed, each.number)
-            for each in stage.sources
-        ),
-        Mixture(
-            message.seed,
-            (
-                Stage(
-                    stage.index,
-                    stage.first_sample,
-                    tuple(source.weight for source in stage.sources),
-                    tuple(source.base for source in stage.sources),
-                    stage.previous_identity,
-                ),
-            ),
-        ),
-        tuple(sorted(kinds)),
+    sources = tuple(
+        Source(each.dataset, orders.find(each.order), each.seed, each.number)
+        for each in message.sources
+    )
+    return sources, Stage(
+        message.index,
+        message.first_sample,
+        tuple(source.weight for source in message.sources),
+        tuple(source.base for source in message.sources),
+        message.previous_identity,
     )
 
 
@@ -350,9 +353,11 @@ def _require_no_documents(long_documents: str, order: str) -> None:
         raise InvalidRequest("long_documents", problem)
 
 
-def require_understood(message: Message) -> None:
+def require_understood(message: Message, without: str = "") -> None:
     """Raise InvalidRequest if a message, or one within it, has an unknown field below 100, or a
     field of another type.
+
+    without: a field whose messages are not looked at.
     """
     unknown = UnknownFieldSet(message)
     for number in (unknown[index].field_number for index in range(len(unknown))):
@@ -365,7 +370,7 @@ def require_understood(message: Message) -> None:
                 f"this server speaks revision {CONTRACT_REVISION} of the contract",
             )
     for descriptor, value in message.ListFields():
-        if descriptor.message_type is not None:
+        if descriptor.message_type is not None and descriptor.name != without:
             for part in (value,) if isinstance(value, Message) else value:
                 require_understood(part)
 

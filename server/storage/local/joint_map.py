@@ -22,6 +22,7 @@ class JointMap:
     def __init__(self, stores: Sequence[MapStore]) -> None:
         """stores: of each source."""
         self._stores = tuple(stores)
+        self._readaheads = [store.readahead for store in stores]
         self._copier = best_copier()
         self._token_bytes = stores[0].stored.itemsize
         file_counts = [len(store.shards) for store in stores]
@@ -37,11 +38,26 @@ class JointMap:
         alike = len(maps) == len(stores) and len(types) == 1
         return cls(maps) if alike and all(store.narrowing.is_identity for store in maps) else None
 
+    @property
+    def cold(self) -> bool:
+        """Whether gathers from one of the maps seem to wait."""
+        for readahead in self._readaheads:
+            if readahead.cold:
+                return True
+        return False
+
+    def _has_failed(self) -> bool:
+        # A loop: a hundred properties would take as long as a tenth of the copy.
+        for store in self._stores:
+            if store._failed:
+                return True
+        return False
+
     def gather(self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger]) -> bool:
         """Write the rows of windows into tokens, and return whether they can be delivered. If not,
         the reason is not examined: gather them again from each store.
         """
-        if any(store.failed for store in self._stores):
+        if self._has_failed():
             return False
         target = tokens.reshape(-1).view(np.uint8)
         file = self._first_files[spans.source] + spans.shard
@@ -52,12 +68,12 @@ class JointMap:
             return False
         if waits := major_faults() - faults_before:
             for index in set(spans.source.tolist()):
-                self._stores[index].observe(waits)
+                self._readaheads[index].observe(waits)
         # As in LocalStore: only rows that end with 0 may extend beyond a truncation.
         suspects = np.array(sorted(set(file[target[row_bytes - 1 :: row_bytes] == 0].tolist())))
         intact = not suspects.size or self._are_whole(suspects)
         # Again: if a store was closed meanwhile, other data may have been read.
-        return intact and not any(store.failed for store in self._stores)
+        return intact and not self._has_failed()
 
     def _are_whole(self, files: npt.NDArray[np.int64]) -> bool:
         """Return whether the sentinels of files are there."""

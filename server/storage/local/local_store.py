@@ -81,7 +81,7 @@ class LocalStore(OpenedShards, ABC):
             np.flatnonzero(sentinel_values == 0).tolist(),
         )
         self._searched: set[int] = set()
-        self._readahead = ReadAhead(self)
+        self.readahead = ReadAhead(self)
 
     @abstractmethod
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
@@ -138,12 +138,12 @@ class LocalStore(OpenedShards, ABC):
 
     def advise(self, spans: Spans) -> None:
         """Start to read rows that will be gathered soon, if the store seems cold."""
-        self._readahead.advise(spans)
+        self.readahead.advise(spans)
 
     @property
     def cold(self) -> bool:
         """Whether gathers seem to wait for the disk or the network."""
-        return self._readahead.cold
+        return self.readahead.cold
 
     @property
     def digest_path(self) -> str:
@@ -176,7 +176,7 @@ class LocalStore(OpenedShards, ABC):
             if suspects.size:
                 self._require_sentinels(suspects)
         except Unread:
-            self._readahead.observe(1)
+            self.readahead.observe(1)
             raise
 
     def _suspects(self, spans: Spans, content: TokenBytes) -> Numbers:

@@ -93,10 +93,6 @@ class MapStore(LocalStore):
         known = self._sentinels
         return self._firsts + known.bytes, known.values
 
-    def observe(self, waits: int) -> None:
-        """Record how often a gather by another one had to wait for a page."""
-        self._readahead.observe(waits)
-
     def ranges(self, spans: Spans) -> syscalls.Ranges:
         """Return where spans are in memory, uint64[n, 2]: address and length in bytes."""
         token_bytes = self.stored.itemsize
@@ -165,7 +161,7 @@ class MapStore(LocalStore):
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
         faults_before = major_faults()
         unread = self._copier.copy(self.ranges(spans), target)
-        self._readahead.observe(major_faults() - faults_before)
+        self.readahead.observe(major_faults() - faults_before)
         if unread is not None:
             raise Unread(int(spans.shard[unread]), _bad_address())
 

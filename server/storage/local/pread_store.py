@@ -227,7 +227,7 @@ class PreadStore(LocalStore):
             allowed = spans * _ROW_SECONDS_WARM + size_bytes / _BYTES_PER_SECOND_WARM
             self._seemed_warm = seconds <= allowed
             waits = int(not self._seemed_warm)
-        self._readahead.observe(waits)
+        self.readahead.observe(waits)
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> TokenBytes:
         found = np.empty(shard.size, dtype=np.uint8)

@@ -206,11 +206,11 @@ def test_only_stores_that_are_cold_are_advised(open_store: Open) -> None:
         )
     mixed = MixedStore(stores)
     assert mixed.cold
-    stores[0]._readahead.cold = False  # type: ignore[attr-defined]
+    stores[0].readahead.cold = False  # type: ignore[attr-defined]
     assert mixed.cold
 
     mixed.advise(windows([(0, 0, 1), (1, 0, 2), (1, 0, 3)]))
 
     assert advised == [("s1", [2, 3])]
-    stores[1]._readahead.cold = False  # type: ignore[attr-defined]
+    stores[1].readahead.cold = False  # type: ignore[attr-defined]
     assert not mixed.cold

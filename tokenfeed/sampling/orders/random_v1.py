@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .splitmix import Words, mix, reduce_64, subkeys
+from .splitmix import Words, mix, reduce_64, subkeys, subkeys_of
 
 NAME = "random-1"
 USES_SEED = True
@@ -35,7 +35,7 @@ def places_among(
     place_counts: Sequence[int],
 ) -> npt.NDArray[np.int64]:
     """Return the place of each sample, of several sources; as `Order.places_among`."""
-    outer, inner = np.stack([subkeys(2, seed) for seed in seeds], axis=1)[:, source]
+    outer, inner = subkeys_of(2, tuple(seeds))[:, source]
     return _places(samples, outer, inner, np.array(place_counts, dtype=np.uint64)[source])
 
 

@@ -15,7 +15,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from .splitmix import Words, mix, reduce_32, subkeys
+from .splitmix import Words, mix, reduce_32, subkeys, subkeys_of
 
 NAME = "shuffled-1"
 USES_SEED = True
@@ -63,7 +63,7 @@ def places_among(
     of_sample = rounds[source]
     for count in set(rounds.tolist()):
         at = np.flatnonzero(of_sample == count)
-        keys = np.stack([subkeys(count, seed) for seed in seeds], axis=1)
+        keys = subkeys_of(count, tuple(seeds))
         found[at] = _places_among(samples[at], source[at], keys, place_counts)
     return found
 
@@ -109,9 +109,18 @@ def _round_keys(seed: int, epochs: Words, rounds: int) -> Words:
     """Return a key per round and sample, uint64[rounds, n]; uint64[rounds, 1] if all samples are of
     the same epoch.
     """
-    if epochs.size and (epochs[0] == epochs).all():
-        epochs = epochs[:1]
-    return mix(subkeys(rounds, seed)[:, np.newaxis] ^ epochs)
+    keys = subkeys(rounds, seed)[:, np.newaxis]
+    if not epochs.size:
+        return mix(keys ^ epochs)
+    first, last = epochs.min(), epochs.max()
+    if first == last:
+        return mix(keys ^ epochs[:1])
+    count = int(last - first) + 1
+    if count > epochs.size // 2:
+        return mix(keys ^ epochs)
+    # Few epochs: their keys once each.
+    each = first + np.arange(count, dtype=np.uint64)
+    return mix(keys ^ each)[:, (epochs - first).view(np.int64)]
 
 
 def _feistel(points: Words, keys: Words, a: Words | np.uint64, b: Words | np.uint64) -> Words:

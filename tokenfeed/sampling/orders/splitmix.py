@@ -8,6 +8,7 @@ not Philox.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -34,9 +35,20 @@ def mix(words: Words) -> Words:
     return z
 
 
+@lru_cache(64)
 def subkeys(count: int, seed: int) -> Words:
-    """Return count keys derived from a seed in [0, 2^64): key j is mix(mix(j) ^ seed)."""
-    return mix(mix(np.arange(count, dtype=np.uint64)) ^ np.uint64(seed))
+    """Return count keys of a seed in [0, 2^64), read-only: key j is mix(mix(j) ^ seed)."""
+    keys = mix(mix(np.arange(count, dtype=np.uint64)) ^ np.uint64(seed))
+    keys.flags.writeable = False
+    return keys
+
+
+@lru_cache(16)
+def subkeys_of(count: int, seeds: tuple[int, ...]) -> Words:
+    """Return `subkeys` of several seeds, uint64[count, seeds]. Read-only."""
+    keys = np.stack([subkeys(count, seed) for seed in seeds], axis=1)
+    keys.flags.writeable = False
+    return keys
 
 
 def reduce_64(words: Words, limit: Words | np.uint64) -> Words:
