@@ -388,8 +388,10 @@ class RemoteBatches(IterableDataset[Batch]):
         reader, sample = self._reader, self._cursor.sample
         if reader is None or reader.sample != sample:
             self._drop_reader()
+            if self._dataset.closed:
+                return None
             batches_left = max(0, self._end() - sample) // self._request.position.stride
-            if self._dataset.closed or batches_left == 0:
+            if batches_left == 0:
                 return None
             reader = self._reader = self._open(sample, batches_left)
         try:

@@ -23,11 +23,16 @@ def require_epochs(spec: StreamSpec, max_epochs: Sequence[int | None]) -> None:
 
 def exhausted(spec: StreamSpec, max_epochs: Sequence[int | None], rows: Sequence[int]) -> int:
     """Return the sample before which a mixture ends: the first of the block that a source cannot
-    fill within its epochs; 2^63 if there is none. Logs it.
+    fill within its epochs; 2^63 if there is none. Logs it.  Raises: InvalidRequest if a source has
+    no window.
 
     max_epochs, rows (of an epoch): of each source.
     """
     assert spec.mixture is not None
+    for source, count in zip(spec.sources, rows, strict=True):
+        if count == 0:
+            problem = f"{spec.context_length} is not below the longest file of {source.dataset}"
+            raise InvalidRequest("context_length", problem)
     limits = [
         None if epochs is None else epochs * count
         for count, epochs in zip(rows, max_epochs, strict=True)

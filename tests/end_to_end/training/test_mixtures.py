@@ -357,8 +357,22 @@ def test_a_source_that_is_too_short_is_named(
     """The others could be read, but a stream without it would be another one."""
     paths["math"] = [write_tokens(range(1, T + 1), "short.bin")]
     target = local(paths) if is_local else served(serve, paths).address
-    with (
-        RemoteBatches(target, B, T, mixture={"web": 1, "math": 1}) as feed,
-        pytest.raises(InvalidRequest, match=r"context_length: 8 .* longest file of math has 8"),
+    for options, problem in (
+        ({}, r"context_length: 8 .* longest file of math has 8"),
+        ({"web": {"max_epochs": 1}}, r"context_length: 8 is not below the longest file of math"),
     ):
-        next(feed)
+        mixture = Mixture({"web": 1, "math": 1}, sources=options, order="shuffled")
+        with (
+            RemoteBatches(target, B, T, mixture=mixture) as feed,
+            pytest.raises(InvalidRequest, match=problem),
+        ):
+            next(feed)
+
+
+def test_a_closed_feed_with_max_epochs_ends_without_a_word(paths: dict[str, list[Path]]) -> None:
+    """It was never asked how long its sources are."""
+    mixture = Mixture({"web": 1}, sources={"web": {"max_epochs": 1}}, order="shuffled")
+    feed = RemoteBatches(local(paths), B, T, mixture=mixture)
+    feed.close()
+
+    assert list(feed) == []
