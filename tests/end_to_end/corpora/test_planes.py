@@ -87,7 +87,7 @@ def request_of(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
     """A request that uses every field that is served, with some fields changed."""
     request = StreamRequest(SPEC, POSITION, 4, first_row=1, end_sample=50)
     fingerprints = tuple((kind, store.planes[kind]) for kind in KINDS)
-    expected = Expected(SPEC.identity([FINGERPRINT]), 1, bytes(32), fingerprints)
+    expected = Expected(SPEC.identity([FINGERPRINT]), 1, (bytes(32),), fingerprints)
     message = to_message(request, expected, "run-17 rank 1")
     for name, value in fields.items():
         if isinstance(value, (int, str, bytes)):

@@ -45,7 +45,7 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
     stream = frame.Stream(request.spec, request.position, bytes(32), {})
     return len(
         list(
-            FrameProducer(dataset, request, stream, scheduler or FairScheduler()).frames(
+            FrameProducer(dataset.store, request, stream, scheduler or FairScheduler()).frames(
                 Connection("peer")
             )
         )
