@@ -76,7 +76,7 @@ def test_a_lock_of_grpc_s_that_is_held_for_good_holds_up_no_close_and_no_later_b
     feed = feed_from(scripted.address)
     assert next(feed)[0][0, 0] == 0
     assert feed._reader is not None
-    call = feed._reader._rows._calls[0]
+    call = feed._reader._rows._calls[0].messages
     with call._state.condition:  # type: ignore[attr-defined]
         began = time.monotonic()
         feed.skip(0)
@@ -114,7 +114,7 @@ def test_a_call_that_hangs_while_it_is_cancelled_does_not_prevent_a_failover(
         epoch = iter(feed.epoch(0))
         next(epoch)
         (stream,) = (task for task in tasks(feed) if isinstance(task, RowStream))
-        with stream._calls[0]._state.condition:  # type: ignore[attr-defined]
+        with stream._calls[0].messages._state.condition:  # type: ignore[attr-defined]
             del epoch
             assert sum(1 for _ in feed.epoch(0)) == 6
         over.set()
