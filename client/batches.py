@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tokenfeed.errors import InvalidRequest, SamplesExhausted
+from tokenfeed.errors import InvalidRequest, SamplesExhausted, TokenfeedError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.order import Order
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
@@ -162,7 +162,7 @@ class RemoteBatches(IterableDataset[Batch]):
             credentials=credentials,
             client_name=validation.name_of_client(client_name, ranks.rank),
             fingerprint=validation.hash_digits("fingerprint", fingerprint),
-            agreement=rank_agreement(ranks, self._request, target),
+            agreement=rank_agreement(ranks, self._request, target, self._max_epochs),
         )
         self._dataset.end_with(self)
         self._reader: BatchReader | None = None
@@ -268,6 +268,8 @@ class RemoteBatches(IterableDataset[Batch]):
         In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
         "sequential" some of it if there are several files. Both are refused unless allow also
         contains "mid_epoch".
+        Of a mixture, the stages before the saved sample, their sources and the seed have to be the
+        same, and allow has no effect on them; later stages may be others.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state.
         """
         sample, saved = read_state(state)
@@ -296,9 +298,9 @@ class RemoteBatches(IterableDataset[Batch]):
 
         Each run has "first_batch" (the number of batches before it), "first_sample" and
         "end_sample", "batch_size" and "world_size", and its stream: "order", "seed",
-        "context_length", "fingerprint".  Batch k of a run has the world_size * batch_size samples
-        of all ranks from first_sample + k * world_size * batch_size on. Rows of its last batch
-        from end_sample on were padding.
+        "context_length", "fingerprint", and of a mixture "sources" and "stages".
+        Batch k of a run has the world_size * batch_size samples of all ranks from first_sample + k
+        * world_size * batch_size on. Rows of its last batch from end_sample on were padding.
         The history begins with the first batch of a loaded state, or of this feed. If first_batch
         of the first run is above 0, there were more than 1,000 runs and the oldest were dropped.
         """
@@ -390,7 +392,12 @@ class RemoteBatches(IterableDataset[Batch]):
             self._drop_reader()
             if self._dataset.closed:
                 return None
-            batches_left = max(0, self._end() - sample) // self._request.position.stride
+            try:
+                batches_left = max(0, self._end() - sample) // self._request.position.stride
+            except TokenfeedError:
+                if self._dataset.closed:  # meanwhile
+                    return None
+                raise
             if batches_left == 0:
                 return None
             reader = self._reader = self._open(sample, batches_left)

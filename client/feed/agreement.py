@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,13 +34,17 @@ third such feed of one rank is the third of every rank.
 class RankAgreement:
     """Compares the corpus of one feed with those of its counterparts on other ranks."""
 
-    def __init__(self, store: Callable[[], Any], key: str, rank: int) -> None:
+    def __init__(
+        self, store: Callable[[], Any], key: str, rank: int, of_mixture: object = None
+    ) -> None:
         """Remember where to compare; does no I/O.
 
         store: returns a torch.distributed.Store that all ranks share.  key: of this feed, the same
-        on all ranks and different for each feed.  rank: data-parallel, for messages.
+        on all ranks and different for each feed.  rank: data-parallel, for messages.  of_mixture:
+        what to compare beside the identity of a mixture; None for one dataset.
         """
         self._store = store
+        self._of_mixture = of_mixture
         self._key = key
         self._rank = rank
 
@@ -54,6 +58,8 @@ class RankAgreement:
         Raises: StreamMismatch, naming both ranks and both fingerprints.
         """
         own = fingerprint.hex()
+        if self._of_mixture is not None:
+            own = hashlib.sha256(f"{own} {self._of_mixture!r}".encode()).hexdigest()
         key = f"{self._key}/{dataset}"
         outcome: Outcome[bytes] = Outcome()
         # In a separate thread: the store has no timeout, and its host may have stopped.
@@ -70,6 +76,13 @@ class RankAgreement:
             )
             return
         first_rank, _, its = first.decode().partition(" ")
+        if its != own and self._of_mixture is not None:
+            raise StreamMismatch(
+                "mixture",
+                f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
+                "their orders, seeds, max_epochs or corpora differ. Give all ranks the same "
+                "mixture. The same error occurs if ranks create their feeds in different orders",
+            )
         if its != own:
             raise StreamMismatch(
                 "fingerprint",
@@ -89,12 +102,16 @@ class RankAgreement:
 
 
 def rank_agreement(
-    ranks: DataParallel, request: StreamRequest, targets: Targets
+    ranks: DataParallel,
+    request: StreamRequest,
+    targets: Targets,
+    max_epochs: Sequence[int | None] = (),
 ) -> RankAgreement | None:
     """Return the comparison for a feed; None if there is one rank, or no process group.
 
     targets: of the feed. If the coordinates were given as arguments, it is unknown which ranks
-    belong together; then ranks with the same targets compare.
+    belong together; then ranks with the same targets compare.  max_epochs: of each source of a
+    mixture.
 
     Call it once for each feed, in the order of creation: feeds with equal arguments are
     distinguished by their number.
@@ -106,7 +123,8 @@ def rank_agreement(
     # setdefault and next are atomic, so several threads may create feeds.
     number = next(_MADE.setdefault(feed, itertools.count()))
     digest = hashlib.sha256(f"{feed} {number}".encode()).hexdigest()
-    return RankAgreement(_default_store, f"tokenfeed/corpus/{digest}", ranks.rank)
+    of_mixture = None if request.spec.mixture is None else tuple(max_epochs)
+    return RankAgreement(_default_store, f"tokenfeed/corpus/{digest}", ranks.rank, of_mixture)
 
 
 def _default_store() -> Any:

@@ -14,6 +14,7 @@ from tokenfeed.errors import SamplesExhausted, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.stages import MIXTURE
 
 from .state import MID_EPOCH
 
@@ -105,6 +106,8 @@ def rescaled(
 
 def _has_epochs(order: str) -> bool:
     """Return whether an order has epochs; an unknown order is assumed to have them."""
+    if order == MIXTURE:
+        return False
     known = orders.ORDERS.get(order)
     return known is None or known.HAS_EPOCHS
 

@@ -26,10 +26,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
-from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.errors import InvalidRequest, RequestError, StreamMismatch
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import SEED_END, SourceValues, StageValues, StreamParts
-from tokenfeed.stream.stages import BLOCK_MAX
+from tokenfeed.stream.stages import BLOCK_MAX, AskedStage, scheduled
 
 from ..validation import hash_digits, integer, shown, text
 from .history import History, Run, history_of
@@ -176,7 +176,7 @@ def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
         _read_source(f"{name}.sources[{index}]", source)
         for index, source in enumerate(_list(f"{name}.sources", sources))
     )
-    return StreamParts(
+    parts = StreamParts(
         *_read_order(name, order, seed),
         context_length=_number(f"{name}.context_length", context_length, 1, SAMPLE_END),
         fingerprint=_read_hash(f"{name}.fingerprint", fingerprint),
@@ -186,6 +186,22 @@ def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
             for index, stage in enumerate(_list(f"{name}.stages", stages))
         ),
     )
+    if found or parts.stages:
+        _require_schedule(f"{name}.stages", parts)
+    return parts
+
+
+def _require_schedule(name: str, parts: StreamParts) -> None:
+    """Raise InvalidRequest unless each stage begins where the blocks of the one before it end."""
+    asked = [AskedStage(*stage) for stage in parts.stages]
+    try:
+        begins = [stage.first_sample for stage in scheduled(asked, len(parts.sources))]
+    except RequestError as error:
+        raise InvalidRequest(name, f"are no schedule: {error}") from None
+    for index, (stage, begin) in enumerate(zip(asked, begins, strict=True)):
+        if stage.first_sample != begin:
+            problem = f"{stage.first_sample} is no end of a block; the next one is {begin}"
+            raise InvalidRequest(f"{name}[{index}].first_sample", problem)
 
 
 def _read_source(name: str, values: Any) -> SourceValues:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenfeed.errors import ContractMismatch, LimitExceeded, NotFound, StreamMismatch
+from tokenfeed.errors import (
+    ContractMismatch,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    StreamMismatch,
+)
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -36,6 +42,13 @@ def require_usable(
     except LimitExceeded as error:
         raise LimitExceeded(error.subject, f"{error.problem} ({address})") from None
     for dataset in datasets:
+        if request.spec.mixture and request.spec.context_length >= dataset.longest_file_tokens:
+            raise InvalidRequest(
+                "context_length",
+                f"{request.spec.context_length} is not in [1, {dataset.longest_file_tokens}): the "
+                f"longest file of {dataset.name} has {dataset.longest_file_tokens} tokens "
+                f"({address})",
+            )
         for kind in request.spec.planes:
             if not plane_fingerprint(dataset, kind):
                 raise StreamMismatch(address, f"this dataset has no plane {kind} ({KINDS[kind]})")

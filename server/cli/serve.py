@@ -16,7 +16,14 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.wire import crc32c
 
 from ..datasets import loss_masks
-from ..datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset
+from ..datasets.dataset import (
+    VOCAB_SIZE_MAX,
+    Dataset,
+    TokenChecks,
+    log_opened,
+    open_dataset,
+    start_polling,
+)
 from ..datasets.sources import (
     DatasetSource,
     is_text,
@@ -105,7 +112,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     pollers = [Poller({"health": health.poll})]
     if not arguments.immutable:
         polled = datasets.values()
-        pollers += [dataset.start_polling(rescans.submit, rescans.closed) for dataset in polled]
+        pollers += [start_polling([each], rescans.submit, rescans.closed) for each in polled]
     if tokens:
         pollers.append(Poller({"tokens": tokens.poll}))
     server.start()

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,18 +105,6 @@ class Dataset:
         """
         self.store.poll_file(shard, partial(self._same_content, stopped), submit)
 
-    def start_polling(
-        self, submit: Submit = run_inline, stopped: Callable[[], bool] = lambda: False
-    ) -> Poller:
-        """Start to poll the files, one after the other, in an endless cycle; as `poll_file`."""
-        count = len(self.store.shards)
-        shards = itertools.cycle(range(count))
-
-        def poll() -> None:
-            self.poll_file(next(shards), submit, stopped)
-
-        return Poller({f"files:{self.name}": poll}, pause_seconds(count))
-
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
         """Return whether the content that the fingerprint covers is unchanged; None if it cannot be
         read now.
@@ -137,6 +125,30 @@ class Dataset:
     def close(self) -> None:
         """Close its files."""
         self.store.close()
+
+
+def start_polling(
+    datasets: Sequence[Dataset],
+    submit: Submit = run_inline,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Poller:
+    """Start to poll the files of datasets, one after the other, in an endless cycle; the arguments
+    are those of `Dataset.poll_file`.
+    """
+    counts = [(dataset, len(dataset.store.shards)) for dataset in datasets]
+    files = (
+        (dataset, shard)
+        for _ in itertools.count()
+        for dataset, count in counts
+        for shard in range(count)
+    )
+
+    def poll() -> None:
+        dataset, shard = next(files)
+        dataset.poll_file(shard, submit, stopped)
+
+    names = ",".join(dataset.name for dataset in datasets)
+    return Poller({f"files:{names}": poll}, pause_seconds(sum(count for _, count in counts)))
 
 
 VOCAB_SIZE_MAX = (1 << 32) - 1

@@ -30,13 +30,12 @@ from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.poll_rate import PollRate
-from ..runtime.poller import Poller
 from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.mixed_store import MixedStore
 from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, RowStore, gather_block
 from . import loss_masks
-from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset
+from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset, start_polling
 from .planned_rows import PlannedRows
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 
@@ -101,7 +100,7 @@ def _open(
 
 
 class LocalDatasets:
-    """The datasets of a stream, opened for this process. A thread of each one polls its files."""
+    """The datasets of a stream, opened for this process. A thread polls their files."""
 
     def __init__(
         self, datasets: Sequence[Dataset], stopped: Callable[[], bool], *, polls: bool
@@ -112,14 +111,8 @@ class LocalDatasets:
         self._datasets = tuple(datasets)
         stores = [dataset.store for dataset in datasets]
         self._rows: RowStore = stores[0] if len(stores) == 1 else MixedStore(stores)
-        self._pollers: list[Poller] = []
-        try:
-            for dataset in datasets if polls else ():
-                # As in a server, so that a trainer that pauses finds out as early.
-                self._pollers.append(dataset.start_polling(stopped=stopped))
-        except BaseException:
-            self._stop_polling()
-            raise
+        # As in a server, so that a trainer that pauses finds out as early.
+        self._poller = start_polling(datasets, stopped=stopped) if polls else None
 
     def described(self, context_length: int) -> tuple[pb.Dataset, ...]:
         """Return their descriptions, with the rows of T = context_length tokens."""
@@ -132,13 +125,10 @@ class LocalDatasets:
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
-        self._stop_polling()
+        if self._poller is not None:
+            self._poller.close()
         for dataset in self._datasets:
             dataset.close()
-
-    def _stop_polling(self) -> None:
-        for poller in self._pollers:
-            poller.close()
 
 
 class LocalBlocks:

@@ -64,6 +64,7 @@ class TokenFeed:
         """
         self._datasets = datasets
         self._schedulers = {name: FairScheduler() for name in datasets}
+        self._mixture_scheduler = FairScheduler()
         self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
         self._calls = calls
         self._describe_calls = describe_calls
@@ -135,7 +136,7 @@ class TokenFeed:
                 "expected_digest",
                 digest,
                 dataset.digest,
-                "this corpus' digest, {}: the content differs",
+                f"the digest of {dataset.name}, {{}}: the content differs",
             )
         if spec.mixture is not None and spec.planes:
             raise InvalidRequest("planes", "of mixtures are not served yet; omit them")
@@ -147,10 +148,10 @@ class TokenFeed:
         """Return the store of one dataset, or of the sources of a mixture, and its scheduler."""
         if len(names) == 1:
             return self._datasets[names[0]].store, self._schedulers[names[0]]
-        return self._mixed(tuple(names))
+        return self._mixed(tuple(names)), self._mixture_scheduler
 
-    def _mix(self, names: tuple[str, ...]) -> tuple[MixedStore, FairScheduler]:
-        return MixedStore([self._datasets[name].store for name in names]), FairScheduler()
+    def _mix(self, names: tuple[str, ...]) -> MixedStore:
+        return MixedStore([self._datasets[name].store for name in names])
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         require_understood(request)
@@ -174,11 +175,12 @@ class TokenFeed:
         )
 
     def _dataset(self, name: str) -> Dataset:
-        served = listed(sorted(self._datasets))
         if not name and len(self._datasets) > 1:
+            served = listed(sorted(self._datasets))
             raise InvalidRequest("dataset", f"is missing; this server has several: {served}")
         dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
         if dataset is None:
+            served = listed(sorted(self._datasets))
             raise NotFound("dataset", f"{shortened(name)!r} is not served here, only {served}")
         return dataset
 

@@ -29,6 +29,7 @@ class MixedStore:
             (store.dtype for store in stores), key=lambda dtype: dtype.itemsize
         )
         self._joint = JointMap.of(stores)
+        self._used: Sequence[TokenStore] = self._stores
 
     @property
     def shapes(self) -> Sequence[Shape]:
@@ -37,10 +38,10 @@ class MixedStore:
 
     @property
     def cold(self) -> bool:
-        """Whether gathers from one of the stores seem to wait."""
-        if self._joint is not None:
-            return self._joint.cold
-        return any(store.cold for store in self._stores)
+        """Whether gathers from one of the stores that were used last seem to wait. One that is
+        hardly ever used does not count, since it is not known to be in memory for long.
+        """
+        return any(store.cold for store in self._used)
 
     def require_intact(self) -> None:
         """Raise CorpusChanged if a dataset has failed."""
@@ -49,7 +50,9 @@ class MixedStore:
 
     def advise(self, spans: Spans) -> None:
         """Like `TokenStore.advise`."""
-        for store, rows in self._by_store(spans):
+        parts = list(self._by_store(spans))
+        self._used = [store for store, _ in parts]
+        for store, rows in parts:
             if store.cold:
                 store.advise(spans.select(rows))
 
@@ -58,6 +61,7 @@ class MixedStore:
     ) -> None:
         """Like `TokenStore.gather`."""
         if self._joint is not None and spans.are_windows and self._joint.gather(spans, tokens):
+            self._used = [self._stores[index] for index in set(spans.source.tolist())]
             return
         for store, rows in self._by_store(spans):
             found = np.empty((rows.size, spans.row_tokens), dtype=store.dtype)

@@ -179,14 +179,12 @@ class StreamSpec:
 
     def plain(self) -> dict[str, Any]:
         """Return plain values, the same in every process, that distinguish specifications while
-        their corpora are unknown.
+        their corpora are unknown. Mixtures are not distinguished: their identities are compared.
         """
-        stages = self.mixture.stages if self.mixture else ()
+        of_dataset = (self.source.dataset, self.order.NAME, self.seed) if not self.mixture else ()
         return {
             "context_length": self.context_length,
-            "sources": [(each.dataset, each.order.NAME, each.seed) for each in self.sources],
-            "mixture": self.mixture and self.mixture.seed,
-            "stages": [(stage.first_sample, stage.weights) for stage in stages],
+            "dataset": of_dataset,
             "planes": self.planes,
         }
 
@@ -240,8 +238,7 @@ class StreamSpec:
         """
         assert self.mixture is not None
         stages = self.mixture.stages
-        start = mixture_identity(MIXTURE, self.mixture.seed, self.context_length)
-        chain = [stages[0].previous or start]
+        chain = [stages[0].previous or self.start_identity]
         for stage in stages:
             parts = [
                 SourceParts(each.number, fingerprint, each.order.NAME, each.seed_used, base, weight)
@@ -252,6 +249,11 @@ class StreamSpec:
             ]
             chain.append(stage_identity(chain[-1], stage.index, stage.first_sample, parts))
         return chain
+
+    @property
+    def start_identity(self) -> bytes:
+        """The identity of a mixture before its first stage, 32 bytes: of its seed and length."""
+        return mixture_identity(MIXTURE, self.seed, self.context_length)
 
     def of_stage(self, place: int, previous: bytes = b"") -> StreamSpec:
         """Return the mixture of one stage alone, with the sources that it reads.

@@ -18,6 +18,7 @@ from .stages import BLOCK_MAX
 _LOG = logging.getLogger("tokenfeed.client")
 
 _BLOCKS = (100, 1_000, 10_000, 100_000, 1_000_000)
+_INTEGER_MAX = (1 << 64) - 1
 _TOLERANCE = Fraction(1, 100)
 """How far a share may be off, relative to what was asked for."""
 
@@ -97,6 +98,8 @@ def _exact(name: str, weight: float) -> Fraction:
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise InvalidRequest(subject, f"{weight!r} is not a number")
     if isinstance(weight, Integral):
+        if not -_INTEGER_MAX <= weight <= _INTEGER_MAX:
+            raise InvalidRequest(subject, f"has more than {_INTEGER_MAX.bit_length()} bits")
         exact = Fraction(int(weight))
     elif math.isfinite(weight):
         # The shortest decimal that gives this float; also of a numpy float.

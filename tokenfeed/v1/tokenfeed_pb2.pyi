@@ -58,16 +58,18 @@ class WantedPlane(_message.Message):
     def __init__(self, kind: _Optional[int] = ..., expected_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Stage(_message.Message):
-    __slots__ = ("index", "first_sample", "previous_identity", "sources")
+    __slots__ = ("index", "first_sample", "previous_identity", "sources", "mixture_identity")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    MIXTURE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     index: int
     first_sample: int
     previous_identity: bytes
     sources: _containers.RepeatedCompositeFieldContainer[StageSource]
-    def __init__(self, index: _Optional[int] = ..., first_sample: _Optional[int] = ..., previous_identity: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[StageSource, _Mapping]]] = ...) -> None: ...
+    mixture_identity: bytes
+    def __init__(self, index: _Optional[int] = ..., first_sample: _Optional[int] = ..., previous_identity: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[StageSource, _Mapping]]] = ..., mixture_identity: _Optional[bytes] = ...) -> None: ...
 
 class StageSource(_message.Message):
     __slots__ = ("number", "dataset", "order", "seed", "base", "weight", "expected_digest", "long_documents")

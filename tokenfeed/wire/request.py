@@ -22,6 +22,8 @@ CONTRACT_REVISION = 2
 CLIENT_NAME_MAX = 128
 _HASH_BYTES = 32
 _HINTS_BEGIN = 100
+_SOURCE_BYTES = 100
+"""About the size of a source in a request, without its name."""
 _NUMBERS_BYTES = 30
 """Maximum growth of a later request, since its numbers have more digits."""
 
@@ -202,6 +204,7 @@ def _stage_message(spec: StreamSpec, mixture: Mixture, digests: Sequence[bytes])
         index=stage.index,
         first_sample=stage.first_sample,
         previous_identity=stage.previous,
+        mixture_identity=spec.start_identity,
         sources=[
             pb.StageSource(
                 number=source.number,
@@ -226,7 +229,11 @@ def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) ->
     limits: of that server; 0 is unknown.
     """
     if (mixture := request.spec.mixture) is not None:
-        sizes = [sum(map(bool, stage.weights)) for stage in mixture.stages]
+        names = [_SOURCE_BYTES + len(each.dataset.encode()) for each in request.spec.sources]
+        sizes = [
+            sum(size for size, weight in zip(names, stage.weights, strict=True) if weight)
+            for stage in mixture.stages
+        ]
         largest = request.spec.of_stage(sizes.index(max(sizes)), bytes(_HASH_BYTES))
         request = replace(request, spec=largest)
     sources = len(request.spec.sources)
@@ -316,9 +323,17 @@ def _mixture(message: pb.GetBatchRequest, kinds: Sequence[int]) -> StreamSpec:
     if not message.HasField("stage"):
         raise InvalidRequest("stage", f"is missing; a request of {MIXTURE} has one")
     sources, stage = _parsed_stage(message.stage.SerializeToString())
-    return StreamSpec(
-        message.context_length, sources, Mixture(message.seed, (stage,)), tuple(sorted(kinds))
-    )
+    mixture = Mixture(message.seed, (stage,))
+    spec = StreamSpec(message.context_length, sources, mixture, tuple(sorted(kinds)))
+    given = message.stage.mixture_identity
+    _require_hash("mixture_identity", given)
+    if given and given != spec.start_identity:
+        raise StreamMismatch(
+            "mixture_identity",
+            f"{given.hex()} is not that of this request, {spec.start_identity.hex()}: seed or "
+            "context length differ",
+        )
+    return spec
 
 
 @lru_cache(64)

@@ -37,21 +37,22 @@ def source_stats(history: History, rows: Mapping[str, int]) -> dict[str, SourceS
     }
 
 
-def samples_before(parts: StreamParts, sample: int) -> list[int]:
+@lru_cache(4096)
+def samples_before(parts: StreamParts, sample: int) -> tuple[int, ...]:
     """Return how many samples of each source of a mixture there are before a sample; nothing for a
     stream of one dataset.
     """
     if not parts.stages:
-        return []
+        return ()
     stage = next(each for each in reversed(_stages(parts)) if each.first_sample <= sample)
     blocks, rest = divmod(sample - stage.first_sample, stage.block_size)
     first = sample - rest
     own, _ = locate(stage, parts.seed, np.arange(first, sample, dtype=np.int64))
     begun = np.bincount(own, minlength=len(stage.weights)).tolist()
-    return [
+    return tuple(
         base + blocks * weight + count
         for base, weight, count in zip(stage.bases, stage.weights, begun, strict=True)
-    ]
+    )
 
 
 @lru_cache(8)

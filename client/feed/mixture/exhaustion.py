@@ -24,7 +24,7 @@ def require_epochs(spec: StreamSpec, max_epochs: Sequence[int | None]) -> None:
 def exhausted(spec: StreamSpec, max_epochs: Sequence[int | None], rows: Sequence[int]) -> int:
     """Return the sample before which a mixture ends: the first of the block that a source cannot
     fill within its epochs; 2^63 if there is none. Logs it.  Raises: InvalidRequest if a source has
-    no window.
+    no window, or not even enough for the first block.
 
     max_epochs, rows (of an epoch): of each source.
     """
@@ -40,6 +40,14 @@ def exhausted(spec: StreamSpec, max_epochs: Sequence[int | None], rows: Sequence
     end = first_exhausted(spec.mixture.stages, limits)
     if end is None:
         return SAMPLE_END
+    if end.sample == 0:
+        stage, name = spec.mixture.stages[0], spec.sources[end.source].dataset
+        raise InvalidRequest(
+            f"sources.{name}.max_epochs",
+            f"is {max_epochs[end.source]}, which are {limits[end.source]} samples, but the first "
+            f"block of {stage.block_size} samples needs {stage.weights[end.source]} of them; pass "
+            "block= for smaller blocks, or a smaller weight",
+        )
     _LOG.warning(
         "mixture ends when a source is exhausted source=%s max_epochs=%d sample=%d tokens=%d",
         spec.sources[end.source].dataset,

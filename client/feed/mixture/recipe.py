@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover - the same library, before it became a part of Python
     import tomli as tomllib
+
+_LOG = logging.getLogger("tokenfeed.client")
 
 _TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources")
 _STAGE_KEYS = ("first_sample", "first_tokens", "weights")
@@ -158,6 +161,14 @@ class Mixture:
             for number, (name, options) in enumerate(self.sources.items())
         )
         stages = scheduled(asked, len(sources))
+        for stage, (wanted, _) in zip(stages, asked, strict=True):
+            if stage.first_sample != wanted:
+                _LOG.info(
+                    "stage begins at the end of a block stage=%d asked=%d sample=%d",
+                    stage.index,
+                    wanted,
+                    stage.first_sample,
+                )
         return StreamSpec(context_length, sources, MixtureSpec(own_seed, stages))
 
     @property

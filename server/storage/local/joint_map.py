@@ -12,7 +12,6 @@ import numpy.typing as npt
 from tokenfeed.sampling.spans import Spans
 
 from ..store import TokenStore
-from .copying import best_copier
 from .mapped_store import MapStore, byte_ranges, major_faults
 
 
@@ -23,7 +22,7 @@ class JointMap:
         """stores: of each source."""
         self._stores = tuple(stores)
         self._readaheads = [store.readahead for store in stores]
-        self._copier = best_copier()
+        self._copier = stores[0].copier
         self._token_bytes = stores[0].stored.itemsize
         file_counts = [len(store.shards) for store in stores]
         self._first_files = np.cumsum([0, *file_counts[:-1]])
@@ -38,18 +37,10 @@ class JointMap:
         alike = len(maps) == len(stores) and len(types) == 1
         return cls(maps) if alike and all(store.narrowing.is_identity for store in maps) else None
 
-    @property
-    def cold(self) -> bool:
-        """Whether gathers from one of the maps seem to wait."""
-        for readahead in self._readaheads:
-            if readahead.cold:
-                return True
-        return False
-
     def _has_failed(self) -> bool:
         # A loop: a hundred properties would take as long as a tenth of the copy.
         for store in self._stores:
-            if store._failed:
+            if store.failed:
                 return True
         return False
 
@@ -67,13 +58,25 @@ class JointMap:
         if self._copier.copy(byte_ranges(addresses, row_bytes), target) is not None:
             return False
         if waits := major_faults() - faults_before:
-            for index in set(spans.source.tolist()):
-                self._readaheads[index].observe(waits)
+            self._observe(spans, waits)
         # As in LocalStore: only rows that end with 0 may extend beyond a truncation.
         suspects = np.array(sorted(set(file[target[row_bytes - 1 :: row_bytes] == 0].tolist())))
         intact = not suspects.size or self._are_whole(suspects)
         # Again: if a store was closed meanwhile, other data may have been read.
         return intact and not self._has_failed()
+
+    def _observe(self, spans: Spans, waits: int) -> None:
+        """Record a gather that had to wait, for the stores whose rows are not in memory."""
+        used = sorted(set(spans.source.tolist()))
+        away = [
+            index
+            for index in used
+            if not self._stores[index].seem_resident(
+                spans.select(np.flatnonzero(spans.source == index))
+            )
+        ]
+        for index in away or used:
+            self._readaheads[index].observe(waits)
 
     def _are_whole(self, files: npt.NDArray[np.int64]) -> bool:
         """Return whether the sentinels of files are there."""

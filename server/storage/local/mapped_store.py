@@ -72,7 +72,7 @@ class MapStore(LocalStore):
         syscalls.expect_random_access(self._address, self._span_bytes)
         self.token_addresses = self._firsts + self._first_bytes
         """int64[files], where the tokens of each file begin."""
-        self._copier = best_copier()
+        self.copier = best_copier()
         self._batched = True
 
     @property
@@ -153,27 +153,27 @@ class MapStore(LocalStore):
     def close(self) -> None:
         """Unmap the files. A gather in progress fails with CorpusChanged."""
         super().close()
-        self._copier.close()
+        self.copier.close()
         if self._span_bytes:
             syscalls.unmap(self._address, self._span_bytes)
             self._span_bytes = 0
 
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
         faults_before = major_faults()
-        unread = self._copier.copy(self.ranges(spans), target)
+        unread = self.copier.copy(self.ranges(spans), target)
         self.readahead.observe(major_faults() - faults_before)
         if unread is not None:
             raise Unread(int(spans.shard[unread]), _bad_address())
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> TokenBytes:
         found = np.empty(shard.size, dtype=np.uint8)
-        unread = self._copier.copy(byte_ranges(self._firsts[shard] + first_byte, 1), found)
+        unread = self.copier.copy(byte_ranges(self._firsts[shard] + first_byte, 1), found)
         if unread is not None:
             raise Unread(int(shard[unread]), _bad_address())
         return found
 
     def _copy(self, shard: int, part: npt.NDArray[np.uint64], target: TokenBytes) -> None:
-        if self._copier.copy(part.reshape(1, 2), target) is not None:
+        if self.copier.copy(part.reshape(1, 2), target) is not None:
             raise Unread(shard, _bad_address())
 
     def _populate(self, first_byte: int, end_byte: int) -> None:
@@ -195,7 +195,7 @@ class MapStore(LocalStore):
         """Copy a byte of every page, for kernels that cannot populate.  Raises: OSError."""
         pages = np.arange(address, address + size_bytes, syscalls.PAGE_BYTES, dtype=np.uint64)
         ranges = np.stack([pages, np.ones_like(pages)], axis=1)
-        if self._copier.copy(ranges, np.empty(pages.size, dtype=np.uint8)) is not None:
+        if self.copier.copy(ranges, np.empty(pages.size, dtype=np.uint8)) is not None:
             raise _bad_address()
 
     def _shards_within(self, first_address: int, end_address: int) -> range:

@@ -244,7 +244,7 @@ MIXED = StreamParts(
         SourceValues("web", "shuffled-1", 2**64 - 1, "ab" * 32),
         SourceValues("code", "random-1", 0, "cd" * 32),
     ),
-    (StageValues(0, (70, 30)), StageValues(2**62, (1, 0))),
+    (StageValues(0, (70, 30)), StageValues(2**62 + 96, (1, 0))),
 )
 OF_MIXTURE = write_state(40, MIXED, HISTORY.extended(32, 40, 4, 2, MIXED))
 
@@ -282,6 +282,13 @@ def test_a_state_after_a_mixture_keeps_it_in_its_history() -> None:
         ({"stages": [[0, [1, 2**20 + 1]]]}, "state.stages[0].weights: 1048577 is not in"),
         ({"stages": [[-1, [1, 1]]]}, "state.stages[0].first_sample: -1 is not in"),
         ({"stages": [[0, 1, 1]]}, "state.stages[0]: has 3 values, not 2"),
+        ({"stages": []}, "state.stages: are no schedule: stages: are missing"),
+        ({"stages": [[0, [0, 0]]]}, "state.stages: are no schedule: weights: have the sum 0"),
+        ({"stages": [[5, [1, 1]]]}, "state.stages: are no schedule: stages[0].first_sample: 5"),
+        (
+            {"stages": [[0, [3, 4]], [5, [1, 1]]]},
+            "state.stages[1].first_sample: 5 is no end of a block; the next one is 7",
+        ),
         ({"specs": [["x", 0, 8, "ab" * 32]] * 3}, "state.specs[0]: has 4 values, not 6"),
     ],
 )

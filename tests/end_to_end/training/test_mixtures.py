@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from client import InvalidRequest, Mixture, NotFound, RemoteBatches, StreamMismatch
+from client.feed import agreement
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support import reference
 from tests.support.offline import received_rows
+from tests.support.ports import free_port
 
 T, B = 8, 4
 WEIGHTS = {"web": 0.7, "code": 0.2, "math": 0.1}
@@ -359,7 +363,7 @@ def test_a_source_that_is_too_short_is_named(
     target = local(paths) if is_local else served(serve, paths).address
     for options, problem in (
         ({}, r"context_length: 8 .* longest file of math has 8"),
-        ({"web": {"max_epochs": 1}}, r"context_length: 8 is not below the longest file of math"),
+        ({"web": {"max_epochs": 1}}, r"context_length: 8 .* longest file of math"),
     ):
         mixture = Mixture({"web": 1, "math": 1}, sources=options, order="shuffled")
         with (
@@ -376,3 +380,92 @@ def test_a_closed_feed_with_max_epochs_ends_without_a_word(paths: dict[str, list
     feed.close()
 
     assert list(feed) == []
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_source_of_a_later_stage_is_checked_at_the_start(
+    serve: Serve, paths: dict[str, list[Path]], write_tokens: WriteTokens, is_local: bool
+) -> None:
+    """A run must not end after a week because of a corpus that it begins to read only then."""
+    paths["math"] = [write_tokens(range(1, T + 1), "short.bin")]
+    target = local(paths) if is_local else served(serve, paths).address
+    stages = [{"weights": {"web": 1}}, {"first_sample": 10**6, "weights": {"math": 1}}]
+    with (
+        RemoteBatches(target, B, T, mixture=Mixture(stages=stages)) as feed,
+        pytest.raises(InvalidRequest, match=r"context_length: 8 .* longest file of math has 8"),
+    ):
+        next(feed)
+
+
+def test_max_epochs_that_do_not_fill_the_first_block_are_refused(
+    paths: dict[str, list[Path]],
+) -> None:
+    """A feed without a single batch would end a job in silence."""
+    mixture = Mixture(
+        {"web": 0.5, "math": 0.5}, sources={"web": {"max_epochs": 1}}, order="shuffled"
+    )
+    with (
+        RemoteBatches(local(paths), B, T, mixture=mixture) as feed,
+        pytest.raises(
+            InvalidRequest, match=r"sources\.web\.max_epochs: is 1, which are 49 samples"
+        ),
+    ):
+        next(feed)
+
+
+def test_a_feed_that_is_closed_while_it_waits_for_its_end_stops_at_once() -> None:
+    """max_epochs asks the server how long a source is."""
+    mixture = Mixture({"web": 1}, sources={"web": {"max_epochs": 1}}, order="shuffled")
+    feed = RemoteBatches(f"127.0.0.1:{free_port()}", B, T, mixture=mixture)
+    threading.Timer(0.5, feed.close).start()
+
+    assert list(feed) == []
+
+
+def test_a_state_of_a_dataset_is_refused_at_another_length(paths: dict[str, list[Path]]) -> None:
+    """Whatever is allowed: a mixture has no epoch that could be rescaled."""
+    with RemoteBatches(local(paths), B, T, dataset="web", order="shuffled") as feed:
+        next(feed)
+        state = feed.state_dict()
+    allow = ("order", "seed", "context_length", "fingerprint", "mid_epoch")
+    with RemoteBatches(local(paths), B, 2 * T, mixture=MIXTURE) as feed:
+        feed.load_state_dict(state, allow=allow)
+        assert feed.position.samples == B
+
+
+@pytest.mark.parametrize(
+    ("other", "has_failed"),
+    [
+        ({"mixture": {"web": 7, "code": 3}}, False),
+        ({"mixture": {"web": 3, "code": 7}}, True),
+        ({"mixture": {"code": 3, "web": 7}}, True),
+        ({"mixture": {"web": 7, "code": 3}, "seed": 8}, True),
+        (
+            {"mixture": Mixture({"web": 7, "code": 3}, sources={"web": {"max_epochs": 3}})},
+            True,
+        ),
+    ],
+)
+def test_ranks_with_other_mixtures_are_told(
+    paths: dict[str, list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    other: dict[str, object],
+    has_failed: bool,
+) -> None:
+    """A file of weights that differs on one node: they would train on different data in silence."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(agreement, "has_process_group", lambda: True)
+    monkeypatch.setattr(agreement, "_default_store", lambda: store)
+    options = {"mixture": {"web": 7, "code": 3}, "seed": 7}
+    for rank, own in enumerate((options, options | other)):
+        monkeypatch.setattr(agreement, "_MADE", {})
+        with RemoteBatches(
+            local(paths), B, T, order="shuffled", rank=rank, world_size=2, **own
+        ) as feed:
+            if rank and has_failed:
+                with pytest.raises(
+                    StreamMismatch, match=r"mixture: of rank 1 is not that of rank 0"
+                ):
+                    next(feed)
+            else:
+                next(feed)

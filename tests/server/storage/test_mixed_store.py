@@ -212,5 +212,9 @@ def test_only_stores_that_are_cold_are_advised(open_store: Open) -> None:
     mixed.advise(windows([(0, 0, 1), (1, 0, 2), (1, 0, 3)]))
 
     assert advised == [("s1", [2, 3])]
+    gather_block(mixed, windows([(0, 0, 1)]))
+    assert not mixed.cold, "a store that is hardly ever used does not count"
+    gather_block(mixed, windows([(0, 0, 1), (1, 0, 1)]))
+    assert mixed.cold
     stores[1].readahead.cold = False  # type: ignore[attr-defined]
     assert not mixed.cold

@@ -149,6 +149,9 @@ def test_every_field_is_on_the_wire_as_it_was_asked_for(request: StreamRequest) 
             stage.first_sample,
         )
         assert message.stage.previous_identity == stage.previous
+        assert message.stage.mixture_identity == reference.mixture_start(
+            spec.seed, spec.context_length
+        )
         assert [
             (each.number, each.dataset, each.order, each.seed, each.base, each.weight)
             for each in message.stage.sources
@@ -293,6 +296,7 @@ def mixture_of(stage: dict[str, Any] | None = None, **fields: Any) -> pb.GetBatc
     return message_of(**fields)
 
 
+START = reference.mixture_start(7, 2)
 TWO = [pb.StageSource(number=number, weight=2**19) for number in (0, 1)]
 
 
@@ -321,6 +325,14 @@ TWO = [pb.StageSource(number=number, weight=2**19) for number in (0, 1)]
             "stage.first_sample",
         ),
         (mixture_of({"first_sample": 2**63}), SamplesExhausted, "stage.first_sample"),
+        (mixture_of({"mixture_identity": START}), None, ""),
+        (mixture_of({"mixture_identity": START}, seed=8), StreamMismatch, "mixture_identity"),
+        (
+            mixture_of({"mixture_identity": START}, context_length=3),
+            StreamMismatch,
+            "mixture_identity",
+        ),
+        (mixture_of({"mixture_identity": bytes(31)}), InvalidRequest, "mixture_identity"),
         (mixture_of({"previous_identity": b""}), InvalidRequest, "previous_identity"),
         (mixture_of({"previous_identity": bytes(31)}), InvalidRequest, "previous_identity"),
         (mixture_of({"sources": []}), InvalidRequest, "stage.sources"),

@@ -92,6 +92,7 @@ def test_what_a_mixture_does_not_say_is_the_feed_s() -> None:
         ({"weights": {"a": 0, "b": 0.0}}, InvalidRequest, "weights: are all 0"),
         ({"weights": {"a": -1}}, InvalidRequest, "weights.a: -1 is negative; 0 pauses a source"),
         ({"weights": {"a": math.nan}}, InvalidRequest, "weights.a: nan is not a finite number"),
+        ({"weights": {"a": 10**5000}}, InvalidRequest, "weights.a: has more than 64 bits"),
         ({"weights": {"a": 1, "b": 1e-9}}, InvalidRequest, "weights.b: is a share of 1e-09, less"),
         ({"stages": []}, InvalidRequest, "stages: [] is not a list of stages"),
         ({"stages": {"a": 1}}, InvalidRequest, "stages: {'a': 1} is not a list of stages"),
