@@ -59,9 +59,10 @@ def require_usable(
 def _require_same_corpus(
     address: str, dataset: pb.Dataset, reference: pb.Dataset, request: StreamRequest
 ) -> None:
-    _require_same(address, "fingerprint", dataset.fingerprint, reference.fingerprint)
+    of_source = f" of {dataset.name}" if request.spec.mixture else ""
+    _require_same(address, f"fingerprint{of_source}", dataset.fingerprint, reference.fingerprint)
     if dataset.digest and reference.digest:
-        _require_same(address, "digest", dataset.digest, reference.digest)
+        _require_same(address, f"digest{of_source}", dataset.digest, reference.digest)
     for kind in request.spec.planes:
         # Empty if the reference is only a fingerprint given by the user.
         if ours := plane_fingerprint(reference, kind):
