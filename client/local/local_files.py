@@ -166,9 +166,8 @@ class LocalFiles(Supervised):
             raise StreamMismatch("fingerprint", problem)
         if self._agreement is not None and required is None:
             # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.
-            name, identity = self._spec.sources[0].dataset, found
-            if self._spec.mixture is not None:
-                name, identity = compared(self._spec, described)
+            name = "" if self._spec.mixture else self._spec.source.dataset
+            _, identity = compared(self._spec, described)
             self._agreement.require_same(name, identity)
         return described
 

@@ -20,8 +20,11 @@ class KnownStream:
             source.number: dataset
             for source, dataset in zip(request.spec.sources, datasets, strict=True)
         }
-        fingerprints = [dataset.fingerprint for dataset in datasets]
-        self._chain = request.spec.chain(fingerprints) if request.spec.mixture else ()
+        spec, fingerprints = request.spec, [dataset.fingerprint for dataset in datasets]
+        # A stream of one dataset is like a mixture with one stage.
+        self._chain = (
+            spec.chain(fingerprints) if spec.mixture else [b"", spec.identity(fingerprints)]
+        )
 
     def part(self, first_row: int, end_row: int) -> tuple[StreamRequest, Expected]:
         """Return the request for the rows [first_row, end_row), or for those of them in the stage
@@ -29,12 +32,9 @@ class KnownStream:
         """
         part = self._request.part(first_row, end_row, self._chain)
         datasets = [self._datasets[source.number] for source in part.spec.sources]
-        if part.spec.mixture is None:
-            identity = part.spec.identity([datasets[0].fingerprint])
-        else:
-            identity = self._chain[part.spec.mixture.stages[0].index + 1]
+        stage = part.spec.mixture.stages[0].index if part.spec.mixture else 0
         return part, Expected(
-            identity,
+            self._chain[stage + 1],
             part.spec.identity_version,
             tuple(dataset.digest for dataset in datasets),
             # Mixtures have no planes yet.

@@ -257,28 +257,22 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
     is_mixture = message.order == MIXTURE
     # The stage of a mixture is checked where it is parsed, which is not for every call.
     require_understood(message, without="stage" if is_mixture else "")
-    if not is_mixture:
-        orders.find(message.order)
-    if message.HasField("stage") and not is_mixture:
-        raise InvalidRequest(
-            "stage", f"is set, but {message.order or orders.DEFAULT} is not a mixture; omit it"
-        )
-    _require_no_documents(message.long_documents, message.order)
+    order = None if is_mixture else orders.find(message.order)
+    order_name = order.NAME if order else MIXTURE
+    if message.HasField("stage") and order:
+        raise InvalidRequest("stage", f"is set, but {order_name} is not a mixture; omit it")
+    _require_no_documents(message.long_documents, order_name)
     for redaction in message.redactions:
         if not redaction.list_hash:
             raise InvalidRequest("list_hash", f"is missing; it has to have {_HASH_BYTES} bytes")
         _require_hash("list_hash", redaction.list_hash)
         raise StreamMismatch("redactions", "this server has no lists of redactions")
     kinds = [plane.kind for plane in message.planes]
-    if is_mixture:
+    if order is None:
         spec = _mixture(message, kinds)
     else:
         spec = StreamSpec.of_dataset(
-            message.dataset,
-            orders.find(message.order),
-            message.seed,
-            message.context_length,
-            kinds,
+            message.dataset, order, message.seed, message.context_length, kinds
         )
     request = StreamRequest(
         spec,
@@ -305,10 +299,9 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
         tuple((plane.kind, plane.expected_fingerprint) for plane in message.planes),
     )
     if spec.mixture is not None:
-        position = request.position
-        first = position.first_sample + position.rank * position.batch_size + request.first_row
-        if spec.mixture.stages[0].first_sample > first:
-            begin = spec.mixture.stages[0].first_sample
+        begin = spec.mixture.stages[0].first_sample
+        first = request.position.sample_of(request.first_row)
+        if begin > first:
             raise InvalidRequest(
                 "stage.first_sample", f"{begin} is above {first}, the sample of the first row"
             )

@@ -21,7 +21,6 @@ class JointMap:
     def __init__(self, stores: Sequence[MapStore]) -> None:
         """stores: of each source."""
         self._stores = tuple(stores)
-        self._readaheads = [store.readahead for store in stores]
         self._copier = stores[0].copier
         self._token_bytes = stores[0].stored.itemsize
         file_counts = [len(store.shards) for store in stores]
@@ -32,17 +31,14 @@ class JointMap:
     @classmethod
     def of(cls, stores: Sequence[TokenStore]) -> JointMap | None:
         """Return the maps of stores; None if one of them is no map, or has to convert tokens."""
-        maps = [store for store in stores if isinstance(store, MapStore)]
-        types = {store.stored for store in maps if store.narrowing.is_identity}
-        alike = len(maps) == len(stores) and len(types) == 1
-        return cls(maps) if alike and all(store.narrowing.is_identity for store in maps) else None
+        maps = [
+            store for store in stores if isinstance(store, MapStore) and store.narrowing.is_identity
+        ]
+        alike = len({store.stored for store in maps}) == 1
+        return cls(maps) if alike and len(maps) == len(stores) else None
 
     def _has_failed(self) -> bool:
-        # A loop: a hundred properties would take as long as a tenth of the copy.
-        for store in self._stores:
-            if store.failed:
-                return True
-        return False
+        return any(store.failed for store in self._stores)
 
     def gather(self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger]) -> bool:
         """Write the rows of windows into tokens, and return whether they can be delivered. If not,
@@ -76,7 +72,7 @@ class JointMap:
             )
         ]
         for index in away or used:
-            self._readaheads[index].observe(waits)
+            self._stores[index].readahead.observe(waits)
 
     def _are_whole(self, files: npt.NDArray[np.int64]) -> bool:
         """Return whether the sentinels of files are there."""

@@ -304,7 +304,7 @@ def test_a_state_with_another_past_is_refused(
 
 
 def test_a_state_with_another_future_is_taken(paths: dict[str, list[Path]]) -> None:
-    """Weights are planned anew during a run; a new source comes behind the others."""
+    """Weights are planned again during a run; a new source comes behind the others."""
     stages = [*STAGES[:2], {"first_sample": 400, "weights": {"web": 1, "news": 1}}]
     with RemoteBatches(local(paths), B, T, mixture=MIXTURE) as feed:
         rows = [received_rows(next(feed) for _ in range(50))]
