@@ -135,7 +135,7 @@ def far_mixture(names: list[str]) -> Mixture:
 def request_bytes() -> int:
     """Return the size of the request of a batch at sample 10^14."""
     names = [f"a-dataset-of-{index:03}" for index in range(100)]
-    spec = far_mixture(names).spec(CONTEXT_LENGTH, "shuffled-1", 1337)
+    spec = far_mixture(names).schedule(CONTEXT_LENGTH, "shuffled-1", 1337).spec()
     part = StreamRequest(spec, Position(FAR_SAMPLE, BATCH_SIZE), 16).part(0, 512)
     expected = Expected(bytes(32), 2, (bytes(32),) * 100)
     return len(to_message(part, expected, "run-17 rank 3").SerializeToString()) + 34

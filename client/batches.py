@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -12,7 +14,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, TokenfeedError
 from tokenfeed.sampling import orders
-from tokenfeed.stream.order import Order
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.wire.request import StreamRequest
@@ -26,20 +27,20 @@ from .feed.cursor import Cursor
 from .feed.epochs import TAILS, Epoch, EpochPlan, Tail
 from .feed.history import History, as_dicts
 from .feed.loaders import require_own_batches
-from .feed.mixture.counts import source_stats
-from .feed.mixture.exhaustion import exhausted, require_epochs
 from .feed.mixture.recipe import Mixture
+from .feed.mixture.schedule import Schedule
 from .feed.ranks import Group, data_parallel
 from .feed.rescale import is_rescaled, rescaled
 from .feed.state import log_differences, read_history, read_state, require_same_stream, write_state
-from .feed.streamed_dataset import StreamedDataset, fingerprints_of
+from .feed.streamed_dataset import FeedStream, StreamedDataset
 from .local.choice import open_target
-from .stats import Counters, FeedPosition, FeedStats, SourceStats
+from .stats import Counters, FeedPosition, FeedStats
 from .stream.row_stream import PREFETCH_BYTES
-from .stream.usable import counted_rows
 from .transport.addresses import Targets
 from .transport.credentials import Credentials
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+
+_LOG = logging.getLogger("tokenfeed.client")
 
 
 class RemoteBatches(IterableDataset[Batch]):
@@ -130,15 +131,26 @@ class RemoteBatches(IterableDataset[Batch]):
             )
         if x_dtype not in WIDE_NUMPY:
             raise InvalidRequest("x_dtype", f"{x_dtype} is neither torch.int64 nor torch.int32")
+        order = orders.latest(validation.text("order", order)).NAME
+        seed = validation.integer("seed", seed)
+        context_length = validation.integer("context_length", context_length)
+        dataset = validation.text("dataset", dataset)
+        schedule = None
+        if mixture is None:
+            spec = StreamSpec.of_dataset(dataset, orders.find(order), seed, context_length)
+        else:
+            if dataset:
+                problem = "is given together with mixture, which has the names"
+                raise InvalidRequest("dataset", problem)
+            if fingerprint is not None:
+                problem = "is of one dataset, but a mixture has several; omit it"
+                raise InvalidRequest("fingerprint", problem)
+            mixture = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
+            schedule = mixture.schedule(context_length, order, seed)
+            spec = schedule.spec()
         # Checks every range. Later requests differ from this one only by their position.
-        self._request = StreamRequest(
-            self._spec_of(
-                validation.text("dataset", dataset),
-                mixture,
-                orders.latest(validation.text("order", order)),
-                validation.integer("seed", seed),
-                validation.integer("context_length", context_length),
-            ),
+        request = StreamRequest(
+            spec,
             validation.first_position(
                 start_step,
                 start_sample,
@@ -146,27 +158,32 @@ class RemoteBatches(IterableDataset[Batch]):
             ),
             num_batches,
         )
-        if mixture is not None and fingerprint is not None:
-            problem = "is of one dataset, but a mixture has several; omit it"
-            raise InvalidRequest("fingerprint", problem)
         self._end_sample = SAMPLE_END
         if num_batches is not None:
-            self._end_sample = self._request.position.batch_first_sample(num_batches)
+            self._end_sample = request.position.batch_first_sample(num_batches)
         self._device = usable_device(device)
         self._x_dtype = x_dtype
         self._prefetch_bytes = prefetch_bytes
-        self._dataset: StreamedDataset = open_target(
+        self._agreement = rank_agreement(
+            ranks, request, target, schedule.max_epochs if schedule else None
+        )
+        open_dataset = partial(
+            open_target,
             target,
-            self._request,
             timeouts=timeouts,
             credentials=credentials,
             client_name=validation.name_of_client(client_name, ranks.rank),
-            fingerprint=validation.hash_digits("fingerprint", fingerprint),
-            agreement=rank_agreement(ranks, self._request, target, self._max_epochs),
         )
-        self._dataset.end_with(self)
+        source = open_dataset(
+            request,
+            fingerprint=validation.hash_digits("fingerprint", fingerprint),
+            agreement=self._agreement,
+        )
+        source.end_with(self)
+        self._definition = schedule
+        self._stream = FeedStream(request, source, Cursor(request.position), open_dataset, schedule)
+        self._loads = itertools.count()
         self._reader: BatchReader | None = None
-        self._cursor = Cursor(self._request.position)
         self._counters = Counters()
 
     # --- iterating ---
@@ -218,9 +235,49 @@ class RemoteBatches(IterableDataset[Batch]):
             )
         self._seek(self._cursor.sample + samples)
 
+    def change_mixture(self, weights: Mapping[str, float], at_sample: int | None = None) -> int:
+        """Change the weights of the mixture from a sample on, up to its next stage.
+
+        Rows that were prefetched are read again. The state has the change, so a feed of the same
+        definition that loads it has it too. The same change twice is one.
+        weights: as for Mixture; sources without a weight pause, new ones may come.  at_sample: from
+        which sample on, not before the current position; by default as soon as possible. With
+        several ranks it is required, and all of them have to call this before they reach it: they
+        wait for each other, and compare.
+        Returns: the sample at which it takes effect, the first end of a block from there on.
+        Raises: InvalidRequest; StreamMismatch on all ranks if they differ; Unreachable if a rank
+        does not call this in time; as for iterating, if new sources cannot be read.
+        """
+        stream = self._stream
+        if stream.schedule is None:
+            raise InvalidRequest("mixture", "is missing; only the weights of a mixture can change")
+        if at_sample is None and stream.request.position.world_size > 1:
+            raise InvalidRequest("at_sample", "is required with several ranks")
+        try:
+            changed, begin = stream.changed(weights, at_sample)
+            ranks_compare = None if self._agreement is None else changed.parts()
+        except TokenfeedError as error:
+            if self._agreement is not None:
+                self._agreement.refuse(str(error))
+            raise
+        try:
+            if self._agreement is not None:
+                self._agreement.await_all_ranks(ranks_compare, lambda: stream.dataset.closed)
+        except BaseException:
+            changed.close_unless(stream)
+            raise
+        if changed is not stream:
+            self._install(changed)
+            _LOG.info("mixture changes sample=%d", begin)
+        return begin
+
     def close(self) -> None:
         """End threads and connection. May be called twice. Iterating then stops at once."""
-        self._dataset.close()
+        closed = None
+        # A change of the mixture in another thread may bring another dataset meanwhile.
+        while self._dataset is not closed:
+            closed = self._dataset
+            closed.close()
         self._reader = None
 
     def __enter__(self) -> RemoteBatches:
@@ -256,8 +313,9 @@ class RemoteBatches(IterableDataset[Batch]):
         It is the same on every rank. Any rank may load it, at any batch size and number of ranks.
         Asks the server for the fingerprint of the corpus if nothing was read yet.
         """
-        sample, _, history = self._cursor.now
-        return write_state(sample, self._parts(), history)
+        stream = self._stream
+        sample, _, history = stream.cursor.now
+        return write_state(sample, stream.parts(), history)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Resume from a saved position, with its history.
@@ -268,14 +326,18 @@ class RemoteBatches(IterableDataset[Batch]):
         In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
         "sequential" some of it if there are several files. Both are refused unless allow also
         contains "mid_epoch".
-        Of a mixture, the stages before the saved sample, their sources and the seed have to be the
-        same, and allow has no effect on them; later stages may be others.
+        Of a mixture, the stages before the saved sample have to be those of this feed, perhaps with
+        changes by `change_mixture`; later stages may be others. A feed of other weights refuses the
+        state, or with allow=("mixture",) appends its own weights at the saved sample.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state.
         """
         sample, saved = read_state(state)
         history = read_history(state)
-        own = self._parts()
-        require_same_stream(saved, own, allow, sample)
+        if self._definition is not None and saved.stages:
+            self._continue(self._definition, saved, sample, history, allow)
+            return
+        own = self._stream.parts()
+        require_same_stream(saved, own, allow)
         if is_rescaled(sample, saved, own):
             windows_before = None
             if saved.fingerprint == own.fingerprint:
@@ -325,15 +387,16 @@ class RemoteBatches(IterableDataset[Batch]):
 
     def stats(self) -> FeedStats:
         """Return the statistics of the feed so far."""
-        sample, batches, history = self._cursor.now
+        stream = self._stream
+        sample, batches, history = stream.cursor.now
         return FeedStats(
             batches=batches,
-            tokens=batches * self._request.position.batch_size * self._spec.context_length,
+            tokens=batches * stream.request.position.batch_size * stream.spec.context_length,
             wait_seconds=self._counters.wait_seconds,
             reconnects=self._counters.reconnects,
             samples=sample,
             epoch=self._position_of(sample).epoch if batches else None,
-            sources=self._source_stats(history, has_read=batches > 0),
+            sources=stream.source_stats(history, has_read=batches > 0),
         )
 
     # --- epochs ---
@@ -364,26 +427,21 @@ class RemoteBatches(IterableDataset[Batch]):
 
     # --- internals ---
 
-    def _spec_of(
-        self,
-        dataset: str,
-        mixture: Mixture | Mapping[str, float] | None,
-        order: Order,
-        seed: int,
-        context_length: int,
-    ) -> StreamSpec:
-        """Return the specification of the stream, and keep its mixture.  Raises: InvalidRequest."""
-        self._max_epochs: Sequence[int | None] = ()
-        if mixture is None:
-            return StreamSpec.of_dataset(dataset, order, seed, context_length)
-        if dataset:
-            raise InvalidRequest("dataset", "is given together with mixture, which has the names")
-        if not isinstance(mixture, Mixture):
-            mixture = Mixture(mixture)
-        self._max_epochs = mixture.max_epochs
-        spec = mixture.spec(context_length, order.NAME, seed)
-        require_epochs(spec, self._max_epochs)
-        return spec
+    @property
+    def _request(self) -> StreamRequest:
+        return self._stream.request
+
+    @property
+    def _spec(self) -> StreamSpec:
+        return self._stream.request.spec
+
+    @property
+    def _dataset(self) -> StreamedDataset:
+        return self._stream.dataset
+
+    @property
+    def _cursor(self) -> Cursor:
+        return self._stream.cursor
 
     def _next(self, out: Batch | None) -> Batch | None:
         # Another thread or a signal handler may close this feed meanwhile.
@@ -393,7 +451,8 @@ class RemoteBatches(IterableDataset[Batch]):
             if self._dataset.closed:
                 return None
             try:
-                batches_left = max(0, self._end() - sample) // self._request.position.stride
+                end_sample = min(self._end_sample, self._stream.end_sample())
+                batches_left = max(0, end_sample - sample) // self._request.position.stride
             except TokenfeedError:
                 if self._dataset.closed:  # meanwhile
                     return None
@@ -431,16 +490,35 @@ class RemoteBatches(IterableDataset[Batch]):
         transfer = transfer_for(self._device, shape, self._x_dtype)
         return BatchReader(self._dataset, request, rows, transfer)
 
-    def _end(self) -> int:
-        """Return the sample at which the feed ends; asks for the rows of sources that end."""
-        if any(self._max_epochs):
-            end = exhausted(self._spec, self._max_epochs, self._rows_of_sources())
-            self._end_sample, self._max_epochs = min(self._end_sample, end), ()
-        return self._end_sample
+    def _continue(
+        self,
+        definition: Schedule,
+        saved: StreamParts,
+        sample: int,
+        history: History,
+        allow: Collection[str],
+    ) -> None:
+        """Continue the mixture of a state.  Raises: StreamMismatch, without a change."""
+        continued = self._stream.continued(definition, saved, sample, history, allow)
+        try:
+            if self._agreement is not None:
+                identity = bytes.fromhex(continued.parts().fingerprint)
+                self._agreement.require_same(f"load/{next(self._loads)}", identity)
+        except BaseException:
+            continued.close_unless(self._stream)
+            raise
+        self._install(continued)
 
-    @property
-    def _spec(self) -> StreamSpec:
-        return self._request.spec
+    def _install(self, stream: FeedStream) -> None:
+        """Read another stream from now on."""
+        # First: an interrupt behind it must not leave rows of the stream before.
+        self._drop_reader()
+        stream.dataset.end_with(self)
+        before, self._stream = self._stream, stream
+        if before.dataset is not stream.dataset:
+            if before.dataset.closed:  # meanwhile, by another thread
+                stream.dataset.close()
+            before.dataset.close()
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -450,9 +528,6 @@ class RemoteBatches(IterableDataset[Batch]):
     def _seek(self, sample: int, history: History | None = None) -> None:
         self._cursor.seek(sample, history)
         self._drop_reader()
-
-    def _parts(self) -> StreamParts:
-        return self._spec.parts(fingerprints_of(self._dataset.await_described()))
 
     def _position_of(self, sample: int) -> FeedPosition:
         if self._spec.mixture or not self._spec.order.HAS_EPOCHS:
@@ -492,25 +567,6 @@ class RemoteBatches(IterableDataset[Batch]):
                 "file; pass a shorter context_length",
             )
         return windows
-
-    def _rows_of_sources(self) -> list[int]:
-        """Return the rows of each source, per epoch if its order has epochs."""
-        described = self._dataset.await_described()
-        return [
-            counted_rows(dataset, source.order.NAME)
-            for source, dataset in zip(self._spec.sources, described, strict=True)
-        ]
-
-    def _source_stats(self, history: History, *, has_read: bool) -> Mapping[str, SourceStats]:
-        """Return the statistics of the sources of a mixture.  has_read: so it need not wait."""
-        rows = {}
-        if has_read and self._spec.mixture:
-            rows = {
-                source.dataset: count
-                for source, count in zip(self._spec.sources, self._rows_of_sources(), strict=True)
-                if source.order.HAS_EPOCHS
-            }
-        return source_stats(history, rows)
 
     def _rows_per_epoch(self) -> int:
         return self._dataset.rows_of(self._spec.order.NAME)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,6 +27,9 @@ from .ranks import DataParallel, has_process_group
 _LOG = logging.getLogger("tokenfeed.client")
 
 _STORE_SECONDS = 3.0
+_POLL_SECONDS = 0.05
+_ALL_RANKS_SECONDS = 480.0
+"""Below the 600 s after which the watchdog of NCCL ends a job."""
 _MADE: dict[str, Iterator[int]] = {}
 """Number of feeds with equal arguments made in this process. Ranks run the same program, so the
 third such feed of one rank is the third of every rank.
@@ -35,18 +40,25 @@ class RankAgreement:
     """Compares the corpus of one feed with those of its counterparts on other ranks."""
 
     def __init__(
-        self, store: Callable[[], Any], key: str, rank: int, of_mixture: object = None
+        self,
+        store: Callable[[], Any],
+        key: str,
+        rank: int,
+        world_size: int = 1,
+        of_mixture: object = None,
     ) -> None:
         """Remember where to compare; does no I/O.
 
         store: returns a torch.distributed.Store that all ranks share.  key: of this feed, the same
-        on all ranks and different for each feed.  rank: data-parallel, for messages.  of_mixture:
+        on all ranks and different for each feed.  rank, world_size: data-parallel.  of_mixture:
         what to compare beside the identity of a mixture; None for one dataset.
         """
         self._store = store
         self._of_mixture = of_mixture
         self._key = key
         self._rank = rank
+        self._world_size = world_size
+        self._rounds = itertools.count()
 
     def require_same(self, dataset: str, fingerprint: bytes) -> None:
         """Compare the corpus with that of the first rank that called this, from any thread.
@@ -91,6 +103,58 @@ class RankAgreement:
                 "The same error occurs if ranks create their feeds in different orders",
             )
 
+    def await_all_ranks(self, value: object, is_over: Callable[[], bool]) -> None:
+        """Wait until all ranks have called this, as often as this one, and compare their values.
+        Either all of them return, or none does.
+
+        value: has the same repr in every process if it is the same.  is_over: whether this rank
+        gives up.
+        Raises: StreamMismatch if the values differ or a rank refuses; Unreachable if a rank does
+        not call this within 480 s or gives up, or the store is unavailable.
+        """
+        key = f"{self._key}/all/{next(self._rounds)}"
+        own = hashlib.sha256(repr(value).encode()).hexdigest()
+        decision = "gave up"
+        try:
+            store = self._store()
+            store.set(f"{key}/{self._rank}", own)
+            try:
+                decision = self._compared(store, key, is_over)
+            finally:
+                # The first decision counts, also if this rank is interrupted.
+                decision = store.compare_set(f"{key}/decision", "", decision).decode()
+        except (RuntimeError, ValueError, AttributeError) as error:
+            raise Unreachable("store", f"ranks cannot be compared: {error}") from error
+        if decision == "gave up":
+            raise Unreachable("ranks", "not all of them have changed the mixture in time")
+        if decision != "same":
+            raise StreamMismatch("mixture", f"{decision}; nothing is changed on any rank")
+
+    def refuse(self, problem: str) -> None:
+        """Take part in a comparison of all ranks with the answer that none may go on; does not
+        wait. If the store is unavailable, the others wait until their time is over.
+
+        problem: why this rank cannot do it.
+        """
+        key = f"{self._key}/all/{next(self._rounds)}/decision"
+        with suppress(RuntimeError, ValueError, AttributeError):
+            self._store().compare_set(key, "", f"rank {self._rank} cannot change it: {problem}")
+
+    def _compared(self, store: Any, key: str, is_over: Callable[[], bool]) -> str:
+        """Return what this rank decides, once all ranks have called, or one has decided."""
+        keys = [f"{key}/{rank}" for rank in range(self._world_size)]
+        end = time.monotonic() + _ALL_RANKS_SECONDS
+        # Not store.wait: other requests of this process to the store would wait behind it.
+        while not store.check(keys):
+            if store.check([f"{key}/decision"]) or is_over() or time.monotonic() > end:
+                return "gave up"
+            time.sleep(_POLL_SECONDS)
+        found = [store.get(each) for each in keys]
+        for rank, its in enumerate(found):
+            if its != found[0]:
+                return f"rank {rank} changes it to another one than rank 0 does"
+        return "same"
+
     def _exchange(self, key: str, own: str) -> bytes:
         """Return what the first rank wrote.  Raises: Unreachable if the store is unavailable."""
         try:
@@ -105,12 +169,12 @@ def rank_agreement(
     ranks: DataParallel,
     request: StreamRequest,
     targets: Targets,
-    max_epochs: Sequence[int | None] = (),
+    max_epochs: Mapping[str, int] | None = None,
 ) -> RankAgreement | None:
     """Return the comparison for a feed; None if there is one rank, or no process group.
 
     targets: of the feed. If the coordinates were given as arguments, it is unknown which ranks
-    belong together; then ranks with the same targets compare.  max_epochs: of each source of a
+    belong together; then ranks with the same targets compare.  max_epochs: of sources of a
     mixture.
 
     Call it once for each feed, in the order of creation: feeds with equal arguments are
@@ -123,8 +187,14 @@ def rank_agreement(
     # setdefault and next are atomic, so several threads may create feeds.
     number = next(_MADE.setdefault(feed, itertools.count()))
     digest = hashlib.sha256(f"{feed} {number}".encode()).hexdigest()
-    of_mixture = None if request.spec.mixture is None else tuple(max_epochs)
-    return RankAgreement(_default_store, f"tokenfeed/corpus/{digest}", ranks.rank, of_mixture)
+    of_mixture = None if request.spec.mixture is None else sorted((max_epochs or {}).items())
+    return RankAgreement(
+        _default_store,
+        f"tokenfeed/corpus/{digest}",
+        ranks.rank,
+        ranks.world_size,
+        of_mixture,
+    )
 
 
 def _default_store() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 from typing import NamedTuple
 
 from tokenfeed.stream.position import Position
@@ -68,6 +69,14 @@ class Cursor:
         self.generation += 1
         self.repositioned = True
         self.skip_to(sample, history)
+
+    def moved(self, sample: int, history: History | None = None) -> Cursor:
+        """Return another cursor that begins at a sample. This one does not change.  history: as for
+        `seek`.
+        """
+        moved = copy(self)
+        moved.seek(sample, history)
+        return moved
 
     def seek_epoch(self, first_sample: int, end_sample: int) -> int:
         """Return where to begin an epoch: at the repositioned sample in it, else at its first."""

@@ -94,6 +94,16 @@ class History(NamedTuple):
             Run(last.end_batch, first_sample, end_sample, batch_size, world_size, spec),
         )
 
+    def continued_by(self, spec: StreamParts, *, before: StreamParts, sample: int) -> History:
+        """Return the history of a stream that is the same as another one up to a sample: so it does
+        not depend on when a rank has changed its mixture.
+        """
+        runs = (
+            run._replace(spec=spec) if run.spec == before and run.end_sample <= sample else run
+            for run in self.runs
+        )
+        return history_of(list(runs))
+
 
 def history_of(runs: list[Run]) -> History:
     """Return the history of runs, oldest first; of too many, it keeps the newest."""

@@ -12,8 +12,8 @@ differs. It contains the history of the batches that were delivered before.
     specs           a list of streams, each a list: order, seed, context length, fingerprint; in
                     version 3 also its sources and its stages
     sources, stages     version 3: those of the mixture of that sample, or empty. A source is a
-                    list: dataset, order, seed, fingerprint; a stage: first sample, and a list of
-                    the weights of all sources
+                    list: dataset, order, seed, fingerprint; a stage: first sample, a list of the
+                    weights of all sources, and who asked for it (stages.py)
 
 All keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists that
 contain dicts, and would then refuse a state whose number of runs differs from the loading feed's.
@@ -29,11 +29,10 @@ from typing import Any
 from tokenfeed.errors import InvalidRequest, RequestError, StreamMismatch
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import SEED_END, SourceValues, StageValues, StreamParts
-from tokenfeed.stream.stages import BLOCK_MAX, AskedStage, scheduled
+from tokenfeed.stream.stages import BLOCK_MAX, RESUMED, AskedStage, scheduled
 
 from ..validation import hash_digits, integer, shown, text
 from .history import History, Run, history_of
-from .mixture.past import require_same_past
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -45,6 +44,8 @@ MID_EPOCH = "mid_epoch"
 """Not a part of a stream, but a permission to change the context length in the middle of an epoch
 (client/feed/rescale.py).
 """
+MIXTURE = "mixture"
+"""A permission to go on with other weights, by a stage that is appended at the saved sample."""
 
 _WITHOUT_MIXTURE = 2
 """The version of a state without a mixture: an earlier release reads it too."""
@@ -86,7 +87,7 @@ def write_state(sample: int, parts: StreamParts, history: History = _NOTHING) ->
 def _plain(parts: StreamParts) -> list[Any]:
     """Return the parts of a stream as lists and numbers."""
     sources = [list(source) for source in parts.sources]
-    stages = [[stage.first_sample, list(stage.weights)] for stage in parts.stages]
+    stages = [[stage.first_sample, list(stage.weights), stage.origin] for stage in parts.stages]
     return [*(getattr(parts, name) for name in PARTS), sources, stages]
 
 
@@ -193,7 +194,7 @@ def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
 
 def _require_schedule(name: str, parts: StreamParts) -> None:
     """Raise InvalidRequest unless each stage begins where the blocks of the one before it end."""
-    asked = [AskedStage(*stage) for stage in parts.stages]
+    asked = [AskedStage(stage.first_sample, stage.weights) for stage in parts.stages]
     try:
         begins = [stage.first_sample for stage in scheduled(asked, len(parts.sources))]
     except RequestError as error:
@@ -216,11 +217,12 @@ def _read_source(name: str, values: Any) -> SourceValues:
 
 def _read_stage(name: str, values: Any, source_count: int) -> StageValues:
     _require_length(name, values, len(StageValues._fields))
-    first_sample, weights = values
+    first_sample, weights, origin = values
     _require_length(f"{name}.weights", weights, source_count)
     return StageValues(
         _number(f"{name}.first_sample", first_sample, 0, SAMPLE_END),
         tuple(_number(f"{name}.weights", weight, 0, BLOCK_MAX + 1) for weight in weights),
+        _number(f"{name}.origin", origin, 0, RESUMED + 1),
     )
 
 
@@ -257,25 +259,23 @@ def _number(name: str, value: Any, first: int, end: int) -> int:
     return number
 
 
-def require_same_stream(
-    saved: StreamParts, own: StreamParts, allow: Collection[str], sample: int
-) -> None:
-    """Compare the stream of a state with the feed's own; of mixtures what is before a sample.
-
-    allow: parts that may differ, and MID_EPOCH.  Raises: StreamMismatch, naming what differs;
-    InvalidRequest if allow contains anything else.
-    """
-    known = (*PARTS, MID_EPOCH)
+def require_known_permissions(allow: Collection[str]) -> None:
+    """Raise InvalidRequest unless these are parts of a stream, MID_EPOCH and MIXTURE."""
+    known = (*PARTS, MID_EPOCH, MIXTURE)
     is_collection = isinstance(allow, (tuple, list, set, frozenset))
     if not is_collection or not all(part in known for part in allow):
         raise InvalidRequest("allow", f"{shown(allow)} is not a collection of {', '.join(known)}")
-    are_mixtures = bool(saved.stages and own.stages)
-    if are_mixtures:
-        require_same_past(saved, own, sample)
+
+
+def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
+    """Compare the stream of a state with the feed's own, unless both are mixtures.
+
+    allow: parts that may differ, MID_EPOCH, and MIXTURE.
+    Raises: StreamMismatch, naming what differs; InvalidRequest if allow contains anything else.
+    """
+    require_known_permissions(allow)
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
-        if name == "fingerprint" and are_mixtures:
-            continue
         if before != now and name not in allow:
             cure = f"Pass {name}={before!r}"
             if name == "fingerprint":

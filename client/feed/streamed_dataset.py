@@ -1,15 +1,30 @@
-"""The interface of the datasets that a feed reads: on remote servers, or in local files."""
+"""What a feed reads: the interface of its datasets, on remote servers or in local files, and the
+stream that it makes of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.stream.position import SAMPLE_END
+from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
 from ..device.row_source import RowSource
-from ..stats import Counters
+from ..stats import Counters, SourceStats
+from ..validation import count
+from .cursor import Cursor
+from .history import History
+from .mixture.counts import source_stats
+from .mixture.exhaustion import exhausted
+from .mixture.past import require_same_mixture
+from .mixture.recipe import checked_weights
+from .mixture.schedule import Schedule
+from .state import MIXTURE, require_known_permissions
 
 
 class StreamedDataset(Protocol):
@@ -29,10 +44,11 @@ class StreamedDataset(Protocol):
     def await_described(self) -> tuple[pb.Dataset, ...]:
         """Return the description of each source; waits for them.  Raises: TokenfeedError."""
 
-    def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the number of rows of an order of the only dataset; per epoch if it has epochs.
+    def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
+        """Return the number of rows of an order of a dataset; per epoch if it has epochs.
 
-        context_length: if it differs from that of the streams.  Raises: TokenfeedError.
+        context_length: if it differs from that of the streams.  place: of the dataset among the
+        sources.  Raises: TokenfeedError.
         """
 
     def open_rows(
@@ -50,6 +66,154 @@ class StreamedDataset(Protocol):
         """End all streams of it. May be called twice, from any thread."""
 
 
+@dataclass(slots=True)
+class FeedStream:
+    """What a feed reads, and how far it is. A feed that changes its mixture replaces it as a whole:
+    other threads and signal handlers see all of a change, or nothing of it.
+
+    request: all others differ from it only by their position.  open_dataset: returns the dataset of
+    other requests; does no I/O.  schedule: of a mixture.
+    """
+
+    request: StreamRequest
+    dataset: StreamedDataset
+    cursor: Cursor
+    open_dataset: Callable[[StreamRequest], StreamedDataset]
+    schedule: Schedule | None = None
+    _exhausted: int | None = None
+
+    @property
+    def spec(self) -> StreamSpec:
+        """The specification of the stream."""
+        return self.request.spec
+
+    def parts(self) -> StreamParts:
+        """Return the stream as plain values; asks for the fingerprints if nothing was read yet.
+        Raises: TokenfeedError.
+        """
+        return self.spec.parts(fingerprints_of(self.dataset.await_described()))
+
+    def end_sample(self) -> int:
+        """Return the sample at which a source of a mixture ends it, 2^63 if none does; asks for the
+        rows of sources with max_epochs.  Raises: TokenfeedError.
+        """
+        if self.schedule is None or not self.schedule.max_epochs:
+            return SAMPLE_END
+        if self._exhausted is None:
+            limits = self.schedule.max_epochs
+            self._exhausted = exhausted(self.spec, limits, self._rows_of_sources())
+        return self._exhausted
+
+    def source_stats(self, history: History, *, has_read: bool) -> dict[str, SourceStats]:
+        """Return the statistics of the sources of a mixture.  has_read: so it need not wait."""
+        rows = {}
+        if has_read and self.schedule is not None:
+            counted = zip(self.spec.sources, self._rows_of_sources(), strict=True)
+            rows = {each.dataset: count for each, count in counted if each.order.HAS_EPOCHS}
+        return source_stats(history, rows)
+
+    def changed(self, weights: object, at_sample: int | None) -> tuple[FeedStream, int]:
+        """Return the stream with other weights from a sample on, and where they take effect; this
+        stream if it has them already.
+
+        weights, at_sample: as a user passed them; None is as soon as possible.
+        Raises: InvalidRequest, also for a closed feed; TokenfeedError if new sources cannot be
+        read.
+        """
+        assert self.schedule is not None
+        self._require_open()
+        sample = self.cursor.sample
+        at = sample if at_sample is None else count("at_sample", at_sample)
+        samples_of = checked_weights(weights, self.schedule.block)
+        schedule, begin = self.schedule.changed(samples_of, at, or_later=at_sample is None)
+        if schedule is self.schedule:
+            return self, begin
+        if at < sample:
+            raise InvalidRequest("at_sample", f"{at} is before the current position, {sample}")
+        _, _, history = self.cursor.now
+        return self._with(schedule, sample, history, None), begin
+
+    def continued(
+        self,
+        definition: Schedule,
+        saved: StreamParts,
+        sample: int,
+        history: History,
+        allow: Collection[str],
+    ) -> FeedStream:
+        """Return the stream of a feed that loads a state of a mixture.
+
+        definition: of the feed.  saved, sample, history: of the state.  allow: as for
+        `require_same_stream`.
+        Raises: StreamMismatch; TokenfeedError if sources cannot be read.
+        """
+        require_known_permissions(allow)
+        fingerprints = {each.dataset: each.fingerprint for each in self.parts().sources}
+        schedule = definition.continued(
+            saved, sample, allow=MIXTURE in allow, fingerprints=fingerprints
+        )
+        stream = self._with(schedule, sample, history, saved)
+        try:
+            require_same_mixture(saved, stream.parts(), sample)
+        except BaseException:
+            stream.close_unless(self)
+            raise
+        return stream
+
+    def _with(
+        self, schedule: Schedule, sample: int, history: History, before: StreamParts | None
+    ) -> FeedStream:
+        """Return the stream of another mixture that is the same up to a sample. New sources need a
+        new dataset, which is described then.
+
+        history: before the sample.  before: its latest stream; None is this one.
+        Raises: InvalidRequest; TokenfeedError if new sources cannot be read.
+        """
+        request = replace(self.request, spec=schedule.spec())
+        dataset = self.dataset
+        if request.spec.sources != self.spec.sources:
+            self._require_open()
+            dataset = self.open_dataset(request)
+        stream = FeedStream(request, dataset, self.cursor, self.open_dataset, schedule)
+        try:
+            if dataset is not self.dataset:
+                _require_same_corpora(self.dataset.await_described(), dataset.await_described())
+            if history.runs:
+                history = history.continued_by(
+                    stream.parts(), before=before or self.parts(), sample=sample
+                )
+        except BaseException:
+            stream.close_unless(self)
+            raise
+        stream.cursor = self.cursor.moved(sample, history)
+        return stream
+
+    def close_unless(self, other: FeedStream) -> None:
+        """Close the dataset, unless it is that of another stream."""
+        if self.dataset is not other.dataset:
+            self.dataset.close()
+
+    def _require_open(self) -> None:
+        if self.dataset.closed:
+            raise InvalidRequest("RemoteBatches", "is closed; create a new one")
+
+    def _rows_of_sources(self) -> list[int]:
+        """Return the rows of each source, per epoch if its order has epochs."""
+        return [
+            self.dataset.rows_of(source.order.NAME, place=place)
+            for place, source in enumerate(self.spec.sources)
+        ]
+
+
 def fingerprints_of(described: Sequence[pb.Dataset]) -> list[bytes]:
     """Return the fingerprints of descriptions."""
     return [dataset.fingerprint for dataset in described]
+
+
+def _require_same_corpora(before: Sequence[pb.Dataset], now: Sequence[pb.Dataset]) -> None:
+    """Raise StreamMismatch if a dataset has another fingerprint than before."""
+    known = {dataset.name: dataset.fingerprint for dataset in before}
+    for dataset in now:
+        if known.get(dataset.name, dataset.fingerprint) != dataset.fingerprint:
+            problem = f"is another corpus now: {dataset.fingerprint.hex()}"
+            raise StreamMismatch(f"mixture.{dataset.name}", problem)

@@ -19,7 +19,7 @@ from ..runtime.supervised import Supervised
 from ..runtime.supervisor import Task
 from ..stats import Counters
 from ..stream.dataset_client import Agreement
-from ..stream.usable import Datasets, compared, counted_rows
+from ..stream.usable import Datasets, compared, counted_rows, require_windows
 from ..transport.addresses import Targets
 from .local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
 from .target import parse_local_target
@@ -86,17 +86,17 @@ class LocalFiles(Supervised):
         assert self._described is not None
         return self._described
 
-    def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the number of rows of an order of the only dataset, per epoch if it has epochs;
+    def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
+        """Return the number of rows of an order of a dataset, per epoch if it has epochs;
         waits like `await_described`.
 
-        context_length: if it differs from the request's.  Raises: NotFound if there is no such
-        order; like `await_described`.
+        context_length: if it differs from the request's.  place: of the dataset among the sources.
+        Raises: NotFound if there is no such order; like `await_described`.
         """
         described = self.await_described()
         if context_length is not None:
             described = self._await_opened().described(context_length)
-        return counted_rows(described[0], order)
+        return counted_rows(described[place], order)
 
     def open_rows(
         self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
@@ -159,11 +159,14 @@ class LocalFiles(Supervised):
         return open_local(self._target.words, names, self._target.options, lambda: self.closed)
 
     def _accepted(self, described: Datasets) -> Datasets:
-        """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus."""
+        """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus;
+        InvalidRequest if a source of a mixture has no window.
+        """
         found, required = described[0].fingerprint, self._fingerprint
         if required is not None and found != required:
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
+        require_windows(self._spec, described)
         if self._agreement is not None and required is None:
             # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.
             name = "" if self._spec.mixture else self._spec.source.dataset

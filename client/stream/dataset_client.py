@@ -182,18 +182,18 @@ class DatasetClient(Supervised):
             self._connect()
             abandoned.retire(task)
 
-    def rows_of(self, order: str, context_length: int | None = None) -> int:
-        """Return the number of rows of an order of the only dataset, per epoch if it has epochs;
+    def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
+        """Return the number of rows of an order of a dataset, per epoch if it has epochs;
         waits like `await_described`.
 
-        context_length: if it differs from the request's.
+        context_length: if it differs from the request's.  place: of the dataset among the sources.
         Raises: NotFound if the servers do not know the order; StreamMismatch if they now have
         another corpus; like `await_described`.
         """
         described = self.await_described()
         if context_length is not None:
             described = self._await(partial(self._describe_all, context_length))
-        return counted_rows(described[0], order)
+        return counted_rows(described[place], order)
 
     def _describe_all(
         self, context_length: int, timeout_seconds: float, open_calls: set[DescribeCall]

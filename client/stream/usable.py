@@ -39,21 +39,28 @@ def require_usable(
     try:
         request.require_within(described.limits, max(each.token_bytes for each in datasets))
         require_size(request, described.limits, client_name)
-    except LimitExceeded as error:
-        raise LimitExceeded(error.subject, f"{error.problem} ({address})") from None
+        require_windows(request.spec, datasets)
+    except (LimitExceeded, InvalidRequest) as error:
+        raise type(error)(error.subject, f"{error.problem} ({address})") from None
     for dataset in datasets:
-        if request.spec.mixture and request.spec.context_length >= dataset.longest_file_tokens:
-            raise InvalidRequest(
-                "context_length",
-                f"{request.spec.context_length} is not in [1, {dataset.longest_file_tokens}): the "
-                f"longest file of {dataset.name} has {dataset.longest_file_tokens} tokens "
-                f"({address})",
-            )
         for kind in request.spec.planes:
             if not plane_fingerprint(dataset, kind):
                 raise StreamMismatch(address, f"this dataset has no plane {kind} ({KINDS[kind]})")
     for dataset, ours in zip(datasets, reference or (), strict=False):
         _require_same_corpus(address, dataset, ours, request)
+
+
+def require_windows(spec: StreamSpec, datasets: Datasets) -> None:
+    """Raise InvalidRequest unless each source of a mixture has a window. One dataset is refused by
+    its server.
+    """
+    for dataset in datasets if spec.mixture else ():
+        if spec.context_length >= dataset.longest_file_tokens:
+            raise InvalidRequest(
+                "context_length",
+                f"{spec.context_length} is not in [1, {dataset.longest_file_tokens}): the longest "
+                f"file of {dataset.name} has {dataset.longest_file_tokens} tokens",
+            )
 
 
 def _require_same_corpus(

@@ -61,10 +61,13 @@ class SourceValues(NamedTuple):
 
 
 class StageValues(NamedTuple):
-    """A stage of a mixture as plain values: where it begins, and the weights of all sources."""
+    """A stage of a mixture as plain values: where it begins, the weights of all sources, and who
+    asked for it (stages.py).
+    """
 
     first_sample: int
     weights: tuple[int, ...]
+    origin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,10 @@ class StreamSpec:
                 SourceValues(each.dataset, each.order.NAME, each.seed_used, fingerprint.hex())
                 for each, fingerprint in zip(self.sources, fingerprints, strict=True)
             ),
-            tuple(StageValues(each.first_sample, each.weights) for each in self.mixture.stages),
+            tuple(
+                StageValues(each.first_sample, each.weights, each.origin)
+                for each in self.mixture.stages
+            ),
         )
 
     def plain(self) -> dict[str, Any]:

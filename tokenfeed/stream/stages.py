@@ -8,7 +8,7 @@ was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import InvalidRequest, SamplesExhausted
@@ -19,6 +19,10 @@ MIXTURE = "mixture-1"
 BLOCK_MAX = 1 << 20
 """Maximum number of samples in a block: the sum of the weights of a stage."""
 STAGE_END = 1 << 32
+DEFINED, CHANGED, RESUMED = range(3)
+"""Who asked for a stage: the definition of the mixture, a change of a running feed, or a feed of
+another definition that resumed.
+"""
 _HASH_BYTES = 32
 
 
@@ -29,7 +33,7 @@ class Stage:
     index: in [0, 2^32).  first_sample: where it begins, in [0, 2^63).  weights: samples of each
     source in a block; 0 pauses a source.  bases: samples of each source before the stage, all
     together at most first_sample.  previous: H(index) of the chain of identities, 32 bytes; b"" if
-    it is not known yet.
+    it is not known yet.  origin: who asked for it, for saved states: DEFINED, CHANGED or RESUMED.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
@@ -38,6 +42,7 @@ class Stage:
     weights: tuple[int, ...]
     bases: tuple[int, ...]
     previous: bytes = b""
+    origin: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         """Check every range."""

@@ -57,5 +57,5 @@ def samples_before(parts: StreamParts, sample: int) -> tuple[int, ...]:
 
 @lru_cache(8)
 def _stages(parts: StreamParts) -> tuple[Stage, ...]:
-    asked = [AskedStage(*stage) for stage in parts.stages]
+    asked = [AskedStage(stage.first_sample, stage.weights) for stage in parts.stages]
     return scheduled(asked, len(parts.sources))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +12,17 @@ from typing import Any
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import SEED_END, Source, StreamSpec
-from tokenfeed.stream.spec import Mixture as MixtureSpec
-from tokenfeed.stream.stages import BLOCK_MAX, AskedStage, scheduled
+from tokenfeed.stream.spec import SEED_END, Source
+from tokenfeed.stream.stages import BLOCK_MAX
 from tokenfeed.stream.weights import block_weights
 
 from ...validation import integer, optional_integer, shown, text
+from .schedule import PlannedStage, Schedule, above_0, log_begin
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover - the same library, before it became a part of Python
     import tomli as tomllib
-
-_LOG = logging.getLogger("tokenfeed.client")
 
 _TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources")
 _STAGE_KEYS = ("first_sample", "first_tokens", "weights")
@@ -139,42 +136,40 @@ class Mixture:
         except (InvalidRequest, NotFound) as error:
             raise type(error)(error.subject, f"{error.problem} ({path})") from None
 
-    def spec(self, context_length: int, order: str, seed: int) -> StreamSpec:
-        """Return the stream.  order, seed: of the feed.  Raises: InvalidRequest if a stage begins
-        before the one before it has a whole block.
+    def schedule(self, context_length: int, order: str, seed: int) -> Schedule:
+        """Return the mixture as a feed has it.  order, seed: of the feed.  Raises: InvalidRequest
+        if a stage begins before the one before it has a whole block.
         """
-        asked = [
-            AskedStage(
-                stage.begin(context_length),
-                tuple(stage.weights.get(name, 0) for name in self.sources),
-            )
-            for stage in self.stages
-        ]
-        own_seed = seed if self.seed is None else self.seed
+        own_order, own_seed = self.order or order, seed if self.seed is None else self.seed
         sources = tuple(
             Source(
                 name,
-                orders.latest(options.order or self.order or order),
+                orders.latest(options.order or own_order),
                 own_seed if options.seed is None else options.seed,
                 number,
             )
             for number, (name, options) in enumerate(self.sources.items())
         )
-        stages = scheduled(asked, len(sources))
-        for stage, (wanted, _) in zip(stages, asked, strict=True):
-            if stage.first_sample != wanted:
-                _LOG.info(
-                    "stage begins at the end of a block stage=%d asked=%d sample=%d",
-                    stage.index,
-                    wanted,
-                    stage.first_sample,
-                )
-        return StreamSpec(context_length, sources, MixtureSpec(own_seed, stages))
+        stages = tuple(
+            PlannedStage(stage.begin(context_length), above_0(stage.weights))
+            for stage in self.stages
+        )
+        found = Schedule(
+            context_length, own_seed, own_order, sources, stages, self.max_epochs, self.block
+        )
+        for stage, begun in zip(stages, found.effective(), strict=True):
+            if stage.asked != begun.first_sample:
+                log_begin(begun, stage.asked)
+        return found
 
     @property
-    def max_epochs(self) -> list[int | None]:
-        """The epochs after which each source ends; None is endless."""
-        return [options.max_epochs for options in self.sources.values()]
+    def max_epochs(self) -> dict[str, int]:
+        """The epochs after which sources end, by the names of their datasets."""
+        return {
+            name: options.max_epochs
+            for name, options in self.sources.items()
+            if options.max_epochs is not None
+        }
 
     def _stage(self, prefix: str, index: int, values: Any) -> MixtureStage:
         values = _mapping(f"stages[{index}]", values)
@@ -191,13 +186,21 @@ class Mixture:
         if first.count(None) != 1:
             problem = "has to have either first_sample or first_tokens"
             raise InvalidRequest(f"stages[{index}]", problem)
-        weights = _mapping(f"{prefix}weights", values.get("weights", {}))
-        if not weights:
-            raise InvalidRequest(f"{prefix}weights", "are missing; name at least one dataset")
         try:
-            return MixtureStage(first[0], first[1], block_weights(weights, self.block))
+            weights = checked_weights(values.get("weights", {}), self.block)
+            return MixtureStage(first[0], first[1], weights)
         except InvalidRequest as error:
             raise InvalidRequest(f"{prefix}{error.subject}", error.problem) from None
+
+
+def checked_weights(weights: Any, block: int | None) -> dict[str, int]:
+    """Return the samples of each source in a block, as `block_weights`, of what a user passed.
+
+    Raises: InvalidRequest.
+    """
+    if not _mapping("weights", weights):
+        raise InvalidRequest("weights", "are missing; name at least one dataset")
+    return block_weights(weights, block)
 
 
 def _source_options(name: str, values: Any) -> SourceOptions:

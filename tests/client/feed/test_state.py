@@ -71,11 +71,11 @@ def test_what_differs_is_named_unless_it_is_allowed(
     own = StreamParts(**{**{name: STATE[name] for name in NAMES}, part: other})
 
     with pytest.raises(StreamMismatch, match=str(getattr(PARTS, part))) as caught:
-        require_same_stream(PARTS, own, sample=9, allow=())
+        require_same_stream(PARTS, own, allow=())
     assert caught.value.subject == part
 
     with caplog.at_level(logging.WARNING):
-        require_same_stream(PARTS, own, sample=9, allow=(part,))
+        require_same_stream(PARTS, own, allow=(part,))
         assert caplog.text == ""  # something else may still refuse it
         log_differences(PARTS, own)
     assert part in caplog.text
@@ -106,19 +106,18 @@ def test_what_is_no_state_is_refused_with_the_reason(state: Any, problem: str) -
 def test_what_cannot_be_allowed_is_refused(allow: Any) -> None:
     """A typing error there would be found on the day of the accident."""
     with pytest.raises(InvalidRequest, match="allow"):
-        require_same_stream(PARTS, PARTS, allow, 9)
+        require_same_stream(PARTS, PARTS, allow)
 
 
 def test_a_permission_is_no_part_of_a_stream() -> None:
     """It allows something, and changes no state."""
-    require_same_stream(PARTS, PARTS, sample=9, allow=("mid_epoch",))
+    require_same_stream(PARTS, PARTS, allow=("mid_epoch",))
 
     assert "mid_epoch" not in STATE
     with pytest.raises(StreamMismatch, match="context_length"):
         require_same_stream(
             PARTS,
             StreamParts("shuffled-1", 2**64 - 1, 8, "ab" * 32),
-            sample=9,
             allow=("mid_epoch",),
         )
 
@@ -230,7 +229,7 @@ def test_a_number_of_a_state_that_is_none_is_refused_by_its_name(name: str, valu
 def test_what_allow_may_hold_is_said_whatever_it_holds(allow: Any) -> None:
     """Also where Python could not compare it."""
     with pytest.raises(InvalidRequest) as caught:
-        require_same_stream(PARTS, PARTS, sample=9, allow=allow)
+        require_same_stream(PARTS, PARTS, allow=allow)
 
     assert caught.value.subject == "allow"
 
@@ -244,7 +243,7 @@ MIXED = StreamParts(
         SourceValues("web", "shuffled-1", 2**64 - 1, "ab" * 32),
         SourceValues("code", "random-1", 0, "cd" * 32),
     ),
-    (StageValues(0, (70, 30)), StageValues(2**62 + 96, (1, 0))),
+    (StageValues(0, (70, 30)), StageValues(2**62 + 96, (1, 0), 2)),
 )
 OF_MIXTURE = write_state(40, MIXED, HISTORY.extended(32, 40, 4, 2, MIXED))
 
@@ -277,16 +276,17 @@ def test_a_state_after_a_mixture_keeps_it_in_its_history() -> None:
         ({"sources": [["web", "", 0, "ab" * 32]]}, "state.sources[0].order: is empty"),
         ({"sources": [["web", "x", -1, "ab" * 32]]}, "state.sources[0].seed: -1 is not in"),
         ({"sources": [["web", "x", 0, "ab"]]}, "state.sources[0].fingerprint: 'ab' is not 64"),
-        ({"stages": [[0, [1]]]}, "state.stages[0].weights: has 1 values, not 2"),
-        ({"stages": [[0, [1, True]]]}, "state.stages[0].weights: True is not an integer"),
-        ({"stages": [[0, [1, 2**20 + 1]]]}, "state.stages[0].weights: 1048577 is not in"),
-        ({"stages": [[-1, [1, 1]]]}, "state.stages[0].first_sample: -1 is not in"),
-        ({"stages": [[0, 1, 1]]}, "state.stages[0]: has 3 values, not 2"),
+        ({"stages": [[0, [1], 0]]}, "state.stages[0].weights: has 1 values, not 2"),
+        ({"stages": [[0, [1, True], 0]]}, "state.stages[0].weights: True is not an integer"),
+        ({"stages": [[0, [1, 2**20 + 1], 0]]}, "state.stages[0].weights: 1048577 is not in"),
+        ({"stages": [[-1, [1, 1], 0]]}, "state.stages[0].first_sample: -1 is not in"),
+        ({"stages": [[0, 1]]}, "state.stages[0]: has 2 values, not 3"),
+        ({"stages": [[0, [1, 1], 3]]}, "state.stages[0].origin: 3 is not in"),
         ({"stages": []}, "state.stages: are no schedule: stages: are missing"),
-        ({"stages": [[0, [0, 0]]]}, "state.stages: are no schedule: weights: have the sum 0"),
-        ({"stages": [[5, [1, 1]]]}, "state.stages: are no schedule: stages[0].first_sample: 5"),
+        ({"stages": [[0, [0, 0], 0]]}, "state.stages: are no schedule: weights: have the sum 0"),
+        ({"stages": [[5, [1, 1], 0]]}, "state.stages: are no schedule: stages[0].first_sample: 5"),
         (
-            {"stages": [[0, [3, 4]], [5, [1, 1]]]},
+            {"stages": [[0, [3, 4], 0], [5, [1, 1], 0]]},
             "state.stages[1].first_sample: 5 is no end of a block; the next one is 7",
         ),
         ({"specs": [["x", 0, 8, "ab" * 32]] * 3}, "state.specs[0]: has 4 values, not 6"),

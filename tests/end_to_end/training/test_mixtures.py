@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,76 +14,28 @@ import torch
 
 from client import InvalidRequest, Mixture, NotFound, RemoteBatches, StreamMismatch
 from client.feed import agreement
-from tests.conftest import Serve, Server, WriteTokens
+from tests.conftest import Serve, WriteTokens
 from tests.support import reference
+from tests.support.mixtures import (
+    ASKED,
+    MIXTURE,
+    NAMES,
+    OPTIONS,
+    STAGES,
+    B,
+    T,
+    local,
+    offline,
+    served,
+    write_sources,
+)
 from tests.support.offline import received_rows
 from tests.support.ports import free_port
-
-T, B = 8, 4
-WEIGHTS = {"web": 0.7, "code": 0.2, "math": 0.1}
-STAGES = [
-    {"first_sample": 0, "weights": WEIGHTS},
-    {"first_tokens": 137 * T - 3, "weights": {"code": 1, "math": 2}},
-    {"first_sample": 230, "weights": {"web": 3, "math": 0, "news": 2}},
-]
-ORDER_OF = {"web": "shuffled-1", "code": "random-1", "math": "sequential-1", "news": "shuffled-1"}
-SEED_OF = {"web": 5, "code": 9, "math": 9, "news": 9}
-NAMES = list(ORDER_OF)
-MIXTURE = Mixture(
-    stages=STAGES,
-    sources={
-        "web": {"order": "shuffled", "seed": 5},
-        "code": {"order": "random"},
-        "math": {"order": "sequential"},
-    },
-    order="shuffled",
-    seed=9,
-)
-ASKED = [(0, [70, 20, 10, 0]), (137, [0, 1, 2, 0]), (230, [3, 0, 0, 2])]
 
 
 @pytest.fixture
 def paths(write_tokens: WriteTokens) -> dict[str, list[Path]]:
-    """Corpora whose tokens tell their source; "news" has two files."""
-    random = np.random.default_rng(3)
-    return {
-        name: [
-            write_tokens(
-                random.integers(10_000 * n + 1, 10_000 * n + 10_000, 400), f"{name}{i}.bin"
-            )
-            for i in range(2 if name == "news" else 1)
-        ]
-        for n, name in enumerate(NAMES)
-    }
-
-
-def offline(
-    paths: dict[str, list[Path]],
-    samples: Sequence[int],
-    asked: list[tuple[int, list[int]]] = ASKED,
-    token_bytes: dict[str, int] | None = None,
-) -> np.ndarray:
-    """The rows of samples, by the second implementation."""
-    rows = []
-    for sample in samples:
-        source, own = reference.mixture_place(9, asked, sample)
-        name = NAMES[source]
-        width = (token_bytes or {}).get(name, 2)
-        files = [path.read_bytes() for path in paths[name]]
-        (row,) = reference.rows(files, width, ORDER_OF[name], SEED_OF[name], T, [own])
-        rows.append(np.frombuffer(row, f"<u{width}").astype(np.int64))
-    return np.stack(rows)
-
-
-def served(serve: Serve, paths: dict[str, list[Path]], *options: object) -> Server:
-    data: list[object] = []
-    for name, files in paths.items():
-        data += ["--data", f"{name}={files[0]}", *files[1:]]
-    return serve(*data, *options)
-
-
-def local(paths: dict[str, list[Path]]) -> str:
-    return "file:" + ",".join(f"{name}={','.join(map(str, each))}" for name, each in paths.items())
+    return write_sources(write_tokens)
 
 
 @pytest.mark.parametrize("kind", ["map", "pread", "file", "file without a thread"])
@@ -156,7 +107,11 @@ def test_a_run_goes_on_elsewhere_from_its_state(serve: Serve, paths: dict[str, l
         (230, 290),
     ]
     assert [source["dataset"] for source in history[-1]["sources"]] == NAMES
-    assert history[-1]["stages"][1] == {"first_sample": 200, "weights": (0, 1, 2, 0)}
+    assert history[-1]["stages"][1] == {
+        "first_sample": 200,
+        "weights": (0, 1, 2, 0),
+        "origin": 0,
+    }
 
 
 def test_what_each_source_has_contributed_is_in_the_stats(paths: dict[str, list[Path]]) -> None:
@@ -258,14 +213,14 @@ def test_a_source_that_is_exhausted_ends_the_stream_on_every_rank(
             "stage 1 of the state begins at sample 200, but here at 100",
         ),
         (
-            {"stages": STAGES[:1]},
+            {"stages": [STAGES[0], {"first_sample": 90, "weights": {"code": 1}}, *STAGES[1:]]},
             "mixture",
-            "the state has a stage from sample 200 on, before the saved sample 220",
+            "stage 1 of the state begins at sample 200, but here at 100",
         ),
         (
-            {"stages": [{"weights": {"code": 0.2, "web": 0.7, "math": 0.1}}, *STAGES[1:]]},
+            {"stages": STAGES[:1]},
             "mixture",
-            "source 0 of the state is web, but here it is code",
+            "the state has a stage from sample 200 on, and this mixture has not",
         ),
     ],
 )
@@ -469,3 +424,18 @@ def test_ranks_with_other_mixtures_are_told(
                     next(feed)
             else:
                 next(feed)
+
+
+def test_sources_keep_their_numbers_in_whatever_order_they_are_named_later(
+    paths: dict[str, list[Path]],
+) -> None:
+    """A number decides rows: a script whose lines were sorted must not change the stream."""
+    with RemoteBatches(local(paths), B, T, mixture=MIXTURE) as feed:
+        rows = [received_rows(next(feed) for _ in range(30))]
+        state = feed.state_dict()
+    stages = [{"weights": {"math": 0.1, "code": 0.2, "web": 0.7}}, *STAGES[1:]]
+    with RemoteBatches(local(paths), B, T, mixture=Mixture(stages=stages, **OPTIONS)) as feed:
+        feed.load_state_dict(state)
+        rows.append(received_rows(next(feed) for _ in range(60)))
+
+    assert np.array_equal(np.concatenate(rows), offline(paths, range(360)))

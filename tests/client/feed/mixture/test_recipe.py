@@ -49,10 +49,10 @@ def test_a_file_says_what_the_constructor_does(tmp_path: Path) -> None:
         seed=7,
     )
 
-    spec = loaded.spec(T, "sequential-1", 99)
+    spec = loaded.schedule(T, "sequential-1", 99).spec()
 
-    assert spec == made.spec(T, "sequential-1", 99)
-    assert loaded.max_epochs == made.max_epochs == [2, None, None]
+    assert spec == made.schedule(T, "sequential-1", 99).spec()
+    assert loaded.max_epochs == made.max_epochs == {"web": 2}
     assert spec.mixture is not None
     assert spec.mixture.seed == 7
     assert [(each.dataset, each.order.NAME, each.seed, each.number) for each in spec.sources] == [
@@ -68,7 +68,7 @@ def test_a_file_says_what_the_constructor_does(tmp_path: Path) -> None:
 
 
 def test_what_a_mixture_does_not_say_is_the_feed_s() -> None:
-    spec = Mixture({"web": 1, "code": 2}).spec(T, "sequential-1", 99)
+    spec = Mixture({"web": 1, "code": 2}).schedule(T, "sequential-1", 99).spec()
 
     assert {(each.order.NAME, each.seed) for each in spec.sources} == {("sequential-1", 99)}
     assert spec.mixture is not None
