@@ -2,8 +2,8 @@
 
 Computed, never drawn: each block of a stage has exactly `weight` samples of each source, in an
 order that is permuted in each block by `shuffled-1`. So sample 10^14 costs the same as sample
-0, and a source's own samples come once each, without a gap after every block. Released; never
-edited.
+0, and a source's own samples come once each, without a gap after every block. Released: what it
+returns never changes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from .orders.splitmix import mix
 
 _STAGE_TAG = 1 << 32
 """Keeps the keys of stages apart from those of rounds, whose counters are below 24."""
-
-_TABLE_MAX = 1 << 16
-"""Samples of a block whose sources are listed, instead of searched for."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -43,33 +40,35 @@ def locate(stage: Stage, seed: int, samples: Numbers) -> tuple[Numbers, Numbers]
     seed: of the mixture.  samples: int64[n], each in [stage.first_sample, 2^63).
     Returns: int64[n], indices into stage.weights; int64[n], each at least the source's base.
     """
-    weights, ends, first, sources = _tables(stage.weights, stage.bases)
+    weights, first, sources = _tables(stage.weights, stage.bases)
     since = samples - stage.first_sample
     slot = shuffled_v1.places(since, stage_seed(seed, stage.index), stage.block_size)
-    source = np.searchsorted(ends, slot, side="right") if sources is None else sources[slot]
+    source = sources.take(slot).astype(np.int64)
     return source, since // stage.block_size * weights[source] + slot + first[source]
 
 
 class _Tables(NamedTuple):
     """What `locate` looks up.
 
-    weights, ends: int64[sources], samples of each source in a block, and their sums.  first:
-    int64[sources], what is added to a slot of the first block.  sources: int64[K], the source of
-    each slot; None if that is too long.
+    weights: int64[sources], samples of each source in a block.  first: int64[sources], what is
+    added to a slot of the first block.  sources: the source of each slot, [K], of the smallest
+    type: at most 4 MiB.
     """
 
     weights: Numbers
-    ends: Numbers
     first: Numbers
-    sources: Numbers | None
+    sources: npt.NDArray[np.unsignedinteger]
 
 
 @lru_cache(16)
 def _tables(weights: tuple[int, ...], bases: tuple[int, ...]) -> _Tables:
     counts = np.array(weights, dtype=np.int64)
-    ends = np.cumsum(counts)
-    sources = np.repeat(np.arange(counts.size), counts) if ends[-1] <= _TABLE_MAX else None
-    return _Tables(counts, ends, np.array(bases, dtype=np.int64) - (ends - counts), sources)
+    numbers = np.arange(counts.size, dtype=np.min_scalar_type(counts.size))
+    first = np.array(bases, dtype=np.int64) - (np.cumsum(counts) - counts)
+    tables = _Tables(counts, first, np.repeat(numbers, counts))
+    for table in tables:
+        table.flags.writeable = False
+    return tables
 
 
 def locate_all(mixture: Mixture, samples: Numbers) -> tuple[Numbers, Numbers]:

