@@ -5,7 +5,8 @@
     for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
         ...
 
-Importing this package imports neither torch nor grpc. Accessing RemoteBatches imports both.
+Importing this package imports neither torch nor grpc. Accessing RemoteBatches or validation_feeds
+imports both.
 """
 
 import sys
@@ -43,6 +44,7 @@ else:
 
     if TYPE_CHECKING:
         from .batches import RemoteBatches
+        from .evaluation import validation_feeds
         from .feed.mixture.recipe import Mixture
 
 __all__ = [
@@ -66,20 +68,22 @@ __all__ = [
     "TokenfeedError",
     "Unauthenticated",
     "Unreachable",
+    "validation_feeds",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name == "RemoteBatches":
+    if name in ("RemoteBatches", "validation_feeds"):
         try:
             from .batches import RemoteBatches
+            from .evaluation import validation_feeds
         except ModuleNotFoundError as error:
             from tokenfeed.commands.extras import missing
 
             if error.name != "torch":
                 raise
             raise ModuleNotFoundError(missing(error, "torch"), name=error.name) from None
-        return RemoteBatches
+        return RemoteBatches if name == "RemoteBatches" else validation_feeds
     if name == "Mixture":
         from .feed.mixture.recipe import Mixture
 

@@ -52,8 +52,9 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "device": set(),
         "feed": {"validation", "stats", "runtime", "transport", "device"},
         "batches": {"validation", "stats", "transport", "stream", "local", "device", "feed"},
+        "evaluation": {"validation", "transport", "stream", "device", "feed", "batches"},
         "bench": {"batches"},
-        "__init__": {"transport", "batches", "feed"},
+        "__init__": {"transport", "feed", "batches", "evaluation"},
         "__main__": {"validation", "stats", "transport", "stream", "local", "batches", "bench"},
     },
 }
@@ -81,6 +82,7 @@ REACHES: dict[str, set[str]] = {
     "client.device": CONTRACT | {"torch"},
     "client.feed": CONTRACT | {"tomli", "torch"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
+    "client.evaluation": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.__main__": CONTRACT | {"google_crc32c", "grpc"},
 }
 # What single modules import beyond that, once it is needed.

@@ -24,10 +24,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Credentials, Mixture, RemoteBatches, Timeouts
+    from .client import Credentials, Mixture, RemoteBatches, Timeouts, validation_feeds
 
 __version__ = "0.1.0"
-__all__ = ["Credentials", "Mixture", "RemoteBatches", "Timeouts", "__version__"]
+__all__ = [
+    "Credentials",
+    "Mixture",
+    "RemoteBatches",
+    "Timeouts",
+    "__version__",
+    "validation_feeds",
+]
 
 
 if not TYPE_CHECKING:  # or a misspelled name would be no error of a type checker

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterable
 from importlib import util
 
+NEED_TORCH = ("RemoteBatches", "validation_feeds")
+"""The public names that import it."""
+
 
 def is_installed(package: str) -> bool:
     """Say whether a package can be imported, without importing it."""
@@ -13,8 +16,8 @@ def is_installed(package: str) -> bool:
 
 
 def shown(names: Iterable[str]) -> list[str]:
-    """Return the names that help() can touch: RemoteBatches imports torch."""
-    return [name for name in names if name != "RemoteBatches" or is_installed("torch")]
+    """Return the names that help() can touch: some of them import torch."""
+    return [name for name in names if name not in NEED_TORCH or is_installed("torch")]
 
 
 def require_installed(command: str, extra: str, *packages: str) -> None:

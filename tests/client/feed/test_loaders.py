@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from client import InvalidRequest, RemoteBatches
+from client.evaluation import WholeDataset
 from tests.client.conftest import ScriptedServer
 
 Data = Callable[[RemoteBatches], IterableDataset[Any]]
@@ -35,7 +36,7 @@ def the_feed(feed: RemoteBatches) -> IterableDataset[Any]:
     return feed
 
 
-@pytest.mark.parametrize("data", [the_feed, an_epoch])
+@pytest.mark.parametrize("data", [the_feed, an_epoch, WholeDataset])
 @pytest.mark.parametrize("sizes", [{}, {"batch_size": 1}, {"batch_size": 4, "drop_last": True}])
 def test_a_dataloader_that_would_stack_batches_is_refused_with_the_cure(
     data: Data, sizes: dict[str, Any]
