@@ -67,12 +67,16 @@ def server_at(target: str | None) -> Iterator[str]:
 @contextmanager
 def documentation_server() -> Iterator[str]:
     """Serve Python's documentation, one token per byte, and lend the address."""
-    text = "".join(topics[name] for name in sorted(topics))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.bin"
-        np.frombuffer(text.encode(), np.uint8).astype("<u2").tofile(path)
+        np.frombuffer(documentation().encode(), np.uint8).astype("<u2").tofile(path)
         with serving(path) as address:
             yield address
+
+
+def documentation() -> str:
+    """Return the documentation that comes with every Python, as one text."""
+    return "".join(topics[name] for name in sorted(topics))
 
 
 @contextmanager

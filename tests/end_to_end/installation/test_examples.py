@@ -43,3 +43,26 @@ def test_the_dataloader_example_trains_and_goes_on_where_it_stopped(tmp_path: Pa
 
     assert re.search(r"step 30: loss \d\.\d+", printed)
     assert "a new loader resumes with batch 31: yes" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_mixture_example_learns_one_text_and_after_the_change_the_other(
+    tmp_path: Path, shared_data: Path
+) -> None:
+    """With the weights of the beginning, the documentation's loss would fall by 0.2, not 0.9."""
+    text = tmp_path / "text.txt"
+    text.write_text((shared_data / "tinyshakespeare.txt").read_text()[:150_000])
+
+    printed = run(EXAMPLES / "change_mixture.py", "--text", text, "--steps", "80", seconds=100)
+
+    lines = re.findall(r"^ +(\d+) +\d+ +(\d\.\d+) +(\d\.\d+)$", printed, re.MULTILINE)
+    assert [step for step, *_ in lines] == ["0", "40", "80"]
+    first, change, last = ((float(own), float(other)) for _, own, other in lines)
+    assert first[0] > change[0] + 2
+    assert change[0] < change[1] - 0.2
+    assert last[1] < change[1] - 0.5
+    assert last[1] < last[0]
+    assert "from sample 640 on: {'text': 1, 'documentation': 9}" in printed
+    assert "text: 640 samples" in printed
+    assert "documentation: 640 samples" in printed

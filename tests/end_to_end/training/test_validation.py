@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,17 @@ def test_each_dataset_is_read_once_from_its_first_window_and_again(
         for name, batches in found.items():
             assert len(feeds[name]) == len(batches)
             assert counted(batches) == windows_of(paths[name], f"{order}-1")
+
+
+def test_an_evaluation_that_ends_early_begins_again_at_the_first_window(
+    open_feeds: OpenFeeds, paths: dict[str, Path]
+) -> None:
+    """Of a large dataset, the same batches of a shuffled order are read each time."""
+    batches = open_feeds(order="shuffled")["web-val"]
+    windows = windows_of(paths["web-val"], "shuffled-1")
+
+    for count in (3, 26, 3, 5):
+        assert counted([*islice(batches, count)]) == windows[: count * B]
 
 
 def test_two_ranks_read_each_window_once_in_the_same_number_of_batches(
