@@ -33,7 +33,7 @@ SETTINGS = {
 @contextmanager
 def batches(path: Path, *, workers: int) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
     """Yield an iterator over (x, y), int64 on the CPU."""
-    _require_torchvision()
+    require_torchvision()
     from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
@@ -68,7 +68,7 @@ def _shards(path: Path) -> Path:
     return folder
 
 
-def _require_torchvision() -> None:
+def require_torchvision() -> None:
     """Replace torchvision by stubs if it cannot be imported.
 
     `streaming` imports it for its image datasets. The wheel of PyPI cannot be imported with a torch
