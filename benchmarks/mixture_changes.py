@@ -68,12 +68,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     arguments = parser.parse_args()
     peers = installed([peer for peer in PEERS if peer.name in arguments.only])
+    settings = {
+        peer: import_module(f"benchmarks.peers.mixtures.{peer.name}").SETTINGS for peer in peers
+    }
     for title, sizes in SIZES.items():
         named = ", ".join(f"{name} {size}" for name, size in zip(SOURCES, sizes, strict=True))
         print(heading(f"{title} ({named} rows), seeds {arguments.seeds}"))
         print(f"{'':50} {' '.join(f'{column:>14}' for column in COLUMNS)}", flush=True)
         for peer in peers:
-            for setting in import_module(f"benchmarks.peers.mixtures.{peer.name}").SETTINGS:
+            for setting in settings[peer]:
                 print(line(peer, setting, sizes, arguments.seeds), flush=True)
         print()
 
@@ -90,13 +93,10 @@ def line(peer: Contender, setting: str, sizes: Sequence[int], seeds: Sequence[in
 
 def spread(values: Figures) -> str:
     """Return the range of some figures: counts, or percentage points."""
-    low, high = (str(one) if isinstance(one, int) else f"{one:.1f}" for one in ends(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def ends(values: Figures) -> tuple[float, float]:
-    """Return the least and the largest."""
-    return min(values), max(values)
+    least, largest = (
+        str(one) if isinstance(one, int) else f"{one:.1f}" for one in (min(values), max(values))
+    )
+    return least if least == largest else f"{least} to {largest}"
 
 
 def figures(peer: Contender, setting: str, sizes: Sequence[int], seed: int) -> Figures:

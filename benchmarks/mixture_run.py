@@ -19,7 +19,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Delivered:
     """
 
     rows: Sequence[int]
-    orders: Sequence[Order] = field(default_factory=list)
+    orders: Sequence[Order]
 
 
 def main(run: Callable[..., Delivered], settings: Mapping[str, Setting]) -> None:
@@ -107,9 +107,11 @@ def codes(rows: Any) -> Codes:
 
 def interleaved(parts: Sequence[Codes]) -> list[int]:
     """Return the rows of one step where rank r of n has every n-th row, from the r-th on."""
-    return np.stack(parts, axis=1).reshape(-1).tolist()
+    rows: list[int] = np.stack(parts, axis=1).reshape(-1).tolist()
+    return rows
 
 
 def concatenated(parts: Sequence[Codes]) -> list[int]:
     """Return the rows of one step where each rank has consecutive rows."""
-    return np.concatenate(parts).tolist()
+    rows: list[int] = np.concatenate(parts).tolist()
+    return rows
