@@ -14,10 +14,10 @@ from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import SEED_END, Source
 from tokenfeed.stream.stages import BLOCK_MAX
-from tokenfeed.stream.weights import block_weights
 
 from ...validation import integer, optional_integer, shown, text
 from .schedule import PlannedStage, Schedule, above_0, log_begin
+from .weights import block_weights
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.feed.mixture.weights import block_weights
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.stream.weights import block_weights
 
 
 @pytest.mark.parametrize(

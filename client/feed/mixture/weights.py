@@ -1,7 +1,7 @@
 """Shares of sources -> whole samples of a block, by one published rule (docs/training.md).
 
 Only integers are part of a stream: two libraries that round floats differently would read other
-rows under the same weights. Pure.
+rows under the same weights.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from numbers import Integral, Real
 
-from ..errors import InvalidRequest
-from .stages import BLOCK_MAX
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.stages import BLOCK_MAX
 
 _LOG = logging.getLogger("tokenfeed.client")
 
