@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
-from client.stats import Counters
+from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import PREFETCH_BYTES, RowStream
 from client.transport import channel as client_channel

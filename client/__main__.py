@@ -2,42 +2,27 @@
 
 describe  prints what it serves
 show      prints one batch, as text if a tokenizer is given
+plan      prints what a mixture will do
 bench     measures how fast batches arrive on this machine; the only one that needs torch
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
 from tokenfeed.commands import COMMANDS, program
-from tokenfeed.commands.decoding import decoder
-from tokenfeed.commands.extras import missing
 from tokenfeed.commands.output import flush_stdout, print_stdout_error
-from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.errors import TokenfeedError
 from tokenfeed.sampling import orders
-from tokenfeed.stream.position import SAMPLE_END, Position, require_range
-from tokenfeed.stream.spec import StreamSpec
-from tokenfeed.wire.request import StreamRequest
 
-from .bench import measure
-from .local.choice import open_target
-from .local.target import is_local_target, parse_local_target
-from .stats import Counters
-from .stream.row_stream import PREFETCH_BYTES
-from .transport.channel import describe
-from .transport.credentials import with_environment
-from .transport.timeouts import Timeouts
-from .validation import first_position, seconds, text
+from .commands.bench import run_bench
+from .commands.describe import run_describe
+from .commands.plan import run_plan
+from .commands.show import run_show
 
-_WAIT_SECONDS = 5.0
-_TOKENS_SHOWN = 16
 _ENVIRONMENT = (
     "TLS files and a token are read from the environment: TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, "
     "TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or TOKENFEED_TOKEN_FILE"
@@ -60,13 +45,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, run: Callable[..., None], description: str) -> _Add:
+    def command(
+        name: str,
+        run: Callable[..., None],
+        description: str,
+        *,
+        example: str = "",
+        usage: str | None = None,
+    ) -> _Add:
         """Add a command.  Returns: what adds its options."""
-        epilog = f"example: tokenfeed {name} localhost:50051. {_ENVIRONMENT}"
-        purpose = COMMANDS[name].purpose
-        added = commands.add_parser(name, help=purpose, description=description, epilog=epilog)
+        epilog = f"example: tokenfeed {name} {example}localhost:50051. {_ENVIRONMENT}"
+        added = commands.add_parser(
+            name, help=COMMANDS[name].purpose, description=description, epilog=epilog, usage=usage
+        )
         added.set_defaults(run=run, parser=added)
-        added.add_argument("target", metavar="TARGET", help=_TARGET_HELP[name])
+        if name != "plan":
+            added.add_argument("target", metavar="TARGET", help=_TARGET_HELP[name])
         return added.add_argument
 
     description = "Print what a server serves: datasets, orders, fingerprints and limits."
@@ -92,6 +86,17 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help='print text: "bytes", or a tokenizer.json, which needs the tokenizers package',
     )
+
+    add = command(
+        "plan",
+        run_plan,
+        "Print what a mixture will do, by the sizes of its datasets: samples, tokens and epochs of "
+        "each source in each stage, where stages begin, and where sources are exhausted. Reads no "
+        "row.",
+        example="mixture.toml --tokens 1e12 --context-length 4096 ",
+        usage="%(prog)s [PATH] TARGET --tokens N [--context-length T] [options]",
+    )
+    _add_plan_arguments(add)
 
     description = "Measure how fast batches arrive on this machine; needs torch."
     add = command("bench", run_bench, description)
@@ -126,10 +131,67 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
     )
 
 
+def _add_plan_arguments(add: _Add) -> None:
+    """Add the arguments of a plan."""
+    add(
+        "words",
+        nargs="*",
+        metavar="PATH TARGET",
+        help="the TOML file of a mixture, as Mixture.load reads it, which may be left out with "
+        f"--state; and behind it the {_SERVER}; or file:PATH, for local files",
+    )
+    add(
+        "--tokens",
+        required=True,
+        metavar="N",
+        help="tokens of the whole run, such as 1e12 or 2_000_000_000, rounded up to a whole sample",
+    )
+    number = partial(add, type=int)
+    number("--context-length", metavar="T", help="tokens of x in a row; default: that of --state")
+    add(
+        "--order",
+        choices=tuple(orders.LATEST),
+        help="order of the feed, for sources that have none in the file (default: random)",
+    )
+    number("--seed", help="seed of the feed, if the file has none (default: that of --state, or 0)")
+    number(
+        "--global-batch-size",
+        metavar="N",
+        help="rows of a step of all ranks: delays of stages are then shown in steps too, and "
+        "smaller blocks are offered for more than 50 steps",
+    )
+    add(
+        "--state",
+        metavar="PATH",
+        help="state_dict() of a feed, as JSON: show what was seen, and plan what comes after it; "
+        "with a mixture, as a feed of that mixture that loads it",
+    )
+    add(
+        "--allow-mixture",
+        action="store_true",
+        help='as load_state_dict(state, allow=("mixture",))',
+    )
+    add(
+        "--write",
+        metavar="PATH",
+        help="write a new file with the mixture that goes on without each source from the block on "
+        "that it cannot fill; nothing is written, and the exit code is 0, if none is exhausted",
+    )
+    add(
+        "--plot",
+        metavar="PATH",
+        help="draw the shares into a PNG file, in place of an older one; needs matplotlib",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.  Returns: 0 on success, 1 after an error, 130 after Ctrl-C."""
     arguments, unknown = build_parser().parse_known_args(argv)
-    if unknown:
+    if "words" in arguments and not any(word.startswith("-") for word in unknown):
+        # argparse takes words from one place of the line alone; these come behind options.
+        arguments.words = [*arguments.words, *unknown]
+    elif unknown:
         # With the usage of this command: that of the others is no help.
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
@@ -150,100 +212,6 @@ def _option(subject: str, arguments: argparse.Namespace) -> str:
     if subject in vars(arguments) and subject != "target":
         return f"--{subject.replace('_', '-')}"
     return subject
-
-
-def run_describe(arguments: argparse.Namespace) -> None:
-    """Print what a server serves."""
-    if arguments.context_length is not None:
-        require_range("context_length", arguments.context_length, 1, SAMPLE_END)
-    if is_local_target(arguments.target):
-        files = shlex.join(parse_local_target(arguments.target).words[0])
-        raise InvalidRequest("target", f"is not a server; for files: tokenfeed inspect {files}")
-    described = describe(
-        arguments.target,
-        arguments.context_length,
-        timeout_seconds=_WAIT_SECONDS,
-        credentials=with_environment(),
-    )
-    print(f"tokenfeed {described.server_version} at {arguments.target}")
-    revisions = ", ".join(map(str, described.contract_revisions)) or "older than revision 2"
-    print(f"contract: {revisions}")
-    print(f"orders: {', '.join(described.orders)}")
-    print(f"largest batch: {described.limits.batch_bytes_max:,} bytes")
-    for dataset in described.datasets:
-        print(f"dataset {dataset.name}")
-        print(
-            f"  tokens: {dataset.token_count:,} {dataset.dtype} in {dataset.file_count:,} file(s)"
-        )
-        print(f"  fingerprint: {dataset.fingerprint.hex()}")
-        if dataset.rows:
-            counts = ", ".join(f"{rows.order} {rows.rows:,}" for rows in dataset.rows)
-            print(f"  rows of {arguments.context_length:,} tokens: {counts}")
-        if dataset.HasField("documents"):
-            known = dataset.documents
-            print(f"  documents: {known.count:,}, known of {known.file_count:,} file(s)")
-        for plane in dataset.planes:
-            print(f"  plane {plane.kind}: {plane.fingerprint.hex()}")
-
-
-def run_show(arguments: argparse.Namespace) -> None:
-    """Print one batch."""
-    decode = _decoder(arguments.tokenizer)
-    spec = StreamSpec.of_dataset(
-        text("dataset", arguments.dataset),
-        orders.latest(arguments.order),
-        arguments.seed,
-        arguments.context_length,
-    )
-    request = StreamRequest(
-        spec,
-        first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
-        num_batches=1,
-    )
-    dataset = open_target(
-        arguments.target, request, timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS)
-    )
-    rows = dataset.open_rows(request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
-    rows.start()
-    try:
-        found = [row for part in rows.peek(arguments.batch_size) or () for row in part.tokens]
-        for sample, row in enumerate(found, arguments.start_sample):
-            print(f"sample {sample}: {decode(row)}")
-    finally:
-        dataset.close()
-        rows.close()
-
-
-def run_bench(arguments: argparse.Namespace) -> None:
-    """Print how fast batches arrive."""
-    duration_seconds = seconds("seconds", arguments.seconds, zero=False)
-    try:
-        from .batches import RemoteBatches
-    except ImportError as error:
-        raise InvalidRequest("bench", missing(error, "torch")) from None
-    except OSError as error:
-        raise InvalidRequest("bench", f"torch cannot be imported: {error}") from error
-    with RemoteBatches(
-        arguments.target,
-        arguments.batch_size,
-        arguments.context_length,
-        seed=arguments.seed,
-        dataset=arguments.dataset,
-        order=arguments.order,
-        device=arguments.device,
-        timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
-    ) as feed:
-        print(measure(feed, duration_seconds))
-
-
-def _decoder(tokenizer: str | None) -> Callable[[npt.NDArray[np.unsignedinteger]], str]:
-    if tokenizer is None:
-        return lambda row: (
-            " ".join(map(str, row[:_TOKENS_SHOWN].tolist()))
-            + (f" ... ({len(row)} tokens)" if len(row) > _TOKENS_SHOWN else "")
-        )
-    decode = decoder(tokenizer)
-    return lambda row: repr(decode(row.tolist()))
 
 
 if __name__ == "__main__":

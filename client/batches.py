@@ -21,7 +21,6 @@ from tokenfeed.wire.request import StreamRequest
 from . import validation
 from .device.transfer import indexed, transfer_for, usable_device
 from .device.widening import WIDE_NUMPY, Batch, require_fits
-from .feed.agreement import rank_agreement
 from .feed.batch_reader import BatchReader
 from .feed.cursor import Cursor
 from .feed.epochs import TAILS, Epoch, EpochPlan, Tail
@@ -29,12 +28,14 @@ from .feed.history import History, as_dicts
 from .feed.loaders import require_own_batches
 from .feed.mixture.recipe import Mixture
 from .feed.mixture.schedule import Schedule
-from .feed.ranks import Group, data_parallel
+from .feed.ranks.agreement import rank_agreement
+from .feed.ranks.coordinates import Group, data_parallel
 from .feed.rescale import is_rescaled, rescaled
 from .feed.state import log_differences, read_history, read_state, require_same_stream, write_state
+from .feed.stats import FeedPosition, FeedStats
 from .feed.streamed_dataset import FeedStream, StreamedDataset
 from .local.choice import open_target
-from .stats import Counters, FeedPosition, FeedStats
+from .runtime.counters import Counters
 from .stream.row_stream import PREFETCH_BYTES
 from .transport.addresses import Targets
 from .transport.credentials import Credentials

@@ -14,7 +14,7 @@ from .batches import RemoteBatches
 from .device.widening import Batch
 from .feed.loaders import require_own_batches
 from .feed.mixture.recipe import Mixture
-from .feed.ranks import Group
+from .feed.ranks.coordinates import Group
 from .stream.row_stream import PREFETCH_BYTES
 from .transport.addresses import Targets
 from .transport.credentials import Credentials

@@ -44,18 +44,17 @@ LAYERS: dict[str, dict[str, set[str]]] = {
     },
     "client": {
         "validation": set(),
-        "stats": set(),
         "runtime": set(),
         "transport": {"validation", "runtime"},
-        "stream": {"stats", "runtime", "transport"},
-        "local": {"stats", "runtime", "transport", "stream"},
+        "stream": {"runtime", "transport"},
+        "local": {"runtime", "transport", "stream"},
         "device": set(),
-        "feed": {"validation", "stats", "runtime", "transport", "device"},
-        "batches": {"validation", "stats", "transport", "stream", "local", "device", "feed"},
+        "feed": {"validation", "runtime", "transport", "device"},
+        "batches": {"validation", "runtime", "transport", "stream", "local", "device", "feed"},
         "evaluation": {"validation", "transport", "stream", "device", "feed", "batches"},
-        "bench": {"batches"},
+        "commands": {"validation", "runtime", "transport", "stream", "local", "batches", "feed"},
         "__init__": {"transport", "feed", "batches", "evaluation"},
-        "__main__": {"validation", "stats", "transport", "stream", "local", "batches", "bench"},
+        "__main__": {"commands"},
     },
 }
 
@@ -83,14 +82,17 @@ REACHES: dict[str, set[str]] = {
     "client.feed": CONTRACT | {"tomli", "torch"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.evaluation": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
-    "client.__main__": CONTRACT | {"google_crc32c", "grpc"},
+    "client.feed.mixture": CONTRACT | {"tomli"},
+    "client.commands": CONTRACT | {"google_crc32c", "grpc", "tomli"},
+    "client.__main__": CONTRACT | {"google_crc32c", "grpc", "tomli"},
 }
 # What single modules import beyond that, once it is needed.
 EXTRA_IMPORTS: dict[str, set[str]] = {
     "server.ingest.tokenize.executors": {"ray"},
     "server.ingest.tokenize.tokenizer": {"tokenizers"},
     "tokenfeed.commands.decoding": {"tokenizers"},
-    "client.__main__": {"torch"},
+    "client.commands.bench": {"tomli", "torch"},
+    "client.commands.plan_picture": {"matplotlib"},
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,
 # and files of this machine, which are read as a server reads them.

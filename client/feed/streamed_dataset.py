@@ -15,7 +15,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
 from ..device.row_source import RowSource
-from ..stats import Counters, SourceStats
+from ..runtime.counters import Counters
 from ..validation import count
 from .cursor import Cursor
 from .history import History
@@ -25,6 +25,7 @@ from .mixture.past import require_same_mixture
 from .mixture.recipe import checked_weights
 from .mixture.schedule import Schedule
 from .state import MIXTURE, require_known_permissions
+from .stats import SourceStats
 
 
 class StreamedDataset(Protocol):

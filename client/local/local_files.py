@@ -15,9 +15,9 @@ from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.wire.request import StreamRequest
 
 from ..runtime.awaited_task import AwaitedTask
+from ..runtime.counters import Counters
 from ..runtime.supervised import Supervised
 from ..runtime.supervisor import Task
-from ..stats import Counters
 from ..stream.dataset_client import Agreement
 from ..stream.usable import Datasets, compared, counted_rows, require_windows
 from ..transport.addresses import Targets

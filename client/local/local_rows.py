@@ -11,9 +11,9 @@ from typing import Protocol
 from tokenfeed.errors import TokenfeedError, Unreadable
 from tokenfeed.wire.row_block import RowBlock
 
+from ..runtime.counters import Counters
 from ..runtime.malloc import keep_freed_memory
 from ..runtime.notifier import RECHECK_SECONDS
-from ..stats import Counters
 from ..stream.background_rows import BackgroundRows, Source
 from ..stream.queued_rows import QueuedRows
 

@@ -15,11 +15,11 @@ from typing import Protocol
 
 from tokenfeed.wire.row_block import RowBlock
 
+from ..runtime.counters import Counters
 from ..runtime.malloc import keep_freed_memory
 from ..runtime.notifier import RECHECK_SECONDS, Notifier
 from ..runtime.supervisor import END_SECONDS, Supervisor, Task
 from ..runtime.threads import detach_error, start_thread
-from ..stats import Counters
 from .queued_rows import QueuedRows
 
 

@@ -17,8 +17,8 @@ from tokenfeed.errors import BadFrame, Unreachable
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import StreamRequest, to_message
 
+from ..runtime.counters import Counters
 from ..runtime.threads import without_traceback
-from ..stats import Counters
 from ..transport.channel import Call, Channel, DescribeCall, RpcError, drain_events, error_from_rpc
 from ..transport.replicas import Replica
 from .background_rows import BackgroundRows

@@ -9,7 +9,7 @@ import pytest
 
 from client import RemoteBatches
 from client.__main__ import build_parser, main
-from client.bench import measure
+from client.commands.bench import measure
 from tests.client.conftest import ScriptedServer
 from tests.conftest import Serve, WriteTokens
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "probe": Command("server.probe", "report by the exit code whether a server is healthy"),
     "describe": Command("client.__main__", "show what a server serves", ("describe",)),
     "show": Command("client.__main__", "show one batch of a server or of local files", ("show",)),
+    "plan": Command("client.__main__", "show what a mixture will do", ("plan",)),
     "bench": Command(
         "client.__main__", "measure how fast batches arrive on this machine", ("bench",)
     ),

@@ -8,7 +8,7 @@ was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..errors import InvalidRequest, SamplesExhausted
@@ -85,10 +85,12 @@ class AskedStage(NamedTuple):
 
     first_sample: from which sample on; it begins at the first block border from there on.  weights:
     of each source, in the order of the sources; sources that are missing at the end have 0.
+    origin: who asked for it.
     """
 
     first_sample: int
     weights: tuple[int, ...]
+    origin: int = DEFINED
 
 
 def scheduled(asked: Iterable[AskedStage], source_count: int) -> tuple[Stage, ...]:
@@ -99,7 +101,7 @@ def scheduled(asked: Iterable[AskedStage], source_count: int) -> tuple[Stage, ..
     if one begins at or above sample 2^63.
     """
     stages: list[Stage] = []
-    for index, (first_sample, weights) in enumerate(asked):
+    for index, (first_sample, weights, _) in enumerate(asked):
         weights += (0,) * (source_count - len(weights))
         if not stages:
             if first_sample:
@@ -151,16 +153,21 @@ def first_exhausted(stages: Sequence[Stage], limits: Sequence[int | None]) -> Ex
     limits: samples that each source may contribute; None is endless.
     """
     for stage, following in zip(stages, [*stages[1:], None], strict=True):
-        ends = [
-            _end_of(stage, index, limit)
-            for index, limit in enumerate(limits)
-            if limit is not None and stage.weights[index]
-        ]
-        first = min(ends, default=None)
+        end = _first_end(stage, limits)
         end_sample = SAMPLE_END if following is None else following.first_sample
-        if first is not None and first.sample < end_sample:
-            return first
+        if end is not None and end.sample < end_sample:
+            return end
     return None
+
+
+def _first_end(stage: Stage, limits: Sequence[int | None]) -> Exhausted | None:
+    """Return where the first source of a stage ends if no other stage follows."""
+    ends = (
+        _end_of(stage, index, limit)
+        for index, limit in enumerate(limits)
+        if limit is not None and stage.weights[index]
+    )
+    return min(ends, default=None)
 
 
 def _end_of(stage: Stage, source: int, limit: int) -> Exhausted:
@@ -171,36 +178,65 @@ def _end_of(stage: Stage, source: int, limit: int) -> Exhausted:
     )
 
 
-def without_exhausted(
-    asked: Sequence[AskedStage], limits: Sequence[int | None]
-) -> tuple[tuple[AskedStage, ...], int | None]:
-    """Return the stages that go on without each source from the block on that it cannot fill, and
-    where the last source ends; None if one never does.
+class GoingOn(NamedTuple):
+    """A mixture that goes on without its exhausted sources.
 
-    limits: as for `first_exhausted`.  A later stage without any other source is left out.
+    asked: its stages.  exhausted: where each of its sources ends, in order, and in which stage of
+    the mixture with all sources.  end_sample: where the last source of a stage ends, and the
+    mixture with it; None if it never does.
     """
-    stages = tuple(asked)
-    while True:
-        found = scheduled(stages, len(limits))
-        end = first_exhausted(found, limits)
-        if end is None:
-            return stages, None
-        left = _without(end.source, AskedStage(end.sample, found[end.stage].weights))
-        if not any(left.weights):
-            return stages, end.sample
-        begins_there = found[end.stage].first_sample == end.sample
-        going_on = [*stages[: end.stage + (not begins_there)], left]
-        for stage in stages[end.stage + 1 :]:
-            stage = _without(end.source, stage)
-            last = scheduled(going_on, len(limits))[-1]
-            if stage.first_sample <= last.first_sample:
-                # Blocks have other sizes now, and the one before it has none left.
-                going_on[-1] = going_on[-1]._replace(weights=stage.weights)
-            elif any(stage.weights):
-                going_on.append(stage)
-        stages = tuple(going_on)
+
+    asked: tuple[AskedStage, ...]
+    exhausted: tuple[Exhausted, ...]
+    end_sample: int | None
 
 
-def _without(source: int, stage: AskedStage) -> AskedStage:
-    weights = [0 if index == source else weight for index, weight in enumerate(stage.weights)]
+def without_exhausted(
+    asked: Sequence[AskedStage], limits: Sequence[int | None], end_sample: int = SAMPLE_END
+) -> GoingOn:
+    """Return the stages that go on without each source from the block on that it cannot fill. A
+    later stage without any other source is left out.
+
+    limits: as for `first_exhausted`.  end_sample: sources that end from there on are left in.
+    Raises: like `scheduled`.
+    """
+    found = scheduled(asked, len(limits))
+    asked = [stage._replace(weights=each.weights) for stage, each in zip(asked, found, strict=True)]
+    going_on, begun = [asked[0]], [found[0]]
+    ends: list[Exhausted] = []
+
+    def put(stage: AskedStage) -> None:
+        last = begun[-1]
+        if stage.first_sample > last.first_sample:
+            going_on.append(stage)
+            begun.append(_following(last, stage.first_sample, stage.weights))
+        else:
+            # Blocks have other sizes now, and the last stage has none left.
+            going_on[-1] = stage._replace(first_sample=going_on[-1].first_sample)
+            begun[-1] = replace(last, weights=stage.weights)
+
+    number = 0
+    for index, stage in enumerate((*asked[1:], None), 1):
+        while True:
+            last, until = begun[-1], end_sample
+            if stage is not None:
+                blocks = last.blocks_before(stage.first_sample)
+                until = min(until, last.first_sample + blocks * last.block_size)
+            end = _first_end(last, limits)
+            if end is None or end.sample >= until:
+                break
+            rest = _without([*ends, end], AskedStage(end.sample, last.weights))
+            ends.append(end._replace(stage=number))
+            if not any(rest.weights):
+                return GoingOn(tuple(going_on), tuple(ends), end.sample)
+            put(rest)
+        if stage is not None and any(_without(ends, stage).weights):
+            put(_without(ends, stage))
+            number = index
+    return GoingOn(tuple(going_on), tuple(ends), None)
+
+
+def _without(ends: Sequence[Exhausted], stage: AskedStage) -> AskedStage:
+    gone = {end.source for end in ends}
+    weights = (0 if index in gone else weight for index, weight in enumerate(stage.weights))
     return stage._replace(weights=tuple(weights))

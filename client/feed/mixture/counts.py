@@ -11,8 +11,8 @@ from tokenfeed.sampling.mixture import locate
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.stream.stages import AskedStage, Stage, scheduled
 
-from ...stats import SourceStats
 from ..history import History
+from ..stats import SourceStats
 
 
 def source_stats(history: History, rows: Mapping[str, int]) -> dict[str, SourceStats]:
@@ -45,10 +45,19 @@ def samples_before(parts: StreamParts, sample: int) -> tuple[int, ...]:
     if not parts.stages:
         return ()
     stage = next(each for each in reversed(_stages(parts)) if each.first_sample <= sample)
+    return counts_at(stage, parts.seed, sample)
+
+
+def counts_at(stage: Stage, seed: int, sample: int) -> tuple[int, ...]:
+    """Return how many samples of each source of a mixture there are before a sample of a stage.
+
+    seed: of the mixture.  sample: at least stage.first_sample.
+    """
     blocks, rest = divmod(sample - stage.first_sample, stage.block_size)
-    first = sample - rest
-    own, _ = locate(stage, parts.seed, np.arange(first, sample, dtype=np.int64))
-    begun = np.bincount(own, minlength=len(stage.weights)).tolist()
+    begun = [0] * len(stage.weights)
+    if rest:
+        own, _ = locate(stage, seed, np.arange(rest, dtype=np.int64) + (sample - rest))
+        begun = np.bincount(own, minlength=len(stage.weights)).tolist()
     return tuple(
         base + blocks * weight + count
         for base, weight, count in zip(stage.bases, stage.weights, begun, strict=True)

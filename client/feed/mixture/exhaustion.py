@@ -8,17 +8,47 @@ from collections.abc import Mapping, Sequence
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.spec import StreamSpec
-from tokenfeed.stream.stages import first_exhausted
+from tokenfeed.stream.stages import DEFINED, AskedStage, first_exhausted, without_exhausted
+
+from .toml_text import mixture_toml
 
 _LOG = logging.getLogger("tokenfeed.client")
+
+_LOGGED_LINES_MAX = 100
+"""Of a mixture; `tokenfeed plan --write` writes a longer one."""
 
 
 def exhausted(spec: StreamSpec, max_epochs: Mapping[str, int], rows: Sequence[int]) -> int:
     """Return the sample before which a mixture ends: the first of the block that a source cannot
-    fill within its epochs; 2^63 if there is none. Logs it.  Raises: InvalidRequest if a source has
-    not even enough for the first block.
+    fill within its epochs; 2^63 if there is none. Logs it, with the mixture that goes on without
+    it.  Raises: like `limits_of`.
 
     max_epochs: by the names of datasets.  rows: of an epoch of each source.
+    """
+    assert spec.mixture is not None
+    limits = limits_of(spec, max_epochs, rows)
+    end = first_exhausted(spec.mixture.stages, limits)
+    if end is None:
+        return SAMPLE_END
+    name = spec.sources[end.source].dataset
+    _LOG.warning(
+        "mixture ends when a source is exhausted source=%s max_epochs=%d sample=%d tokens=%d%s",
+        name,
+        max_epochs[name],
+        end.sample,
+        end.sample * spec.context_length,
+        _going_on(spec, max_epochs, limits),
+    )
+    return end.sample
+
+
+def limits_of(
+    spec: StreamSpec, max_epochs: Mapping[str, int], rows: Sequence[int]
+) -> list[int | None]:
+    """Return the samples that each source of a mixture may contribute; None is endless.
+
+    max_epochs: by the names of datasets.  rows: of an epoch of each source.
+    Raises: InvalidRequest if a source has not even enough for the first block.
     """
     assert spec.mixture is not None
     names = [source.dataset for source in spec.sources]
@@ -26,22 +56,50 @@ def exhausted(spec: StreamSpec, max_epochs: Mapping[str, int], rows: Sequence[in
         max_epochs[name] * count if name in max_epochs else None
         for name, count in zip(names, rows, strict=True)
     ]
-    end = first_exhausted(spec.mixture.stages, limits)
-    if end is None:
-        return SAMPLE_END
-    if end.sample == 0:
-        stage, name = spec.mixture.stages[0], names[end.source]
-        raise InvalidRequest(
-            f"sources.{name}.max_epochs",
-            f"is {max_epochs[name]}, which are {limits[end.source]} samples, but the first "
-            f"block of {stage.block_size} samples needs {stage.weights[end.source]} of them; pass "
-            "block= for smaller blocks, or a smaller weight",
-        )
-    _LOG.warning(
-        "mixture ends when a source is exhausted source=%s max_epochs=%d sample=%d tokens=%d",
-        names[end.source],
-        max_epochs[names[end.source]],
-        end.sample,
-        end.sample * spec.context_length,
+    first = spec.mixture.stages[0]
+    for name, limit, weight in zip(names, limits, first.weights, strict=True):
+        if limit is not None and limit < weight:
+            raise InvalidRequest(
+                f"sources.{name}.max_epochs",
+                f"is {max_epochs[name]}, which are {limit} samples, but the first block of "
+                f"{first.block_size} samples needs {weight} of them; pass block= for smaller "
+                "blocks, or a smaller weight",
+            )
+    return limits
+
+
+def definition_of(
+    asked: Sequence[AskedStage], going_on: Sequence[AskedStage]
+) -> list[AskedStage] | None:
+    """Return the stages of the file by which a mixture becomes one that goes on; None if there is
+    none.
+
+    asked, going_on: the stages of both. Those that were asked for by changes stay in the states of
+    the feed, which no file can alter.
+    """
+    changes = [stage for stage in asked if stage.origin != DEFINED]
+    if [stage for stage in going_on if stage.origin != DEFINED] != changes:
+        return None
+    return [stage for stage in going_on if stage.origin == DEFINED]
+
+
+def _going_on(spec: StreamSpec, max_epochs: Mapping[str, int], limits: Sequence[int | None]) -> str:
+    """Return the text of the mixture that goes on, with a line of introduction; "" if none does."""
+    assert spec.mixture is not None
+    stages = spec.mixture.stages
+    asked = [AskedStage(stage.first_sample, stage.weights, stage.origin) for stage in stages]
+    going_on = without_exhausted(asked, limits)
+    definition = definition_of(asked, going_on.asked)
+    if definition is None or going_on.end_sample == going_on.exhausted[0].sample:
+        return ""
+    text = mixture_toml(
+        spec.mixture.seed,
+        spec.sources[0].order.NAME,
+        spec.sources,
+        definition,
+        context_length=spec.context_length,
+        max_epochs=max_epochs,
     )
-    return end.sample
+    if text.count("\n") > _LOGGED_LINES_MAX:
+        return "\ntokenfeed plan --write FILE writes the mixture that goes on without it"
+    return f"\nthis mixture goes on without it:\n\n{text}"

@@ -17,7 +17,7 @@ from tokenfeed.stream.stages import BLOCK_MAX
 
 from ...validation import integer, optional_integer, shown, text
 from .schedule import PlannedStage, Schedule, above_0, log_begin
-from .weights import block_weights
+from .weights import block_weights, proportions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,12 +46,14 @@ class MixtureStage:
     """Weights from a sample on.
 
     first_sample: in [0, 2^63), or None and first_tokens: the same in tokens of x, rounded up to a
-    whole sample.  weights: samples of each source in a block.
+    whole sample.  weights: samples of each source in a block.  asked: integers in exactly the
+    proportions that were asked for; the weights, if these are integers.
     """
 
     first_sample: int | None
     first_tokens: int | None
     weights: Mapping[str, int]
+    asked: Mapping[str, int]
 
     def begin(self, context_length: int) -> int:
         """Return the sample from which on it was asked for."""
@@ -125,16 +127,25 @@ class Mixture:
         Raises: InvalidRequest, naming the file, the value and its limit.
         """
         try:
-            values = tomllib.loads(Path(path).read_text("utf-8"))
+            content = Path(path).read_bytes()
         except OSError as error:
             raise InvalidRequest(str(path), f"cannot be read: {error.strerror}") from None
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> Mixture:
+        """Read a mixture from the content of a TOML file.  Raises: InvalidRequest or NotFound,
+        with this name of the file.
+        """
+        try:
+            values = tomllib.loads(content.decode())
         except ValueError as error:  # tomllib's error, or not UTF-8
-            raise InvalidRequest(str(path), f"is not TOML: {error}") from None
+            raise InvalidRequest(name, f"is not TOML: {error}") from None
         try:
             _require_keys("mixture", values, _TOP_KEYS)
             return cls(**values)
         except (InvalidRequest, NotFound) as error:
-            raise type(error)(error.subject, f"{error.problem} ({path})") from None
+            raise type(error)(error.subject, f"{error.problem} ({name})") from None
 
     def schedule(self, context_length: int, order: str, seed: int) -> Schedule:
         """Return the mixture as a feed has it.  order, seed: of the feed.  Raises: InvalidRequest
@@ -187,8 +198,10 @@ class Mixture:
             problem = "has to have either first_sample or first_tokens"
             raise InvalidRequest(f"stages[{index}]", problem)
         try:
-            weights = checked_weights(values.get("weights", {}), self.block)
-            return MixtureStage(first[0], first[1], weights)
+            given = values.get("weights", {})
+            weights = checked_weights(given, self.block)
+            asked = weights if weights == given else proportions(given)
+            return MixtureStage(first[0], first[1], weights, asked)
         except InvalidRequest as error:
             raise InvalidRequest(f"{prefix}{error.subject}", error.problem) from None
 

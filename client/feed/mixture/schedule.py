@@ -145,7 +145,7 @@ class Schedule:
         definition has no room behind an appended one.
         """
         saved = self._renamed(saved, fingerprints or {})
-        stages = _planned(saved)
+        stages = planned_stages(saved)
         past = [stage for stage in stages if stage.asked < sample]
         merged = self._with(saved, self._merged(stages, len(past)))
         if merged._has_past(past, sample):
@@ -241,7 +241,7 @@ class Schedule:
         return replace(saved, sources=sources)
 
 
-def _planned(saved: StreamParts) -> list[PlannedStage]:
+def planned_stages(saved: StreamParts) -> list[PlannedStage]:
     """Return the stages of a state."""
     names = [source.dataset for source in saved.sources]
     return [

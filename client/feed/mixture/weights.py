@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from fractions import Fraction
 from numbers import Integral, Real
 
@@ -19,8 +20,8 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 _BLOCKS = (100, 1_000, 10_000, 100_000, 1_000_000)
 _INTEGER_MAX = (1 << 64) - 1
-_TOLERANCE = Fraction(1, 100)
-"""How far a share may be off, relative to what was asked for."""
+_TOLERANCE = 100
+"""A share may be off by 1/100 of what was asked for."""
 
 
 def block_weights(weights: Mapping[str, float], block: int | None = None) -> dict[str, int]:
@@ -34,79 +35,111 @@ def block_weights(weights: Mapping[str, float], block: int | None = None) -> dic
     for shares.
     Raises: InvalidRequest, naming the source, the limit and the cure.
     """
-    exact = {name: _exact(name, weight) for name, weight in weights.items()}
-    total = sum(exact.values())
+    parts, are_integers = _proportions(weights)
+    total = sum(parts.values())
     if not total:
         raise InvalidRequest("weights", "are all 0; at least one source needs a weight above 0")
-    if all(weight.denominator == 1 for weight in exact.values()):
-        most = block or BLOCK_MAX
-        if total > most:
-            cure = "divide them by a common factor, or give shares such as 0.7"
-            problem = f"have the sum {total}, above the block of {most} samples; {cure}"
-            raise InvalidRequest("weights", problem)
-        return {name: int(weight) for name, weight in exact.items()}
-    return _of_shares({name: weight / total for name, weight in exact.items()}, block)
+    if not are_integers:
+        return _of_shares(parts, block)
+    most = block or BLOCK_MAX
+    if total > most:
+        cure = "divide them by a common factor, or give shares such as 0.7"
+        problem = f"have the sum {total}, above the block of {most} samples; {cure}"
+        raise InvalidRequest("weights", problem)
+    return parts
 
 
-def _of_shares(shares: Mapping[str, Fraction], block: int | None) -> dict[str, int]:
-    largest = block or _BLOCKS[-1]
+def proportions(weights: Mapping[str, float]) -> dict[str, int]:
+    """Return integers in exactly the proportions of weights.  Raises: like `block_weights`, for a
+    weight that is no number.
+    """
+    return _proportions(weights)[0]
+
+
+def _proportions(weights: Mapping[str, float]) -> tuple[dict[str, int], bool]:
+    """Return integers in the proportions of weights, and whether they are the weights."""
+    exact = {name: _exact(name, weight) for name, weight in weights.items()}
+    scale = math.lcm(*(denominator for _, denominator in exact.values()))
+    parts = {name: part * (scale // denominator) for name, (part, denominator) in exact.items()}
+    return parts, scale == 1
+
+
+def _of_shares(parts: Mapping[str, int], block: int | None) -> dict[str, int]:
+    largest, total = block or _BLOCKS[-1], sum(parts.values())
     for size in (*(size for size in _BLOCKS if size < largest), largest):
-        counts = largest_remainders(shares, size)
-        deviations = {
-            name: abs(Fraction(counts[name], size) / share - 1)
-            for name, share in shares.items()
-            if share
-        }
-        worst = max(deviations, key=lambda name: deviations[name])
-        if deviations[worst] <= _TOLERANCE:
+        counts = largest_remainders(parts, size)
+        if all(
+            _TOLERANCE * abs(counts[name] * total - part * size) <= part * size
+            for name, part in parts.items()
+        ):
             return counts
-    lost = [name for name, share in shares.items() if share and not counts[name]]
+    lost = [name for name, part in parts.items() if part and not counts[name]]
     if lost:
         smallest = f"the smallest possible one is {_shown(Fraction(1, largest))}"
         cure = "leave the source out, give it a larger weight, or give integers"
         raise InvalidRequest(
             f"weights.{lost[0]}",
-            f"is a share of {_shown(shares[lost[0]])}, less than a sample of a block of {largest}; "
-            f"{smallest}; {cure}",
+            f"is a share of {_shown(Fraction(parts[lost[0]], total))}, less than a sample of a "
+            f"block of {largest}; {smallest}; {cure}",
         )
+    worst, deviation = worst_deviation(parts, counts)
     _LOG.warning(
         "mixture rounded block=%d worst=%s share=%s instead of %s, off by %s %%",
         largest,
         worst,
         _shown(Fraction(counts[worst], largest)),
-        _shown(shares[worst]),
-        _shown(100 * deviations[worst]),
+        _shown(Fraction(parts[worst], total)),
+        _shown(100 * deviation),
     )
     return counts
 
 
-def largest_remainders(shares: Mapping[str, Fraction], block: int) -> dict[str, int]:
-    """Return how many of `block` samples each share gets: rounded down, and what is left goes to
-    the largest remainders, the first ones if they are equal.
+def worst_deviation(parts: Mapping[str, int], counts: Mapping[str, int]) -> tuple[str, Fraction]:
+    """Return the source whose share is off the most, and by how much, relative to what was asked
+    for.
+
+    parts: what was asked for, in any unit.  counts: samples of each source in a block.
     """
-    quotas = {name: share * block for name, share in shares.items()}
-    counts = {name: math.floor(quota) for name, quota in quotas.items()}
-    by_remainder = sorted(quotas, key=lambda name: counts[name] - quotas[name])  # stable
+    total, size = sum(parts.values()), sum(counts.values())
+    deviations = {
+        name: Fraction(abs(counts[name] * total - part * size), part * size)
+        for name, part in parts.items()
+        if part
+    }
+    worst = max(deviations, key=lambda name: deviations[name])
+    return worst, deviations[worst]
+
+
+def largest_remainders(parts: Mapping[str, int], block: int) -> dict[str, int]:
+    """Return how many of `block` samples each part gets: rounded down, and what is left goes to
+    the largest remainders, the first ones if they are equal.
+
+    parts: in any unit.
+    """
+    total = sum(parts.values())
+    quotas = {name: divmod(part * block, total) for name, part in parts.items()}
+    counts = {name: whole for name, (whole, _) in quotas.items()}
+    by_remainder = sorted(quotas, key=lambda name: -quotas[name][1])  # stable
     for name in by_remainder[: block - sum(counts.values())]:
         counts[name] += 1
     return counts
 
 
-def _exact(name: str, weight: float) -> Fraction:
-    """Return a weight as it is written: 0.1 is a tenth.  Raises: InvalidRequest."""
+def _exact(name: str, weight: float) -> tuple[int, int]:
+    """Return a weight as it is written, as a fraction: 0.1 is a tenth.  Raises: InvalidRequest."""
     subject = f"weights.{name}"
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise InvalidRequest(subject, f"{weight!r} is not a number")
     if isinstance(weight, Integral):
         if not -_INTEGER_MAX <= weight <= _INTEGER_MAX:
             raise InvalidRequest(subject, f"has more than {_INTEGER_MAX.bit_length()} bits")
-        exact = Fraction(int(weight))
+        exact = int(weight), 1
     elif math.isfinite(weight):
         # The shortest decimal that gives this float; also of a numpy float.
-        exact = Fraction(repr(float(weight)))
+        exact = Decimal(repr(float(weight))).as_integer_ratio()
     else:
         raise InvalidRequest(subject, f"{weight!r} is not a finite number")
-    if exact < 0:
+    if exact[0] < 0:
         raise InvalidRequest(subject, f"{weight} is negative; 0 pauses a source")
     return exact
 

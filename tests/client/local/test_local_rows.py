@@ -11,8 +11,8 @@ import pytest
 
 from client.local import local_rows
 from client.local.local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
+from client.runtime.counters import Counters
 from client.runtime.supervised import Supervised
-from client.stats import Counters
 from client.stream import background_rows
 from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from client.stats import Counters
+from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.channel import error_from_rpc

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from client.stats import Counters
+from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts

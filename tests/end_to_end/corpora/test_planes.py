@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from client import RemoteBatches
-from client.stats import Counters
+from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts

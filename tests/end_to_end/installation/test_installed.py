@@ -128,6 +128,9 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
         ("tokenfeed show --tok", ["--tokenizer"]),
         ("tokenfeed completion ba", ["bash"]),
         ("tokenfeed inspect compl", ["completion.bash"]),
+        ("tokenfeed plan --global", ["--global-batch-size"]),
+        ("tokenfeed plan compl", ["completion.bash"]),
+        ("tokenfeed plan --state compl", ["completion.bash"]),
         ("tokenfeed serve --data compl", ["completion.bash"]),
     ):
         asked = (
@@ -179,6 +182,7 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
         ("pyarrow", "ingest", "tokenfeed ingest . --out out --tokenizer bytes"),
         ("tokenizers", "tokenizer", "tokenfeed show localhost:1 --tokenizer tokenizer.json"),
         ("shtab", "completion", "tokenfeed completion bash"),
+        ("matplotlib", "plot", "tokenfeed plan mix.toml localhost:1 --tokens 9 --plot plan.png"),
     ],
 )
 def test_a_command_says_what_to_install_for_it(
@@ -265,10 +269,10 @@ def test_threads_that_import_at_the_same_moment_get_the_same_modules(
     where = installed if packages == "wheel" else ROOT
     code = (
         "import importlib, sys, threading\n"
-        "names = ['client', 'client.stats', 'tokenfeed.client', 'tokenfeed.client.stats'] * 5\n"
+        "names = ['client', 'client.runtime', 'tokenfeed.client', 'tokenfeed.client.runtime'] * 5\n"
         "begun = {\n"
         "    # Python reads the package, and has run nothing of it yet.\n"
-        "    'read': ['client'] * 20 + ['client.bench, perhaps'],\n"
+        "    'read': ['client'] * 20 + ['client.commands, perhaps'],\n"
         "    'tokenfeed._aliases': names,\n"
         "    'tokenfeed.errors': names,  # by tokenfeed.client\n"
         "}\n"
@@ -321,12 +325,12 @@ def test_an_alias_ends_where_somebody_takes_its_name(installed: Path, hostile: P
         "import sys, types\n"
         "sys.path.append(sys.path.pop(0))\n"
         "import client\n"
-        "sys.modules['tokenfeed.client.bench'] = types.ModuleType('stub')\n"
-        "sys.modules['tokenfeed.client.stats'] = None\n"
-        "import client.bench\n"
-        "assert client.bench.__name__ == 'stub'\n"
+        "sys.modules['tokenfeed.client.commands'] = types.ModuleType('stub')\n"
+        "sys.modules['tokenfeed.client.validation'] = None\n"
+        "import client.commands\n"
+        "assert client.commands.__name__ == 'stub'\n"
         "try:\n"
-        "    import client.stats\n"
+        "    import client.validation\n"
         "except ModuleNotFoundError:\n"
         "    del sys.modules['client']\n"
         "else:\n"

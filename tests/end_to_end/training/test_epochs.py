@@ -13,7 +13,7 @@ import torch
 
 from client import InvalidRequest, RemoteBatches, SamplesExhausted, StreamMismatch
 from client.feed.epochs import Tail
-from client.stats import FeedStats
+from client.feed.stats import FeedStats
 from tests.conftest import Serve, WriteTokens
 from tests.support.offline import offline_rows, received_rows
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from client import InvalidRequest, Mixture, NotFound, RemoteBatches, StreamMismatch
-from client.feed import agreement
+from client.feed.ranks import agreement
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
 from tests.support.mixtures import (

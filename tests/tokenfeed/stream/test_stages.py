@@ -107,7 +107,7 @@ def test_the_stages_that_go_on_without_it_use_no_source_beyond_its_end(
     limits = limits[: len(asked[0].weights)]
     first = first_exhausted(scheduled(asked, len(limits)), limits)
 
-    going_on, end = without_exhausted(asked, limits)
+    going_on, exhausted, end = without_exhausted(asked, limits)
 
     found = scheduled(going_on, len(limits))
     last = first_exhausted(found, limits)
@@ -118,14 +118,44 @@ def test_the_stages_that_go_on_without_it_use_no_source_beyond_its_end(
         assert first.sample <= last.sample
         others = [limits[i] for i, weight in enumerate(found[last.stage].weights) if weight]
         assert None not in others
+    assert exhausted[:1] == (() if first is None else (first,))
+    assert [one.sample for one in exhausted] == sorted(one.sample for one in exhausted)
     if first is None:
         assert going_on == tuple(asked)
+    else:
+        before = scheduled(asked, len(limits))[: first.stage + 1]
+        assert found[: first.stage] == before[: first.stage]
+        kept, begun = found[first.stage], before[first.stage]
+        assert (kept.first_sample, kept.bases) == (begun.first_sample, begun.bases)
 
 
 def test_going_on_without_a_source_keeps_the_stages_before() -> None:
     assert without_exhausted([HALVES, AskedStage(40, (1, 9))], [12, None]) == (
         (HALVES, AskedStage(20, (0, 5)), AskedStage(40, (0, 9))),
+        ((20, 0, 0, 10),),
         None,
     )
+    assert without_exhausted([HALVES, AskedStage(40, (1, 9))], [12, None], 20).exhausted == ()
     with pytest.raises(InvalidRequest):
         scheduled([HALVES, AskedStage(20, (0, 0))], 2)
+
+
+def test_a_stage_of_nothing_but_an_exhausted_source_is_left_out() -> None:
+    """Also if the stage before it would have no block left: blocks have other sizes now."""
+    asked = [AskedStage(0, (3, 4)), AskedStage(14, (5, 2)), AskedStage(15, (1, 0))]
+
+    going_on = without_exhausted(asked, [3, None])
+
+    assert going_on == (
+        (asked[0], AskedStage(7, (0, 4)), AskedStage(14, (0, 2))),
+        ((7, 0, 0, 3),),
+        None,
+    )
+
+
+def test_all_sources_may_end() -> None:
+    going_on = without_exhausted([HALVES], [12, 25])
+
+    assert going_on.asked == (HALVES, AskedStage(20, (0, 5)))
+    assert [(end.source, end.sample) for end in going_on.exhausted] == [(0, 20), (1, 35)]
+    assert going_on.end_sample == 35

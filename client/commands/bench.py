@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from tokenfeed.commands.extras import missing
+from tokenfeed.errors import InvalidRequest
+
+from ..transport.timeouts import Timeouts
+from ..validation import seconds
+from . import WAIT_SECONDS
+
 if TYPE_CHECKING:
-    from .batches import RemoteBatches
+    from ..batches import RemoteBatches
 
 _LINE_SECONDS = 0.5
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    """Print how fast batches arrive."""
+    duration_seconds = seconds("seconds", arguments.seconds, zero=False)
+    try:
+        from ..batches import RemoteBatches
+    except ImportError as error:
+        raise InvalidRequest("bench", missing(error, "torch")) from None
+    except OSError as error:
+        raise InvalidRequest("bench", f"torch cannot be imported: {error}") from error
+    with RemoteBatches(
+        arguments.target,
+        arguments.batch_size,
+        arguments.context_length,
+        seed=arguments.seed,
+        dataset=arguments.dataset,
+        order=arguments.order,
+        device=arguments.device,
+        timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS),
+    ) as feed:
+        print(measure(feed, duration_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +64,9 @@ class Measured:
         )
 
 
-def measure(feed: RemoteBatches, seconds: float, progress: TextIO = sys.stderr) -> Measured:
+def measure(
+    feed: RemoteBatches, duration_seconds: float, progress: TextIO = sys.stderr
+) -> Measured:
     """Take batches as fast as they arrive, for this many seconds after the first one.
 
     progress: if it is a terminal, one line on it is updated twice a second; else nothing is
@@ -60,7 +92,7 @@ def measure(feed: RemoteBatches, seconds: float, progress: TextIO = sys.stderr) 
         if now - shown >= _LINE_SECONDS and progress.isatty():
             shown = now
             print(f"\r{measured()}", end="", file=progress, flush=True)
-        if now - first >= seconds:
+        if now - first >= duration_seconds:
             break
     if shown != first:
         print("\r\033[K", end="", file=progress, flush=True)

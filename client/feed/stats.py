@@ -46,13 +46,3 @@ class FeedStats:
     samples: int
     epoch: int | None
     sources: Mapping[str, SourceStats] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Counters:
-    """What streams count for `stats`.  wait_seconds: time that the consumer waited for rows.
-    reconnects: how often rows arrived again after a break.
-    """
-
-    wait_seconds: float = 0.0
-    reconnects: int = 0

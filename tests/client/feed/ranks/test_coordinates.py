@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from client.feed.ranks import DataParallel, data_parallel
+from client.feed.ranks.coordinates import DataParallel, data_parallel
 from tokenfeed.errors import InvalidRequest
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from client.feed.agreement import RankAgreement, rank_agreement
-from client.feed.ranks import DataParallel
+from client.feed.ranks.agreement import RankAgreement, rank_agreement
+from client.feed.ranks.coordinates import DataParallel
 from tokenfeed.errors import StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
@@ -96,7 +96,7 @@ def one_process(tmp_path: Path) -> Iterator[None]:
 
 def keys_of(ranks: DataParallel, *feeds: dict[str, Any]) -> list[str]:
     """The keys that a process of its own would use for feeds made in that order."""
-    from client.feed import agreement
+    from client.feed.ranks import agreement
 
     agreement._MADE.clear()
     made = [rank_agreement(ranks, asked(feed), "a:1") for feed in feeds]
@@ -170,7 +170,7 @@ def test_a_store_that_does_not_answer_holds_up_no_batch_for_long(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that has it is stopped."""
-    monkeypatch.setattr("client.feed.agreement._STORE_SECONDS", 0.2)
+    monkeypatch.setattr("client.feed.ranks.agreement._STORE_SECONDS", 0.2)
     over = threading.Event()
 
     class Stopped:

@@ -20,9 +20,9 @@ from typing import Any
 from tokenfeed.errors import StreamMismatch, Unreachable
 from tokenfeed.wire.request import StreamRequest
 
-from ..runtime.threads import Outcome, start_thread
-from ..transport.addresses import Targets
-from .ranks import DataParallel, has_process_group
+from ...runtime.threads import Outcome, start_thread
+from ...transport.addresses import Targets
+from .coordinates import DataParallel, has_process_group
 
 _LOG = logging.getLogger("tokenfeed.client")
 

@@ -1,0 +1,48 @@
+"""tokenfeed describe: what a server serves."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.position import SAMPLE_END, require_range
+
+from ..local.target import is_local_target, parse_local_target
+from ..transport.channel import describe
+from ..transport.credentials import with_environment
+from . import WAIT_SECONDS
+
+
+def run_describe(arguments: argparse.Namespace) -> None:
+    """Print what a server serves."""
+    if arguments.context_length is not None:
+        require_range("context_length", arguments.context_length, 1, SAMPLE_END)
+    if is_local_target(arguments.target):
+        files = shlex.join(parse_local_target(arguments.target).words[0])
+        raise InvalidRequest("target", f"is not a server; for files: tokenfeed inspect {files}")
+    described = describe(
+        arguments.target,
+        arguments.context_length,
+        timeout_seconds=WAIT_SECONDS,
+        credentials=with_environment(),
+    )
+    print(f"tokenfeed {described.server_version} at {arguments.target}")
+    revisions = ", ".join(map(str, described.contract_revisions)) or "older than revision 2"
+    print(f"contract: {revisions}")
+    print(f"orders: {', '.join(described.orders)}")
+    print(f"largest batch: {described.limits.batch_bytes_max:,} bytes")
+    for dataset in described.datasets:
+        print(f"dataset {dataset.name}")
+        print(
+            f"  tokens: {dataset.token_count:,} {dataset.dtype} in {dataset.file_count:,} file(s)"
+        )
+        print(f"  fingerprint: {dataset.fingerprint.hex()}")
+        if dataset.rows:
+            counts = ", ".join(f"{rows.order} {rows.rows:,}" for rows in dataset.rows)
+            print(f"  rows of {arguments.context_length:,} tokens: {counts}")
+        if dataset.HasField("documents"):
+            known = dataset.documents
+            print(f"  documents: {known.count:,}, known of {known.file_count:,} file(s)")
+        for plane in dataset.planes:
+            print(f"  plane {plane.kind}: {plane.fingerprint.hex()}")
