@@ -299,7 +299,10 @@ def test_a_state_that_another_mixture_goes_on_from_is_planned_if_that_is_allowed
         ("mixture.toml --tokens 1e99", "--tokens: 1e99 are 1250"),
         ("mixture.toml --tokens=-5", "--tokens: '-5' is not a number of tokens"),
         ("mixture.toml --tokens 9 --context-length 0", "--context-length: 0 is not in [1, "),
-        ("mixture.toml --tokens 9 --context-length 900", "--context-length: 900 is not in [1, 481)"),
+        (
+            "mixture.toml --tokens 9 --context-length 900",
+            "--context-length: 900 is not in [1, 481)",
+        ),
         ("mixture.toml --tokens 9 --seed -1", "--seed: -1 is not in [0, "),
         ("mixture.toml --tokens 9 --global-batch-size 0", "--global-batch-size: 0 is not in [1, "),
         ("none.toml --tokens 9", "none.toml: cannot be read: No such file or directory"),
