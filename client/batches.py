@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 from collections.abc import Collection, Mapping
@@ -240,35 +241,42 @@ class RemoteBatches(IterableDataset[Batch]):
         """Change the weights of the mixture from a sample on, up to its next stage.
 
         Rows that were prefetched are read again. The state has the change, so a feed of the same
-        definition that loads it has it too. The same change twice is one.
+        definition that loads it has it too. The same change twice is one; another one that would
+        begin at the same sample replaces it.
         weights: as for Mixture; sources without a weight pause, new ones may come.  at_sample: from
         which sample on, not before the current position; by default as soon as possible. With
         several ranks it is required, and all of them have to call this before they reach it: they
         wait for each other, and compare.
-        Returns: the sample at which it takes effect, the first end of a block from there on.
+        Returns: the sample from which on these weights are in force: the first end of a block from
+        there on, or an earlier one if they are in force already.
         Raises: InvalidRequest; StreamMismatch on all ranks if they differ; Unreachable if a rank
         does not call this in time; as for iterating, if new sources cannot be read.
         """
         stream = self._stream
         if stream.schedule is None:
             raise InvalidRequest("mixture", "is missing; only the weights of a mixture can change")
-        if at_sample is None and stream.request.position.world_size > 1:
-            raise InvalidRequest("at_sample", "is required with several ranks")
         try:
-            changed, begin = stream.changed(weights, at_sample)
+            if at_sample is None and stream.request.position.world_size > 1:
+                raise InvalidRequest("at_sample", "is required with several ranks")
+            changed, begin = stream.changed(weights, at_sample, self)
             ranks_compare = None if self._agreement is None else changed.parts()
-        except TokenfeedError as error:
+        except BaseException as error:
             if self._agreement is not None:
-                self._agreement.refuse(str(error))
+                self._agreement.refuse(str(error) or repr(error))
             raise
-        try:
-            if self._agreement is not None:
-                self._agreement.await_all_ranks(ranks_compare, lambda: stream.dataset.closed)
-        except BaseException:
-            changed.close_unless(stream)
-            raise
-        if changed is not stream:
+        if self._agreement is None:
             self._install(changed)
+        else:
+            try:
+                self._agreement.await_all_ranks(
+                    ranks_compare,
+                    agreed=partial(self._install, changed),
+                    is_over=lambda: stream.dataset.closed,
+                )
+            except BaseException:
+                changed.close_unless(self._stream)
+                raise
+        if changed is not stream:
             _LOG.info("mixture changes sample=%d", begin)
         return begin
 
@@ -353,7 +361,10 @@ class RemoteBatches(IterableDataset[Batch]):
                 allow,
             )
         log_differences(saved, own)
-        self._seek(sample, history)
+        if self._definition is not None:
+            self._install(self._stream.restarted(self._definition, sample, history, self))
+        else:
+            self._seek(sample, history)
 
     def history(self) -> list[dict[str, Any]]:
         """Return what this feed, and the feeds whose state it loaded, have delivered: runs of
@@ -500,21 +511,26 @@ class RemoteBatches(IterableDataset[Batch]):
         allow: Collection[str],
     ) -> None:
         """Continue the mixture of a state.  Raises: StreamMismatch, without a change."""
-        continued = self._stream.continued(definition, saved, sample, history, allow)
+        continued, messages = self._stream.continued(
+            definition, saved, sample, history, allow, self
+        )
         try:
             if self._agreement is not None:
-                identity = bytes.fromhex(continued.parts().fingerprint)
-                self._agreement.require_same(f"load/{next(self._loads)}", identity)
+                loaded = hashlib.sha256(f"{sample} {continued.parts().fingerprint}".encode())
+                self._agreement.require_same(f"load/{next(self._loads)}", loaded.digest())
         except BaseException:
             continued.close_unless(self._stream)
             raise
         self._install(continued)
+        for message in messages:
+            _LOG.warning("%s", message)
 
     def _install(self, stream: FeedStream) -> None:
         """Read another stream from now on."""
+        if stream is self._stream:
+            return
         # First: an interrupt behind it must not leave rows of the stream before.
         self._drop_reader()
-        stream.dataset.end_with(self)
         before, self._stream = self._stream, stream
         if before.dataset is not stream.dataset:
             if before.dataset.closed:  # meanwhile, by another thread

@@ -153,7 +153,9 @@ def _is_the_same(text: str, asked: Asked, planned: Forecast) -> bool:
     try:
         schedule = Mixture.parse(text.encode(), "").schedule(length, ORDER, 0)
         if asked.saved is not None:
-            schedule = schedule.continued(asked.saved.parts, asked.saved.sample, allow=asked.allow)
+            schedule, _ = schedule.continued(
+                asked.saved.parts, asked.saved.sample, allow=asked.allow
+            )
         found = [(stage.first_sample, stage.weights) for stage in schedule.effective()]
     except RequestError:
         return False

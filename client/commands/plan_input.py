@@ -140,7 +140,7 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> Asked:
         definition = mixture.schedule(length, order or ORDER, seed)
         if saved is None:
             return Asked(definition, mixture, definition)
-        schedule = definition.continued(saved.parts, saved.sample, allow=arguments.allow_mixture)
+        schedule, _ = definition.continued(saved.parts, saved.sample, allow=arguments.allow_mixture)
         return Asked(schedule, mixture, definition, saved, arguments.allow_mixture)
     assert saved is not None
     for name, given in (("order", order), ("seed", seed)):
@@ -173,5 +173,5 @@ def _schedule_of(parts: StreamParts) -> Schedule:
         Source(source.dataset, orders.find(source.order), source.seed, number)
         for number, source in enumerate(parts.sources)
     )
-    order, stages = sources[0].order.NAME, tuple(planned_stages(parts))
+    order, stages = sources[0].order.NAME, tuple(one.stage for one in planned_stages(parts))
     return Schedule(parts.context_length, parts.seed, order, sources, stages)

@@ -13,7 +13,7 @@ differs. It contains the history of the batches that were delivered before.
                     version 3 also its sources and its stages
     sources, stages     version 3: those of the mixture of that sample, or empty. A source is a
                     list: dataset, order, seed, fingerprint; a stage: first sample, a list of the
-                    weights of all sources, and who asked for it (stages.py)
+                    weights of all sources, who asked for it (stages.py), and at which sample
 
 All keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists that
 contain dicts, and would then refuse a state whose number of runs differs from the loading feed's.
@@ -27,9 +27,18 @@ from dataclasses import fields
 from typing import Any
 
 from tokenfeed.errors import InvalidRequest, RequestError, StreamMismatch
+from tokenfeed.sampling import orders
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
-from tokenfeed.stream.spec import SEED_END, SourceValues, StageValues, StreamParts
-from tokenfeed.stream.stages import BLOCK_MAX, RESUMED, AskedStage, scheduled
+from tokenfeed.stream.spec import (
+    SEED_END,
+    Mixture,
+    Source,
+    SourceValues,
+    StageValues,
+    StreamParts,
+    StreamSpec,
+)
+from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, scheduled
 
 from ..validation import hash_digits, integer, shown, text
 from .history import History, Run, history_of
@@ -87,7 +96,10 @@ def write_state(sample: int, parts: StreamParts, history: History = _NOTHING) ->
 def _plain(parts: StreamParts) -> list[Any]:
     """Return the parts of a stream as lists and numbers."""
     sources = [list(source) for source in parts.sources]
-    stages = [[stage.first_sample, list(stage.weights), stage.origin] for stage in parts.stages]
+    stages = [
+        [stage.first_sample, list(stage.weights), stage.origin, stage.asked]
+        for stage in parts.stages
+    ]
     return [*(getattr(parts, name) for name in PARTS), sources, stages]
 
 
@@ -188,21 +200,39 @@ def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
         ),
     )
     if found or parts.stages:
-        _require_schedule(f"{name}.stages", parts)
+        _require_consistent(name, parts)
     return parts
 
 
-def _require_schedule(name: str, parts: StreamParts) -> None:
-    """Raise InvalidRequest unless each stage begins where the blocks of the one before it end."""
-    asked = [AskedStage(stage.first_sample, stage.weights) for stage in parts.stages]
+def _require_consistent(name: str, parts: StreamParts) -> None:
+    """Raise InvalidRequest unless the sources of a mixture have different names, each stage begins
+    where the blocks of the one before it end, and the identity is that of these sources and stages.
+    """
+    names = [source.dataset for source in parts.sources]
+    if len(set(names)) < len(names):
+        raise InvalidRequest(f"{name}.sources", f"have a name twice: {', '.join(names)}")
+    asked = [AskedStage(stage.asked, stage.weights, stage.origin) for stage in parts.stages]
     try:
-        begins = [stage.first_sample for stage in scheduled(asked, len(parts.sources))]
+        stages = scheduled(asked, len(names))
     except RequestError as error:
-        raise InvalidRequest(name, f"are no schedule: {error}") from None
-    for index, (stage, begin) in enumerate(zip(asked, begins, strict=True)):
-        if stage.first_sample != begin:
-            problem = f"{stage.first_sample} is no end of a block; the next one is {begin}"
-            raise InvalidRequest(f"{name}[{index}].first_sample", problem)
+        raise InvalidRequest(f"{name}.stages", f"are no schedule: {error}") from None
+    for index, (stage, begun) in enumerate(zip(parts.stages, stages, strict=True)):
+        if stage.first_sample != begun.first_sample:
+            problem = f"{stage.first_sample} is no end of a block; the next one is"
+            raise InvalidRequest(
+                f"{name}.stages[{index}].first_sample", f"{problem} {begun.first_sample}"
+            )
+    if any(source.order not in orders.ORDERS for source in parts.sources):
+        return  # of a later release
+    sources = tuple(
+        Source(source.dataset, orders.find(source.order), source.seed, number)
+        for number, source in enumerate(parts.sources)
+    )
+    spec = StreamSpec(parts.context_length, sources, Mixture(parts.seed, stages))
+    identity = spec.identity([bytes.fromhex(source.fingerprint) for source in parts.sources])
+    if (parts.order, parts.fingerprint) != (spec.order_name, identity.hex()):
+        problem = f"{parts.fingerprint} is not the identity of these sources and stages"
+        raise InvalidRequest(f"{name}.fingerprint", f"{problem}, {identity.hex()}")
 
 
 def _read_source(name: str, values: Any) -> SourceValues:
@@ -217,12 +247,13 @@ def _read_source(name: str, values: Any) -> SourceValues:
 
 def _read_stage(name: str, values: Any, source_count: int) -> StageValues:
     _require_length(name, values, len(StageValues._fields))
-    first_sample, weights, origin = values
+    first_sample, weights, origin, asked = values
     _require_length(f"{name}.weights", weights, source_count)
     return StageValues(
         _number(f"{name}.first_sample", first_sample, 0, SAMPLE_END),
         tuple(_number(f"{name}.weights", weight, 0, BLOCK_MAX + 1) for weight in weights),
-        _number(f"{name}.origin", origin, 0, RESUMED + 1),
+        _number(f"{name}.origin", origin, 0, (CHANGED | RESUMED) + 1),
+        _number(f"{name}.asked", asked, 0, SAMPLE_END),
     )
 
 
@@ -274,6 +305,9 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
     Raises: StreamMismatch, naming what differs; InvalidRequest if allow contains anything else.
     """
     require_known_permissions(allow)
+    if saved.stages and not own.stages:
+        names = ", ".join(source.dataset for source in saved.sources)
+        raise StreamMismatch("mixture", f"the state is of a mixture of {names}; pass mixture=")
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now and name not in allow:

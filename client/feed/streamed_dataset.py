@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.stream.position import SAMPLE_END
+from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
-from ..validation import count
+from ..validation import integer
 from .cursor import Cursor
 from .history import History
 from .mixture.counts import source_stats
@@ -102,7 +102,8 @@ class FeedStream:
             return SAMPLE_END
         if self._exhausted is None:
             limits = self.schedule.max_epochs
-            self._exhausted = exhausted(self.spec, limits, self._rows_of_sources())
+            rows, sample = self._rows_of_sources(), self.cursor.sample
+            self._exhausted = exhausted(self.spec, limits, rows, sample)
         return self._exhausted
 
     def source_stats(self, history: History, *, has_read: bool) -> dict[str, SourceStats]:
@@ -113,26 +114,30 @@ class FeedStream:
             rows = {each.dataset: count for each, count in counted if each.order.HAS_EPOCHS}
         return source_stats(history, rows)
 
-    def changed(self, weights: object, at_sample: int | None) -> tuple[FeedStream, int]:
-        """Return the stream with other weights from a sample on, and where they take effect; this
-        stream if it has them already.
+    def changed(
+        self, weights: object, at_sample: int | None, owner: object
+    ) -> tuple[FeedStream, int]:
+        """Return the stream with other weights from a sample on, and from where on they are in
+        force; this stream if it has them already.
 
-        weights, at_sample: as a user passed them; None is as soon as possible.
+        weights, at_sample: as a user passed them; None is as soon as possible.  owner: a new
+        dataset is closed with it.
         Raises: InvalidRequest, also for a closed feed; TokenfeedError if new sources cannot be
         read.
         """
         assert self.schedule is not None
         self._require_open()
         sample = self.cursor.sample
-        at = sample if at_sample is None else count("at_sample", at_sample)
+        at = sample if at_sample is None else integer("at_sample", at_sample)
+        require_range("at_sample", at, 0, SAMPLE_END)
         samples_of = checked_weights(weights, self.schedule.block)
-        schedule, begin = self.schedule.changed(samples_of, at, or_later=at_sample is None)
+        schedule, begin = self.schedule.changed(samples_of, at, sample, or_later=at_sample is None)
         if schedule is self.schedule:
             return self, begin
         if at < sample:
             raise InvalidRequest("at_sample", f"{at} is before the current position, {sample}")
         _, _, history = self.cursor.now
-        return self._with(schedule, sample, history, None), begin
+        return self._with(schedule, sample, history, self.parts, owner), begin
 
     def continued(
         self,
@@ -141,33 +146,47 @@ class FeedStream:
         sample: int,
         history: History,
         allow: Collection[str],
-    ) -> FeedStream:
-        """Return the stream of a feed that loads a state of a mixture.
+        owner: object,
+    ) -> tuple[FeedStream, Sequence[str]]:
+        """Return the stream of a feed that loads a state of a mixture, and what to log of it.
 
         definition: of the feed.  saved, sample, history: of the state.  allow: as for
-        `require_same_stream`.
+        `require_same_stream`.  owner: a new dataset is closed with it.
         Raises: StreamMismatch; TokenfeedError if sources cannot be read.
         """
         require_known_permissions(allow)
         fingerprints = {each.dataset: each.fingerprint for each in self.parts().sources}
-        schedule = definition.continued(
+        schedule, messages = definition.continued(
             saved, sample, allow=MIXTURE in allow, fingerprints=fingerprints
         )
-        stream = self._with(schedule, sample, history, saved)
+        stream = self._with(schedule, sample, history, lambda: saved, owner)
         try:
             require_same_mixture(saved, stream.parts(), sample)
         except BaseException:
             stream.close_unless(self)
             raise
-        return stream
+        return stream, messages
+
+    def restarted(
+        self, definition: Schedule, sample: int, history: History, owner: object
+    ) -> FeedStream:
+        """Return the stream of a feed that loads a state of one dataset: without changes.  The
+        arguments, and Raises: as for `continued`.
+        """
+        return self._with(definition, sample, history, self.parts, owner)
 
     def _with(
-        self, schedule: Schedule, sample: int, history: History, before: StreamParts | None
+        self,
+        schedule: Schedule,
+        sample: int,
+        history: History,
+        before: Callable[[], StreamParts],
+        owner: object,
     ) -> FeedStream:
         """Return the stream of another mixture that is the same up to a sample. New sources need a
         new dataset, which is described then.
 
-        history: before the sample.  before: its latest stream; None is this one.
+        history: before the sample.  before: returns its latest stream.
         Raises: InvalidRequest; TokenfeedError if new sources cannot be read.
         """
         request = replace(self.request, spec=schedule.spec())
@@ -175,14 +194,13 @@ class FeedStream:
         if request.spec.sources != self.spec.sources:
             self._require_open()
             dataset = self.open_dataset(request)
+            dataset.end_with(owner)
         stream = FeedStream(request, dataset, self.cursor, self.open_dataset, schedule)
         try:
             if dataset is not self.dataset:
                 _require_same_corpora(self.dataset.await_described(), dataset.await_described())
             if history.runs:
-                history = history.continued_by(
-                    stream.parts(), before=before or self.parts(), sample=sample
-                )
+                history = history.continued_by(stream.parts(), before=before(), sample=sample)
         except BaseException:
             stream.close_unless(self)
             raise

@@ -61,13 +61,14 @@ class SourceValues(NamedTuple):
 
 
 class StageValues(NamedTuple):
-    """A stage of a mixture as plain values: where it begins, the weights of all sources, and who
-    asked for it (stages.py).
+    """A stage of a mixture as plain values: where it begins, the weights of all sources, who asked
+    for it (stages.py), and at which sample.
     """
 
     first_sample: int
     weights: tuple[int, ...]
-    origin: int = 0
+    origin: int
+    asked: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class StreamSpec:
                 for each, fingerprint in zip(self.sources, fingerprints, strict=True)
             ),
             tuple(
-                StageValues(each.first_sample, each.weights, each.origin)
+                StageValues(each.first_sample, each.weights, each.origin, each.asked)
                 for each in self.mixture.stages
             ),
         )

@@ -19,9 +19,9 @@ MIXTURE = "mixture-1"
 BLOCK_MAX = 1 << 20
 """Maximum number of samples in a block: the sum of the weights of a stage."""
 STAGE_END = 1 << 32
-DEFINED, CHANGED, RESUMED = range(3)
-"""Who asked for a stage: the definition of the mixture, a change of a running feed, or a feed of
-another definition that resumed.
+DEFINED, CHANGED, RESUMED = 0, 1, 2
+"""Who asked for a stage: the definition of the mixture, or a change of a running feed. RESUMED,
+which may be added to CHANGED: from there on a feed of another definition has continued.
 """
 _HASH_BYTES = 32
 
@@ -33,7 +33,7 @@ class Stage:
     index: in [0, 2^32).  first_sample: where it begins, in [0, 2^63).  weights: samples of each
     source in a block; 0 pauses a source.  bases: samples of each source before the stage, all
     together at most first_sample.  previous: H(index) of the chain of identities, 32 bytes; b"" if
-    it is not known yet.  origin: who asked for it, for saved states: DEFINED, CHANGED or RESUMED.
+    it is not known yet.  origin, asked: who asked for it, and at which sample, for saved states.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
@@ -42,7 +42,8 @@ class Stage:
     weights: tuple[int, ...]
     bases: tuple[int, ...]
     previous: bytes = b""
-    origin: int = field(default=0, compare=False)
+    origin: int = field(default=DEFINED, compare=False)
+    asked: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -101,13 +102,14 @@ def scheduled(asked: Iterable[AskedStage], source_count: int) -> tuple[Stage, ..
     if one begins at or above sample 2^63.
     """
     stages: list[Stage] = []
-    for index, (first_sample, weights, _) in enumerate(asked):
-        weights += (0,) * (source_count - len(weights))
+    for index, stage in enumerate(asked):
+        first_sample = stage.first_sample
+        stage = stage._replace(weights=stage.weights + (0,) * (source_count - len(stage.weights)))
         if not stages:
             if first_sample:
                 problem = f"{first_sample} is not 0, where the first stage has to begin"
                 raise InvalidRequest("stages[0].first_sample", problem)
-            stages.append(Stage(0, 0, weights, (0,) * source_count))
+            stages.append(Stage(0, 0, stage.weights, (0,) * source_count, origin=stage.origin))
             continue
         last = stages[-1]
         if first_sample <= last.first_sample:
@@ -115,22 +117,24 @@ def scheduled(asked: Iterable[AskedStage], source_count: int) -> tuple[Stage, ..
                 f"stages[{index}].first_sample",
                 f"{first_sample} is not above {last.first_sample}, where the one before it begins",
             )
-        stages.append(_following(last, first_sample, weights))
+        stages.append(_following(last, stage))
     if not stages:
         raise InvalidRequest("stages", "are missing; a mixture has at least one")
     return tuple(stages)
 
 
-def _following(last: Stage, first_sample: int, weights: tuple[int, ...]) -> Stage:
+def _following(last: Stage, asked: AskedStage) -> Stage:
     """Return the stage that is asked for at a sample above the begin of the last one."""
-    blocks = last.blocks_before(first_sample)
+    blocks = last.blocks_before(asked.first_sample)
     return Stage(
         last.index + 1,
         last.first_sample + blocks * last.block_size,
-        weights,
+        asked.weights,
         tuple(
             base + blocks * weight for base, weight in zip(last.bases, last.weights, strict=True)
         ),
+        origin=asked.origin,
+        asked=asked.first_sample,
     )
 
 
@@ -147,15 +151,18 @@ class Exhausted(NamedTuple):
     source_samples: int
 
 
-def first_exhausted(stages: Sequence[Stage], limits: Sequence[int | None]) -> Exhausted | None:
+def first_exhausted(
+    stages: Sequence[Stage], limits: Sequence[int | None], sample: int = 0
+) -> Exhausted | None:
     """Return where the first source ends, None if none does.
 
-    limits: samples that each source may contribute; None is endless.
+    limits: samples that each source may contribute; None is endless.  sample: stages that end
+    before it do not count.
     """
     for stage, following in zip(stages, [*stages[1:], None], strict=True):
         end = _first_end(stage, limits)
         end_sample = SAMPLE_END if following is None else following.first_sample
-        if end is not None and end.sample < end_sample:
+        if sample < end_sample and end is not None and end.sample < end_sample:
             return end
     return None
 
@@ -209,7 +216,7 @@ def without_exhausted(
         last = begun[-1]
         if stage.first_sample > last.first_sample:
             going_on.append(stage)
-            begun.append(_following(last, stage.first_sample, stage.weights))
+            begun.append(_following(last, stage))
         else:
             # Blocks have other sizes now, and the last stage has none left.
             going_on[-1] = stage._replace(first_sample=going_on[-1].first_sample)

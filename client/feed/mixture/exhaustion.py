@@ -18,16 +18,19 @@ _LOGGED_LINES_MAX = 100
 """Of a mixture; `tokenfeed plan --write` writes a longer one."""
 
 
-def exhausted(spec: StreamSpec, max_epochs: Mapping[str, int], rows: Sequence[int]) -> int:
+def exhausted(
+    spec: StreamSpec, max_epochs: Mapping[str, int], rows: Sequence[int], sample: int
+) -> int:
     """Return the sample before which a mixture ends: the first of the block that a source cannot
     fill within its epochs; 2^63 if there is none. Logs it, with the mixture that goes on without
     it.  Raises: like `limits_of`.
 
-    max_epochs: by the names of datasets.  rows: of an epoch of each source.
+    max_epochs: by the names of datasets.  rows: of an epoch of each source.  sample: the position;
+    stages that end before it do not count.
     """
     assert spec.mixture is not None
     limits = limits_of(spec, max_epochs, rows)
-    end = first_exhausted(spec.mixture.stages, limits)
+    end = first_exhausted(spec.mixture.stages, limits, sample)
     if end is None:
         return SAMPLE_END
     name = spec.sources[end.source].dataset
@@ -37,7 +40,7 @@ def exhausted(spec: StreamSpec, max_epochs: Mapping[str, int], rows: Sequence[in
         max_epochs[name],
         end.sample,
         end.sample * spec.context_length,
-        _going_on(spec, max_epochs, limits),
+        _going_on(spec, max_epochs, limits) if end.sample >= sample else "",
     )
     return end.sample
 

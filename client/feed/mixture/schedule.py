@@ -6,14 +6,15 @@ Pure and immutable. A feed replaces its schedule as a whole, and the stream foll
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.spec import Mixture as MixtureSpec
-from tokenfeed.stream.spec import Source, StreamParts, StreamSpec
+from tokenfeed.stream.spec import Source, SourceValues, StreamParts, StreamSpec
 from tokenfeed.stream.stages import (
     CHANGED,
     DEFINED,
@@ -39,6 +40,20 @@ class PlannedStage:
     asked: int
     weights: Weights
     origin: int = DEFINED
+
+
+class SavedStage(NamedTuple):
+    """A stage of a state, and the sample where it begins."""
+
+    stage: PlannedStage
+    begin: int
+
+
+class Continued(NamedTuple):
+    """A schedule that continues a state, and what to log of it."""
+
+    schedule: Schedule
+    messages: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,42 +91,53 @@ class Schedule:
         """Return the stages as they really begin.  Raises: like `spec`."""
         names = [source.dataset for source in self.sources]
         asked = [
-            AskedStage(stage.asked, tuple(stage.weights.get(name, 0) for name in names))
+            AskedStage(
+                stage.asked, tuple(stage.weights.get(name, 0) for name in names), stage.origin
+            )
             for stage in self.stages
         ]
-        return tuple(
-            replace(begun, origin=stage.origin)
-            for begun, stage in zip(scheduled(asked, len(names)), self.stages, strict=True)
-        )
+        return scheduled(asked, len(names))
 
     def changed(
-        self, weights: Weights, at_sample: int, *, or_later: bool = False
+        self, weights: Weights, at_sample: int, sample: int, *, or_later: bool = False
     ) -> tuple[Schedule, int]:
-        """Return the schedule with other weights from a sample on, up to the next stage of the
-        definition, and the sample at which they take effect. The same change twice is one.
+        """Return the schedule with other weights from a sample on, up to the next stage, and the
+        sample from which on they are in force. The same change twice is one. An earlier change that
+        would begin at the same sample is replaced.
 
-        or_later: a sample later if a stage begins just there, since it has at least one block.
+        sample: the current position.  or_later: also behind a stage that leaves no room.
         Raises: InvalidRequest, as `spec`.
         """
+        weights = above_0(weights)
         begun = self.effective()
-        asked = at_sample
-        if or_later and any(stage.first_sample == at_sample for stage in begun):
-            asked += 1
-        for index, known in enumerate(self.stages):
-            # Of a stage of a loaded state only the end of a block is known at which it begins.
-            begin = begun[index].first_sample
-            earliest = begin - begun[index - 1].block_size if index else begin
-            is_there = earliest < asked <= begin or known.asked in (at_sample, asked)
-            is_there |= begin == at_sample
-            if known.origin and is_there and known.weights == above_0(weights):
+        while True:
+            # What is in force just before, and where its blocks end.
+            before = max(bisect_left([stage.first_sample for stage in begun], at_sample) - 1, 0)
+            blocks = max(begun[before].blocks_before(at_sample), 0)
+            begin = begun[before].first_sample + blocks * begun[before].block_size
+            clash = next((n for n, stage in enumerate(begun) if stage.first_sample == begin), None)
+            if clash is None:
+                break
+            if self.stages[clash].weights == weights:
                 return self, begin
-        stage = PlannedStage(asked, above_0(weights), CHANGED)
-        stages = sorted([*self.stages, stage], key=lambda each: each.asked)
-        found = replace(self.with_sources(stage.weights), stages=tuple(stages))
+            if self.stages[clash].origin == CHANGED and begin >= sample:
+                break
+            if not or_later and at_sample < begin:
+                problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
+                raise InvalidRequest("at_sample", problem)
+            at_sample = begin + 1
+        stages = [stage for n, stage in enumerate(self.stages) if n != clash]
+        if self.stages[before].weights == weights:
+            return (
+                self if clash is None else replace(self, stages=tuple(stages)),
+                begun[before].first_sample,
+            )
+        stages.insert(before + 1, PlannedStage(at_sample, weights, CHANGED))
+        found = replace(self.with_sources(weights), stages=tuple(stages))
         try:
-            return found, found.effective()[stages.index(stage)].first_sample
-        except InvalidRequest as error:
-            problem = f"{asked} leaves no block to the stage before or behind it: {error}"
+            return found, found.effective()[before + 1].first_sample
+        except (InvalidRequest, SamplesExhausted) as error:
+            problem = f"{at_sample} leaves no block to a later stage, or is too late: {error}"
             raise InvalidRequest("at_sample", problem) from None
 
     def with_sources(self, names: Iterable[str]) -> Schedule:
@@ -132,82 +158,120 @@ class Schedule:
         *,
         allow: bool,
         fingerprints: Mapping[str, str] | None = None,
-    ) -> Schedule:
+    ) -> Continued:
         """Return the schedule of a feed of this definition that loads a state.
 
         It begins with the stages of the state before the saved sample. They have to be those of
         this definition with the changes that the state has, or of another one that this definition
-        was appended to. Of a definition of one stage it is enough that its weights were in force.
+        has continued. Of a definition of one stage it is enough that its weights were in force.
         saved: the mixture of the state.  sample: of the state.  allow: whether to append this
         definition at the saved sample otherwise, in place of changes behind it.  fingerprints: of
         this definition's sources, by the names of their datasets; they tell renamed ones.
-        Raises: StreamMismatch, naming what differs; InvalidRequest if a later stage of this
-        definition has no room behind an appended one.
+        Raises: StreamMismatch, naming what differs; InvalidRequest if this definition has no room
+        behind an appended stage.
         """
         saved = self._renamed(saved, fingerprints or {})
         stages = planned_stages(saved)
-        past = [stage for stage in stages if stage.asked < sample]
-        merged = self._with(saved, self._merged(stages, len(past)))
-        if merged._has_past(past, sample):
-            return merged
-        if not past:
-            return self._with(saved, self.stages)
-        if len(self.stages) == 1 and past[-1].weights == self.stages[0].weights:
-            changes = [stage for stage in stages[len(past) :] if stage.origin == CHANGED]
-            return self._with(saved, [*past, *changes])
-        if allow:
-            appended = self._appended(past, sample)
-            new = appended[len(past)]
-            before, now = _shown(past[-1].weights), _shown(new.weights)
-            message = "resumed with other weights sample=%d saved=%s now=%s"
-            _LOG.warning(message, new.asked, before, now)
-            return self._with(saved, appended)
-        raise StreamMismatch("mixture", _difference(past, merged, sample))
-
-    def _merged(self, stages: Sequence[PlannedStage], past_count: int) -> list[PlannedStage]:
-        """Return this definition with the changes of a state, from where it was appended on."""
-        appended = [
-            index
-            for index, stage in enumerate(stages)
-            if index
-            and stage.origin == RESUMED
-            and (index < past_count or stage.weights == self._in_force(stage.asked))
+        past = [one for one in stages if one.begin < sample]
+        ahead = stages[len(past) :]
+        # Where this definition has continued another one.
+        joins = [
+            n
+            for n, one in enumerate(stages)
+            if n and one.stage.origin & RESUMED and one.stage.weights == self._in_force(one.begin)
         ]
-        own, first = list(self.stages), 0
-        if appended:
-            first = appended[-1]
-            own = self._appended(stages[:first], stages[first].asked)
-        changes = [stage for stage in stages[first:] if stage.origin == CHANGED]
-        return sorted([*own, *changes], key=lambda stage: stage.asked)
-
-    def _appended(self, past: Sequence[PlannedStage], sample: int) -> list[PlannedStage]:
-        """Return stages, and behind them this definition from a sample on."""
-        last = self._with(None, past).effective()[-1]
+        found = self._merged(saved, self.stages, stages, sample)
+        if joins:
+            join = joins[-1]
+            own = self._appended(stages[:join], stages[join].stage, stages[join].begin)
+            if self._with(saved, own)._is_valid():
+                continued = self._merged(saved, own, stages[join:], sample)
+                found = continued if continued.schedule._has_past(past, sample) else found
+        if found.schedule._has_past(past, sample):
+            return found
+        in_force = past[-1].stage
+        if len(self.stages) == 1 and in_force.weights == self.stages[0].weights:
+            # Marked, so that later states are known too.
+            join_here = replace(in_force, origin=in_force.origin | RESUMED)
+            own = [*(one.stage for one in past[:-1]), join_here]
+            return self._merged(saved, own, ahead, sample)
+        if not allow:
+            raise StreamMismatch("mixture", _difference(past, found.schedule, sample))
+        last = self._with(None, [one.stage for one in past]).effective()[-1]
         begin = last.first_sample + last.blocks_before(sample) * last.block_size
+        new = PlannedStage(sample, self._in_force(begin), RESUMED)
+        appended = self._with(saved, self._appended(past, new, begin))
+        try:
+            appended.effective()
+        except InvalidRequest as error:
+            problem = f"cannot begin at sample {begin}, since a later stage has no block then"
+            raise InvalidRequest("mixture", f"{problem}: {error}") from None
+        before, now = _shown(in_force.weights), _shown(new.weights)
+        message = f"resumed with other weights sample={begin} saved={before} now={now}"
+        return Continued(appended, (message, *_dropped(ahead)))
+
+    def _merged(
+        self,
+        saved: StreamParts,
+        stages: Sequence[PlannedStage],
+        changes: Sequence[SavedStage],
+        sample: int,
+    ) -> Continued:
+        """Return stages with the changes of a state. Of changes before the sample that do not fit
+        `_has_past` tells; those behind it are dropped.
+        """
+        found, dropped = self._with(saved, stages), []
+        for change in changes:
+            if not change.stage.origin & CHANGED or found._has(change):
+                continue
+            with_change = sorted([*found.stages, change.stage], key=lambda stage: stage.asked)
+            changed = self._with(saved, with_change)
+            if changed._is_valid():
+                found = changed
+            elif change.begin >= sample:
+                dropped.append(change)
+        return Continued(found, _dropped(dropped))
+
+    def _is_valid(self) -> bool:
+        """Return whether each stage has a block."""
+        try:
+            self.effective()
+        except InvalidRequest:
+            return False
+        return True
+
+    def _has(self, change: SavedStage) -> bool:
+        """Return whether a stage of the same weights begins where a change does."""
+        return any(
+            begun.first_sample == change.begin and stage.weights == change.stage.weights
+            for begun, stage in zip(self.effective(), self.stages, strict=True)
+        )
+
+    def _appended(
+        self, past: Sequence[SavedStage], join: PlannedStage, begin: int
+    ) -> list[PlannedStage]:
+        """Return stages, and behind them this definition from a stage on.  begin: of that stage."""
         later = [
             replace(stage, asked=max(stage.asked, begin + 1))
             for stage, begun in zip(self.stages, self.effective(), strict=True)
             if begun.first_sample > begin
         ]
-        return [*past, PlannedStage(begin, self._in_force(begin), RESUMED), *later]
+        return [*(one.stage for one in past), join, *later]
 
     def _in_force(self, sample: int) -> Weights:
         """Return the weights of a sample."""
         begins = [stage.first_sample for stage in self.effective()]
         return self.stages[bisect_right(begins, sample) - 1].weights
 
-    def _has_past(self, past: Sequence[PlannedStage], sample: int) -> bool:
+    def _has_past(self, past: Sequence[SavedStage], sample: int) -> bool:
         """Return whether exactly these stages begin before a sample."""
-        try:
-            begins = self.effective()
-        except InvalidRequest:
-            return False
+        begun = zip(self.effective(), self.stages, strict=True)
         found = [
-            (begin.first_sample, stage.weights)
-            for begin, stage in zip(begins, self.stages, strict=True)
+            (each.first_sample, stage.weights)
+            for each, stage in begun
+            if each.first_sample < sample
         ]
-        before = [stage for stage in found if stage[0] < sample]
-        return before == [(stage.asked, stage.weights) for stage in past]
+        return found == [(one.begin, one.stage.weights) for one in past]
 
     def _with(self, saved: StreamParts | None, stages: Sequence[PlannedStage]) -> Schedule:
         """Return a schedule of other stages. Their sources have the numbers that they have in a
@@ -226,29 +290,41 @@ class Schedule:
         return replace(self, sources=numbered, stages=tuple(stages)).with_sources(used)
 
     def _renamed(self, saved: StreamParts, fingerprints: Mapping[str, str]) -> StreamParts:
-        """Return the mixture of a state with this definition's names of renamed datasets."""
+        """Return the mixture of a state with this definition's names of renamed datasets: those of
+        the same corpus, order and seed, in the order of their numbers.
+        """
         known = {source.dataset for source in saved.sources}
-        new_names = {
-            fingerprint: name for name, fingerprint in fingerprints.items() if name not in known
-        }
         own = {source.dataset for source in self.sources}
-        sources = tuple(
-            source
-            if source.dataset in own
-            else source._replace(dataset=new_names.get(source.fingerprint, source.dataset))
-            for source in saved.sources
-        )
-        return replace(saved, sources=sources)
+        new = [source for source in self.sources if source.dataset not in known]
+        sources = []
+        for before in saved.sources:
+            now = next((each for each in new if _is_renamed(before, each, fingerprints)), None)
+            if before.dataset in own or now is None:
+                sources.append(before)
+            else:
+                new.remove(now)
+                sources.append(before._replace(dataset=now.dataset))
+        return replace(saved, sources=tuple(sources))
 
 
-def planned_stages(saved: StreamParts) -> list[PlannedStage]:
-    """Return the stages of a state."""
+def _is_renamed(before: SourceValues, now: Source, fingerprints: Mapping[str, str]) -> bool:
+    values = fingerprints.get(now.dataset), now.order.NAME, now.seed_used
+    return values == (before.fingerprint, before.order, before.seed)
+
+
+def planned_stages(saved: StreamParts) -> list[SavedStage]:
+    """Return the stages of a state.  Raises: InvalidRequest if it has orders of a later release."""
     names = [source.dataset for source in saved.sources]
+    for index, source in enumerate(saved.sources):
+        if source.order not in orders.ORDERS:
+            problem = f"{source.order} is unknown to this release; upgrade tokenfeed"
+            raise InvalidRequest(f"state.sources[{index}].order", problem)
     return [
-        PlannedStage(
+        SavedStage(
+            PlannedStage(
+                stage.asked, above_0(dict(zip(names, stage.weights, strict=True))), stage.origin
+            ),
             stage.first_sample,
-            above_0(dict(zip(names, stage.weights, strict=True))),
-            stage.origin,
         )
         for stage in saved.stages
     ]
@@ -269,26 +345,34 @@ def log_begin(stage: Stage, asked: int) -> None:
     )
 
 
-def _difference(past: Sequence[PlannedStage], own: Schedule, sample: int) -> str:
+def _difference(past: Sequence[SavedStage], own: Schedule, sample: int) -> str:
     """Return in which stage a state differs from a definition with its changes."""
-    try:
-        begins = [stage.first_sample for stage in own.effective()]
-    except InvalidRequest as error:
-        return f"the changes that the state has do not fit this mixture: {error}"
-    for index, before in enumerate(past):
+    cure = 'allow=("mixture",) continues with the weights of this mixture'
+    begins = [stage.first_sample for stage in own.effective()]
+    for index, (before, begin) in enumerate(past):
         if index == len(begins) or begins[index] >= sample:
-            return f"the state has a stage from sample {before.asked} on, and this mixture has not"
-        if begins[index] != before.asked:
-            where = f"begins at sample {before.asked}, but here at {begins[index]}"
-            return f"stage {index} of the state {where}"
+            which = f"the state has a stage from sample {begin} on, and this mixture has not"
+            return f"{which}; {cure}"
+        if begins[index] != begin:
+            where = f"begins at sample {begin}, but here at {begins[index]}"
+            return f"stage {index} of the state {where}; {cure}"
         here = own.stages[index].weights
         if here != before.weights:
             return (
-                f"stage {index} of the state, from sample {before.asked} on, has the weights "
-                f"{_shown(before.weights)}, but here {_shown(here)}"
+                f"stage {index} of the state, from sample {begin} on, has the weights "
+                f"{_shown(before.weights)}, but here {_shown(here)}; {cure}"
             )
     where = f"from sample {begins[len(past)]} on, before the saved sample {sample}"
-    return f"this mixture has a stage {where}, and the state has not"
+    return f"this mixture has a stage {where}, and the state has not; {cure}"
+
+
+def _dropped(changes: Sequence[SavedStage]) -> tuple[str, ...]:
+    """Return messages of changes that are dropped."""
+    return tuple(
+        f"change of the mixture is dropped asked={change.asked} weights={_shown(change.weights)}"
+        for change, _ in changes
+        if change.origin & CHANGED
+    )
 
 
 def _shown(weights: Weights) -> str:

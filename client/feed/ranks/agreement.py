@@ -103,12 +103,14 @@ class RankAgreement:
                 "The same error occurs if ranks create their feeds in different orders",
             )
 
-    def await_all_ranks(self, value: object, is_over: Callable[[], bool]) -> None:
+    def await_all_ranks(
+        self, value: object, agreed: Callable[[], None], is_over: Callable[[], bool]
+    ) -> None:
         """Wait until all ranks have called this, as often as this one, and compare their values.
-        Either all of them return, or none does.
+        Either all of them go on, or none does.
 
-        value: has the same repr in every process if it is the same.  is_over: whether this rank
-        gives up.
+        value: has the same repr in every process if it is the same.  agreed: is called if all go
+        on, also if this rank is interrupted meanwhile.  is_over: whether this rank gives up.
         Raises: StreamMismatch if the values differ or a rank refuses; Unreachable if a rank does
         not call this within 480 s or gives up, or the store is unavailable.
         """
@@ -123,6 +125,8 @@ class RankAgreement:
             finally:
                 # The first decision counts, also if this rank is interrupted.
                 decision = store.compare_set(f"{key}/decision", "", decision).decode()
+                if decision == "same":
+                    agreed()
         except (RuntimeError, ValueError, AttributeError) as error:
             raise Unreachable("store", f"ranks cannot be compared: {error}") from error
         if decision == "gave up":

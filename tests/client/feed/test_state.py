@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.feed.history import History
+from client.feed.mixture.schedule import PlannedStage, Schedule
 from client.feed.state import (
     log_differences,
     read_history,
@@ -20,7 +21,8 @@ from client.feed.state import (
     write_state,
 )
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.stream.spec import SourceValues, StageValues, StreamParts
+from tokenfeed.sampling import orders
+from tokenfeed.stream.spec import Source, StreamParts
 
 PARTS = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
 STATE = write_state(2**62 + 1, PARTS)
@@ -234,16 +236,19 @@ def test_what_allow_may_hold_is_said_whatever_it_holds(allow: Any) -> None:
     assert caught.value.subject == "allow"
 
 
-MIXED = StreamParts(
-    "mixture-1",
-    7,
-    2048,
-    "ef" * 32,
-    (
-        SourceValues("web", "shuffled-1", 2**64 - 1, "ab" * 32),
-        SourceValues("code", "random-1", 0, "cd" * 32),
-    ),
-    (StageValues(0, (70, 30)), StageValues(2**62 + 96, (1, 0), 2)),
+MIXED = (
+    Schedule(
+        2048,
+        7,
+        "shuffled-1",
+        (
+            Source("web", orders.find("shuffled-1"), 2**64 - 1, 0),
+            Source("code", orders.find("random-1"), 0, 1),
+        ),
+        (PlannedStage(0, {"web": 70, "code": 30}), PlannedStage(2**62, {"web": 1}, 2)),
+    )
+    .spec()
+    .parts([b"a" * 32, b"c" * 32])
 )
 OF_MIXTURE = write_state(40, MIXED, HISTORY.extended(32, 40, 4, 2, MIXED))
 
@@ -276,17 +281,25 @@ def test_a_state_after_a_mixture_keeps_it_in_its_history() -> None:
         ({"sources": [["web", "", 0, "ab" * 32]]}, "state.sources[0].order: is empty"),
         ({"sources": [["web", "x", -1, "ab" * 32]]}, "state.sources[0].seed: -1 is not in"),
         ({"sources": [["web", "x", 0, "ab"]]}, "state.sources[0].fingerprint: 'ab' is not 64"),
-        ({"stages": [[0, [1], 0]]}, "state.stages[0].weights: has 1 values, not 2"),
-        ({"stages": [[0, [1, True], 0]]}, "state.stages[0].weights: True is not an integer"),
-        ({"stages": [[0, [1, 2**20 + 1], 0]]}, "state.stages[0].weights: 1048577 is not in"),
-        ({"stages": [[-1, [1, 1], 0]]}, "state.stages[0].first_sample: -1 is not in"),
-        ({"stages": [[0, 1]]}, "state.stages[0]: has 2 values, not 3"),
-        ({"stages": [[0, [1, 1], 3]]}, "state.stages[0].origin: 3 is not in"),
+        ({"stages": [[0, [1], 0, 0]]}, "state.stages[0].weights: has 1 values, not 2"),
+        ({"stages": [[0, [1, True], 0, 0]]}, "state.stages[0].weights: True is not an integer"),
+        ({"stages": [[0, [1, 2**20 + 1], 0, 0]]}, "state.stages[0].weights: 1048577 is not in"),
+        ({"stages": [[-1, [1, 1], 0, 0]]}, "state.stages[0].first_sample: -1 is not in"),
+        ({"stages": [[0, 1]]}, "state.stages[0]: has 2 values, not 4"),
+        ({"stages": [[0, [1, 1], 4, 0]]}, "state.stages[0].origin: 4 is not in"),
+        ({"stages": [[0, [1, 1], 0, -1]]}, "state.stages[0].asked: -1 is not in"),
+        ({"fingerprint": "ef" * 32}, f"state.fingerprint: {'ef' * 32} is not the identity of"),
+        ({"seed": 8}, "state.fingerprint: "),
+        ({"order": "shuffled-1"}, "state.fingerprint: "),
+        ({"sources": [OF_MIXTURE["sources"][0]] * 2}, "state.sources: have a name twice: web, web"),
         ({"stages": []}, "state.stages: are no schedule: stages: are missing"),
-        ({"stages": [[0, [0, 0], 0]]}, "state.stages: are no schedule: weights: have the sum 0"),
-        ({"stages": [[5, [1, 1], 0]]}, "state.stages: are no schedule: stages[0].first_sample: 5"),
+        ({"stages": [[0, [0, 0], 0, 0]]}, "state.stages: are no schedule: weights: have the sum 0"),
         (
-            {"stages": [[0, [3, 4], 0], [5, [1, 1], 0]]},
+            {"stages": [[5, [1, 1], 0, 5]]},
+            "state.stages: are no schedule: stages[0].first_sample: 5",
+        ),
+        (
+            {"stages": [[0, [3, 4], 0, 0], [5, [1, 1], 0, 5]]},
             "state.stages[1].first_sample: 5 is no end of a block; the next one is 7",
         ),
         ({"specs": [["x", 0, 8, "ab" * 32]] * 3}, "state.specs[0]: has 4 values, not 6"),

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def test_a_feed_of_other_weights_appends_them_on_request(
         ({"web": 1}, None, 2, "at_sample: is required with several ranks"),
         ({"web": 0}, 100, 1, "weights: are all 0"),
         ({"web": -1}, 100, 1, "weights.web: -1 is negative"),
-        ({"web": 1}, 200, 1, "at_sample: 200 leaves no block to the stage before or behind it"),
+        ({"web": 1}, 150, 1, "at_sample: 150 leaves no block: the next stage begins at 200"),
+        ({"web": 1}, 2**63, 1, "at_sample: 9223372036854775808 is not in"),
+        ({"web": 1}, 2**63 - 1, 1, "at_sample: .* is too late"),
         ("web", 100, 1, "weights: 'web' is not a mapping from names"),
         ({3: 1}, 100, 1, "a key of weights: 3 is not text"),
     ],
@@ -387,7 +390,7 @@ def test_a_definition_that_was_appended_continues_with_its_own_stages(
             state = feed.state_dict()
     with (
         RemoteBatches(local(paths), B, T, mixture=Mixture(WEIGHTS, **OPTIONS)) as feed,
-        pytest.raises(StreamMismatch, match="stage 1 of the state, from sample 200 on"),
+        pytest.raises(StreamMismatch, match="the state has a stage from sample 200 on"),
     ):
         feed.load_state_dict(state)
 
@@ -458,3 +461,73 @@ def test_a_closed_feed_opens_nothing_again(
     assert feed.change_mixture({"code": 1}) == 10
     assert feed._dataset.closed
     assert list(feed) == []
+
+
+def test_a_source_that_is_read_no_more_does_not_end_the_feed(
+    paths: dict[str, list[Path]],
+) -> None:
+    """It had more epochs before than the file allows it now."""
+    with RemoteBatches(local(paths), B, T, mixture={"web": 7, "code": 3}, order="shuffled") as feed:
+        for _ in range(60):
+            next(feed)
+        state = feed.state_dict()
+    stages = [
+        {"weights": {"web": 7, "code": 3}},
+        {"first_sample": 240, "weights": {"code": 1, "math": 1}},
+    ]
+    mixture = Mixture(stages=stages, sources={"web": {"max_epochs": 1}})
+    with RemoteBatches(local(paths), B, T, mixture=mixture, order="shuffled") as feed:
+        feed.load_state_dict(state)
+        assert len([next(feed) for _ in range(20)]) == 20
+
+
+def test_a_rank_that_is_interrupted_goes_with_the_others(
+    paths: dict[str, list[Path]],
+    in_ranks: Callable[..., list[object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once all have agreed; it may be caught, and the run goes on."""
+    compared = agreement.RankAgreement._compared
+
+    def interrupted(self: agreement.RankAgreement, *arguments: Any) -> str:
+        decision = compared(self, *arguments)
+        if self._rank == 1:
+            arguments[0].wait([f"{arguments[1]}/decision"])
+            raise KeyboardInterrupt
+        return decision
+
+    monkeypatch.setattr(agreement.RankAgreement, "_compared", interrupted)
+
+    def train(rank: int, feed: RemoteBatches) -> dict[str, Any]:
+        next(feed)
+        with pytest.raises(KeyboardInterrupt) if rank else nullcontext():
+            feed.change_mixture({"code": 1}, at_sample=137)
+        return feed.state_dict()
+
+    states = in_ranks(
+        train,
+        2,
+        lambda rank: RemoteBatches(local(paths), B, T, mixture=WEIGHTS, rank=rank, world_size=2),
+    )
+
+    assert len(states[0]["stages"]) == 2
+    assert states[0] == states[1]
+
+
+def test_ranks_that_load_states_of_different_samples_are_told(
+    paths: dict[str, list[Path]], in_ranks: Callable[..., list[object]]
+) -> None:
+    """Of one mixture."""
+    states = []
+    with RemoteBatches(local(paths), B, T, mixture=WEIGHTS) as feed:
+        for _ in range(2):
+            next(feed)
+            states.append(feed.state_dict())
+
+    found = in_ranks(
+        lambda rank, feed: feed.load_state_dict(states[rank]),
+        2,
+        lambda rank: RemoteBatches(local(paths), B, T, mixture=WEIGHTS, rank=rank, world_size=2),
+    )
+
+    assert [type(each) for each in found].count(StreamMismatch) == 1

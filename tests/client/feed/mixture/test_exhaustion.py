@@ -27,7 +27,7 @@ def logged(caplog: pytest.LogCaptureFixture, mixture: Mixture, rows: list[int]) 
     """Where a mixture ends, and what the log has after the line that says so."""
     spec = mixture.schedule(T, "random", 0).spec()
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
-        end = exhausted(spec, mixture.max_epochs, rows)
+        end = exhausted(spec, mixture.max_epochs, rows, 0)
     _, _, rest = caplog.text.partition(" tokens=")
     return end, rest.partition("\n")[2]
 
@@ -47,7 +47,7 @@ def test_the_log_has_the_mixture_that_goes_on_to_copy(caplog: pytest.LogCaptureF
     assert copied.effective()[2].first_sample == end
     assert copied.effective()[2].weights == (40, 20, 0)
     assert copied.effective()[3].weights == (1, 0, 0)
-    assert copied.continued(own.spec().parts([bytes(32)] * 3), end, allow=False) == copied
+    assert copied.continued(own.spec().parts([bytes(32)] * 3), end, allow=False) == (copied, ())
 
 
 def test_a_mixture_that_nothing_is_left_of_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
