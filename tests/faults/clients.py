@@ -22,6 +22,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from . import mutants
 from .lab import Process, Replica, Report, Sentinel, T, replicas, write_corpus
+from .oracle import MIXTURE, Feed
 
 _METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -297,7 +298,7 @@ def malformed(folder: Path, times: int, seed: int) -> Report:
     report = Report("malformed and extreme requests, mutants of valid ones", times)
     files = mutants.write_files(folder)
     with replicas(folder, 1, *mutants.data_arguments(folder, files)) as (server,):
-        feed = mutants.Feed(server, files)
+        feed = Feed(server, files)
         mutants.judge_all(feed, list(mutants.make_mutants(feed, 500, seed + 1)))
         before = server.usage.memory_bytes()
         verdicts = mutants.judge_all(feed, list(mutants.make_mutants(feed, times, seed)))
@@ -306,6 +307,12 @@ def malformed(folder: Path, times: int, seed: int) -> Report:
     report.hits = sum(verdict.parsed for verdict in verdicts)
     report.failures += [str(verdict) for verdict in verdicts if verdict.wrong][:5]
     report.require(report.hits > 0.3 * times, f"only {report.hits} of {times} reached a handler")
+    for kind in "mixtures", "datasets":
+        delivered = sum(
+            verdict.frames > 0 and (verdict.order == MIXTURE) == (kind == "mixtures")
+            for verdict in verdicts
+        )
+        report.require(delivered > 0.02 * times, f"only {delivered} of {times} got rows of {kind}")
     return report
 
 

@@ -148,7 +148,12 @@ def mixture_place(seed: int, asked: list[tuple[int, list[int]]], sample: int) ->
     """Source of a sample of a mixture, and its sample in the order of that source."""
     found = stages(asked)
     number = max(i for i, stage in enumerate(found) if stage.first_sample <= sample)
-    first_sample, weights, bases = found[number]
+    return stage_place(seed, number, found[number], sample)
+
+
+def stage_place(seed: int, number: int, stage: Stage, sample: int) -> tuple[int, int]:
+    """The same for a sample of stage i, its number; seed is that of the mixture."""
+    first_sample, weights, bases = stage
     since = sample - first_sample
     slot = _shuffled_place(mix(mix(2**32 + number) ^ seed), sum(weights), since)
     source = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..errors import InvalidRequest
@@ -143,9 +144,11 @@ class StreamSpec:
                 found = f"{len(stage.weights)} weights and {len(stage.bases)} bases"
                 problem = f"are {len(self.sources)}, but stage {stage.index} has {found}"
                 raise InvalidRequest("sources", problem)
-        numbers = [source.number for source in self.sources]
-        if numbers != sorted(set(numbers)):
-            raise InvalidRequest("sources", f"{numbers} are not in ascending order and unique")
+        # One pair is named: a list of thousands would not fit into a refusal.
+        for source, following in pairwise(self.sources):
+            if source.number >= following.number:
+                problem = f"number {following.number} follows {source.number}; numbers must ascend"
+                raise InvalidRequest("stage.sources", problem)
         require_known(self.planes)
 
     @classmethod

@@ -59,7 +59,7 @@ class Stage:
             require_range("weight", weight, 0, BLOCK_MAX + 1)
         if not 1 <= self.block_size <= BLOCK_MAX:
             raise InvalidRequest(
-                "weights", f"have the sum {self.block_size}, which is not in [1, {BLOCK_MAX}]"
+                "weight", f"the sum of all sources, {self.block_size}, is not in [1, {BLOCK_MAX}]"
             )
         for base in self.bases:
             if not 0 <= base < SAMPLE_END:

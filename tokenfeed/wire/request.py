@@ -339,13 +339,13 @@ def _parsed_stage(encoded: bytes) -> tuple[tuple[Source, ...], Stage]:
     if not message.previous_identity:
         problem = f"is missing; it has to have {_HASH_BYTES} bytes"
         raise InvalidRequest("previous_identity", problem)
-    for source in message.sources:
-        require_range("weight", source.weight, 1, BLOCK_MAX + 1)
-        _require_no_documents(source.long_documents, source.order)
     sources = tuple(
         Source(each.dataset, orders.find(each.order), each.seed, each.number)
         for each in message.sources
     )
+    for source, each in zip(sources, message.sources, strict=True):
+        require_range("weight", each.weight, 1, BLOCK_MAX + 1)
+        _require_no_documents(each.long_documents, source.order.NAME)
     return sources, Stage(
         message.index,
         message.first_sample,
@@ -357,7 +357,7 @@ def _parsed_stage(encoded: bytes) -> tuple[tuple[Source, ...], Stage]:
 
 def _require_no_documents(long_documents: str, order: str) -> None:
     if long_documents:
-        problem = f"is set, but {order or orders.DEFAULT} does not read documents; omit it"
+        problem = f"is set, but {order} does not read documents; omit it"
         raise InvalidRequest("long_documents", problem)
 
 

@@ -220,12 +220,16 @@ class Schedule:
         """Return stages with the changes of a state. Of changes before the sample that do not fit
         `_has_past` tells; those behind it are dropped.
         """
-        found, dropped = self._with(saved, stages), []
+        changes = [change for change in changes if change.stage.origin & CHANGED]
+        with_all = _in_order([*stages, *(change.stage for change in changes)])
+        found, dropped = self._with(saved, with_all), []
+        if found._is_valid():
+            return Continued(found, ())
+        found = self._with(saved, stages)
         for change in changes:
-            if not change.stage.origin & CHANGED or found._has(change):
+            if found._has(change):
                 continue
-            with_change = sorted([*found.stages, change.stage], key=lambda stage: stage.asked)
-            changed = self._with(saved, with_change)
+            changed = self._with(saved, _in_order([*found.stages, change.stage]))
             if changed._is_valid():
                 found = changed
             elif change.begin >= sample:
@@ -364,6 +368,10 @@ def _difference(past: Sequence[SavedStage], own: Schedule, sample: int) -> str:
             )
     where = f"from sample {begins[len(past)]} on, before the saved sample {sample}"
     return f"this mixture has a stage {where}, and the state has not; {cure}"
+
+
+def _in_order(stages: Iterable[PlannedStage]) -> list[PlannedStage]:
+    return sorted(stages, key=lambda stage: stage.asked)
 
 
 def _dropped(changes: Sequence[SavedStage]) -> tuple[str, ...]:

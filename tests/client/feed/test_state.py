@@ -293,7 +293,10 @@ def test_a_state_after_a_mixture_keeps_it_in_its_history() -> None:
         ({"order": "shuffled-1"}, "state.fingerprint: "),
         ({"sources": [OF_MIXTURE["sources"][0]] * 2}, "state.sources: have a name twice: web, web"),
         ({"stages": []}, "state.stages: are no schedule: stages: are missing"),
-        ({"stages": [[0, [0, 0], 0, 0]]}, "state.stages: are no schedule: weights: have the sum 0"),
+        (
+            {"stages": [[0, [0, 0], 0, 0]]},
+            "state.stages: are no schedule: weight: the sum of all sources, 0",
+        ),
         (
             {"stages": [[5, [1, 1], 0, 5]]},
             "state.stages: are no schedule: stages[0].first_sample: 5",

@@ -26,7 +26,6 @@ from tests.faults.mutants import (
     DEADLINE_SECONDS,
     SERVICE,
     WORKERS,
-    Feed,
     connected,
     data_arguments,
     outcome,
@@ -34,6 +33,7 @@ from tests.faults.mutants import (
     valid_request,
     write_files,
 )
+from tests.faults.oracle import Feed
 from tests.support.waiting import eventually
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -42,7 +42,7 @@ CONNECTIONS = 1_000
 
 @pytest.fixture
 def feed(serve: Serve, tmp_path: Path) -> Feed:
-    """A server of two datasets; "train" has two files."""
+    """A server of the datasets of tests/faults."""
     files = write_files(tmp_path)
     return Feed(serve(*data_arguments(tmp_path, files)), files)
 
@@ -262,7 +262,7 @@ class HealthyClient:
             )  # fmt: skip
             with batches:
                 for number, (x, y) in enumerate(batches):
-                    rows = self._feed.rows(request, 4 * number, 4)
+                    rows = self._feed.rows(request, range(4 * number, 4 * number + 4))
                     np.testing.assert_array_equal(x.numpy(), rows[:, :-1])
                     np.testing.assert_array_equal(y.numpy(), rows[:, 1:])
                     with self._progress:

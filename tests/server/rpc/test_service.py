@@ -626,6 +626,32 @@ def test_what_is_wrong_with_a_mixture_is_named(
     require_refusal(peer.refusal(request_of_mixture), status, field, mention)
 
 
+@pytest.mark.parametrize(
+    ("long_request", "status", "field"),
+    [
+        (asking(planes=[pb.WantedPlane(kind=51)] * 10_000), Status.INVALID_ARGUMENT, "planes"),
+        (
+            mixing(*(pb.StageSource(number=n, weight=1) for n in range(2000, 0, -1))),
+            Status.INVALID_ARGUMENT,
+            "stage.sources",
+        ),
+        (
+            mixing(pb.StageSource(order="x" * 30_000, long_documents="cut", weight=1)),
+            Status.NOT_FOUND,
+            "order",
+        ),
+    ],
+    ids=["planes", "numbers", "order"],
+)
+def test_the_refusal_of_a_long_request_is_short(
+    peer: Peer, long_request: pb.GetBatchRequest, status: Status, field: str
+) -> None:
+    """gRPC turns one above 16 KiB into RESOURCE_EXHAUSTED, after which clients would retry."""
+    found = peer.refusal(long_request)
+    require_refusal(found, status, field)
+    assert len(found[1]) < 200
+
+
 def test_the_frames_of_a_mixture_have_the_identity_of_its_stage(
     peer: Peer, datasets: dict[str, Dataset]
 ) -> None:

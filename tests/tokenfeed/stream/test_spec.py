@@ -73,8 +73,8 @@ HALVES = Mixture(7, (Stage(0, 0, (1, 1), (0, 0)),))
         ((), None, "sources: have to be one, or those of a mixture"),
         ((), HALVES, "sources: have to be one, or those of a mixture"),
         ((ONE, OTHER), None, "sources: have to be one, or those of a mixture"),
-        ((OTHER, ONE), HALVES, r"sources: \[1, 0\] are not in ascending order and unique"),
-        ((ONE, ONE), HALVES, r"sources: \[0, 0\] are not in ascending order and unique"),
+        ((OTHER, ONE), HALVES, "stage.sources: number 0 follows 1; numbers must ascend"),
+        ((ONE, ONE), HALVES, "stage.sources: number 0 follows 0; numbers must ascend"),
         ((ONE,), HALVES, "sources: are 1, but stage 0 has 2 weights and 2 bases"),
     ],
 )
