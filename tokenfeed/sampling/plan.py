@@ -110,7 +110,7 @@ def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     has_epochs = tuple(source.order.HAS_EPOCHS for source in spec.sources)
     joint = _joint_places(tuple(shapes), spec.context_length, has_epochs)
     place = _places_of_sources(spec.sources, joint.place_counts, number, own_samples)
-    if joint.ends.size == len(spec.sources):  # one file each
+    if joint.one_file_each:
         return Spans(spec.row_tokens, number, np.zeros_like(number), place * joint.strides[number])
     place += joint.first_places[number]
     file = np.searchsorted(joint.ends, place, side="right")
@@ -147,11 +147,12 @@ def _places_of_sources(
 
 
 class JointPlaces(NamedTuple):
-    """The places of several sources, one source after another.
+    """The places of several sources, one after another. Sources of the same places share them: a
+    request may have thousands of sources of one dataset.
 
     place_counts: of each source.  first_places, first_files, strides: int64[sources], its first
-    place and its first file among those of all sources, and its stride.  ends, firsts:
-    int64[files], end and first of the places of each file of all sources.
+    place and its first file among all, and its stride.  ends, firsts: int64[files], end and first
+    of the places of each file.  one_file_each: no source has several files.
     """
 
     place_counts: tuple[int, ...]
@@ -160,26 +161,29 @@ class JointPlaces(NamedTuple):
     strides: Numbers
     ends: Numbers
     firsts: Numbers
+    one_file_each: bool
 
 
 @lru_cache(_PLACES_KEPT)
 def _joint_places(
     shapes: tuple[Shape, ...], context_length: int, has_epochs: tuple[bool, ...]
 ) -> JointPlaces:
-    places = [
-        shape.places(context_length, has_epochs=has)
-        for shape, has in zip(shapes, has_epochs, strict=True)
-    ]
-    counts = [each.place_count for each in places]
-    first_places = np.cumsum([0, *counts[:-1]], dtype=np.int64)
-    first_files = np.cumsum([0, *(each.ends.size for each in places[:-1])], dtype=np.int64)
+    kinds = list(zip(shapes, has_epochs, strict=True))
+    distinct = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
+    at = [distinct[kind] for kind in kinds]
+    places = [shape.places(context_length, has_epochs=has) for shape, has in distinct]
+    counts = np.array([each.place_count for each in places], dtype=np.int64)
+    first_places = np.cumsum(counts) - counts
+    file_counts = np.array([each.ends.size for each in places], dtype=np.int64)
+    first_files = np.cumsum(file_counts) - file_counts
     return JointPlaces(
-        tuple(counts),
-        first_places,
-        first_files,
-        np.array([each.stride for each in places], dtype=np.int64),
+        tuple(counts[at].tolist()),
+        first_places[at],
+        first_files[at],
+        np.array([each.stride for each in places], dtype=np.int64)[at],
         np.concatenate([e.ends + first for e, first in zip(places, first_places, strict=True)]),
         np.concatenate([e.firsts + first for e, first in zip(places, first_places, strict=True)]),
+        bool(np.all(file_counts == 1)),
     )
 
 

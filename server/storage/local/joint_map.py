@@ -23,9 +23,14 @@ class JointMap:
         self._stores = tuple(stores)
         self._copier = stores[0].copier
         self._token_bytes = stores[0].stored.itemsize
-        file_counts = [len(store.shards) for store in stores]
-        self._first_files = np.cumsum([0, *file_counts[:-1]])
-        self._addresses = np.concatenate([store.token_addresses for store in stores])
+        # The files of a dataset are listed once, however many sources it is: a request of 64 KiB
+        # may have thousands of them.
+        self._distinct = list(dict.fromkeys(stores))
+        file_counts = [len(store.shards) for store in self._distinct]
+        first_files = np.cumsum([0, *file_counts[:-1]])
+        place = {store: index for index, store in enumerate(self._distinct)}
+        self._first_files = first_files[[place[store] for store in stores]]
+        self._addresses = np.concatenate([store.token_addresses for store in self._distinct])
         self._learn_sentinels()
 
     @classmethod
@@ -38,7 +43,7 @@ class JointMap:
         return cls(maps) if alike and len(maps) == len(stores) else None
 
     def _has_failed(self) -> bool:
-        return any([store.failed for store in self._stores])  # noqa: C419 - a list is faster
+        return any([store.failed for store in self._distinct])  # noqa: C419 - a list is faster
 
     def gather(self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger]) -> bool:
         """Write the rows of windows into tokens, and return whether they can be delivered. If not,
@@ -86,6 +91,6 @@ class JointMap:
 
     def _learn_sentinels(self) -> None:
         """Take over address and value of the last byte of each file that is not 0."""
-        sentinels = [store.sentinels for store in self._stores]
+        sentinels = [store.sentinels for store in self._distinct]
         self._sentinel_addresses = np.concatenate([addresses for addresses, _ in sentinels])
         self._sentinels = np.concatenate([values for _, values in sentinels])

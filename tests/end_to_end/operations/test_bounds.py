@@ -90,6 +90,30 @@ def test_a_request_that_unpacks_to_a_thousand_times_its_size_is_refused(feed: Fe
     still_serves(feed)
 
 
+def test_thousands_of_sources_of_one_dataset_take_little_memory(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """A request of 28 KB must not make the server list the files of a dataset 2,000 times."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for index in range(1000):
+        np.zeros(100, np.uint16).tofile(folder / f"{index:04}.bin")
+    server = serve("--data", f"many={folder}")
+    sources = [pb.StageSource(number=n, dataset="many", weight=1) for n in range(2000)]
+    before = resident_bytes(server)
+    with connected(server) as channel:
+        for count in range(1990, 2000):
+            request = pb.GetBatchRequest(
+                batch_size=2, context_length=4, order="mixture-1", num_batches=1,
+                stage=pb.Stage(previous_identity=bytes(32), sources=sources[:count]),
+            )  # fmt: skip
+            call = channel.unary_stream(f"{SERVICE}/GetBatch")(
+                request.SerializeToString(), timeout=DEADLINE_SECONDS
+            )
+            assert outcome(call, [])[0] == "OK"
+    assert resident_bytes(server) - before < 64 << 20
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_thousand_connections_of_random_bytes_disturb_no_client(feed: Feed) -> None:
