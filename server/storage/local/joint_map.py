@@ -49,8 +49,6 @@ class JointMap:
         """Write the rows of windows into tokens, and return whether they can be delivered. If not,
         the reason is not examined: gather them again from each store.
         """
-        if self._has_failed():
-            return False
         target = tokens.reshape(-1).view(np.uint8)
         file = self._first_files[spans.source] + spans.shard
         row_bytes = spans.row_tokens * self._token_bytes
@@ -63,7 +61,7 @@ class JointMap:
         # As in LocalStore: only rows that end with 0 may extend beyond a truncation.
         suspects = np.array(sorted(set(file[target[row_bytes - 1 :: row_bytes] == 0].tolist())))
         intact = not suspects.size or self._are_whole(suspects)
-        # Again: if a store was closed meanwhile, other data may have been read.
+        # Last: if a store was closed meanwhile, other data may have been read.
         return intact and not self._has_failed()
 
     def _observe(self, spans: Spans, waits: int) -> None:
