@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 from collections.abc import Collection, Mapping
@@ -277,7 +276,7 @@ class RemoteBatches(IterableDataset[Batch]):
                 changed.close_unless(self._stream)
                 raise
         if changed is not stream:
-            _LOG.info("mixture changes sample=%d", begin)
+            _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
         return begin
 
     def close(self) -> None:
@@ -330,15 +329,18 @@ class RemoteBatches(IterableDataset[Batch]):
         """Resume from a saved position, with its history.
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
-        "fingerprint"); differences are logged.  num_batches still ends at the same sample.
+        "fingerprint"), or of a mixture "mixture"; differences are logged.  num_batches still ends
+        at the same sample.
         At another context length, an order with epochs resumes at the same fraction of the epoch.
         In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
         "sequential" some of it if there are several files. Both are refused unless allow also
         contains "mid_epoch".
         Of a mixture, the stages before the saved sample have to be those of this feed, perhaps with
         changes by `change_mixture`; later stages may be others. A feed of other weights refuses the
-        state, or with allow=("mixture",) appends its own weights at the saved sample.
-        Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state.
+        state, or with allow=("mixture",) appends its own weights at the saved sample. Sources that
+        a change has brought are asked for.
+        Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state;
+        as for iterating, if the corpora are not known yet, or new sources cannot be read.
         """
         sample, saved = read_state(state)
         history = read_history(state)
@@ -511,13 +513,14 @@ class RemoteBatches(IterableDataset[Batch]):
         allow: Collection[str],
     ) -> None:
         """Continue the mixture of a state.  Raises: StreamMismatch, without a change."""
+        number = next(self._loads)
         continued, messages = self._stream.continued(
-            definition, saved, sample, history, allow, self
+            definition, saved, sample, history=history, allow=allow, owner=self
         )
         try:
             if self._agreement is not None:
-                loaded = hashlib.sha256(f"{sample} {continued.parts().fingerprint}".encode())
-                self._agreement.require_same(f"load/{next(self._loads)}", loaded.digest())
+                identity = continued.parts().fingerprint
+                self._agreement.require_same_state(number, sample, identity)
         except BaseException:
             continued.close_unless(self._stream)
             raise

@@ -16,7 +16,7 @@ from tokenfeed.wire.request import StreamRequest
 from ..feed.mixture.counts import source_stats
 from ..feed.mixture.exhaustion import definition_of
 from ..feed.mixture.forecast import Forecast, forecast
-from ..feed.mixture.past import require_same_mixture
+from ..feed.mixture.past import require_same_sources
 from ..feed.mixture.recipe import Mixture
 from ..feed.mixture.toml_text import mixture_toml
 from ..feed.stats import SourceStats
@@ -97,7 +97,7 @@ def _described(target: str, asked: Asked) -> tuple[pb.Dataset, ...]:
         dataset.close()
     if asked.saved is not None:
         own = asked.spec.parts([each.fingerprint for each in described])
-        require_same_mixture(asked.saved.parts, own, asked.saved.sample)
+        require_same_sources(asked.saved.parts, own, asked.saved.sample)
     return described
 
 

@@ -12,14 +12,13 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import SEED_END, Source, StreamParts, StreamSpec
+from tokenfeed.stream.spec import SEED_END, StreamParts, StreamSpec
 from tokenfeed.stream.stages import AskedStage
 
 from ..feed.history import History
 from ..feed.mixture.recipe import Mixture
-from ..feed.mixture.schedule import Schedule, planned_stages
+from ..feed.mixture.schedule import Schedule, planned_stages, sources_of
 from ..feed.state import read_history, read_state
 from ..validation import shown
 
@@ -68,13 +67,7 @@ class Asked:
 
     def stages(self) -> list[AskedStage]:
         """Return the stages, with the weights of all sources."""
-        names = [source.dataset for source in self.schedule.sources]
-        return [
-            AskedStage(
-                stage.asked, tuple(stage.weights.get(name, 0) for name in names), stage.origin
-            )
-            for stage in self.schedule.stages
-        ]
+        return self.schedule.asked()
 
     def proportions(self) -> list[tuple[int, ...] | None]:
         """Return what the weights of each stage were made from; None where that is not known."""
@@ -133,6 +126,8 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> Asked:
     require_range("context_length", length, 1, SAMPLE_END)
     if seed is not None:
         require_range("seed", seed, 0, SEED_END)
+    if arguments.allow_mixture and (saved is None or path is None):
+        raise InvalidRequest("--allow-mixture", "is for --state together with a mixture")
     if path is not None:
         if seed is None:
             seed = saved.parts.seed if saved else 0
@@ -169,9 +164,6 @@ def _read_state(path: str) -> Saved:
 
 def _schedule_of(parts: StreamParts) -> Schedule:
     """Return the mixture of a state.  Raises: NotFound for an order of a later release."""
-    sources = tuple(
-        Source(source.dataset, orders.find(source.order), source.seed, number)
-        for number, source in enumerate(parts.sources)
-    )
+    sources = sources_of(parts)
     order, stages = sources[0].order.NAME, tuple(one.stage for one in planned_stages(parts))
     return Schedule(parts.context_length, parts.seed, order, sources, stages)

@@ -108,10 +108,11 @@ def _draw_ends(axes: Axes, planned: Forecast) -> None:
     ends = [
         (float(one.sample * length), planned.spec.sources[one.source].dataset)
         for one in planned.exhausted
+        if one.sample >= planned.first_sample
     ]
     for at, _ in ends:
         axes.axvline(at, color="black", linewidth=1.2, linestyle="--")
-    marks = _marks(ends, float(planned.asked_end_sample * length))
+    marks = _marks(ends, float((planned.asked_end_sample - planned.first_sample) * length))
     top = axes.secondary_xaxis("top")
     top.set_xticks(list(marks), list(marks.values()))
     if len(marks) > 1:
@@ -120,14 +121,14 @@ def _draw_ends(axes: Axes, planned: Forecast) -> None:
             mark.set_horizontalalignment("left")
 
 
-def _marks(ends: Sequence[tuple[float, str]], right: float) -> dict[float, str]:
+def _marks(ends: Sequence[tuple[float, str]], width: float) -> dict[float, str]:
     """Return what to write above the picture, by tokens: neighbors share a mark.
 
-    ends: where sources are exhausted, in order.  right: tokens of the right end.
+    ends: where sources are exhausted, in order.  width: of the picture, in tokens.
     """
     found: list[tuple[float, list[str]]] = []
     for tokens, name in ends:
-        if found and tokens - found[-1][0] < right / _MARKS_MAX:
+        if found and tokens - found[-1][0] < width / _MARKS_MAX:
             found[-1][1].append(name)
         else:
             found.append((tokens, [name]))

@@ -121,8 +121,8 @@ class Report:
         if values is None:
             return
         yield (
-            f"stages begin more than {DELAY_STEPS_MAX} steps late. In the file, and with weights "
-            "that are shares such as 0.7,"
+            f"Some stages begin more than {DELAY_STEPS_MAX} steps late. Smaller blocks begin them "
+            "earlier. Write this into the file, with weights that are shares such as 0.7:"
         )
         yield f"  block = {values['block']:_}"
         share = f"the share of {values['source']} in stage {values['stage']}"
@@ -136,7 +136,7 @@ class Report:
             cost = (
                 f"But {share}, {asked}, is less than a sample of it: give it more, or leave it out"
             )
-        yield f"begins them earlier. {cost}."
+        yield f"{cost}."
         yield ""
 
     def _total_lines(self) -> Iterable[str]:

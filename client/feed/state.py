@@ -13,7 +13,8 @@ differs. It contains the history of the batches that were delivered before.
                     version 3 also its sources and its stages
     sources, stages     version 3: those of the mixture of that sample, or empty. A source is a
                     list: dataset, order, seed, fingerprint; a stage: first sample, a list of the
-                    weights of all sources, who asked for it (stages.py), and at which sample
+                    weights of all sources, its origin (0 the definition, 1 a change; plus 2 if a
+                    feed of another definition continued from there), the sample asked for
 
 All keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists that
 contain dicts, and would then refuse a state whose number of runs differs from the loading feed's.
@@ -32,7 +33,6 @@ from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX
 from tokenfeed.stream.spec import (
     SEED_END,
     Mixture,
-    Source,
     SourceValues,
     StageValues,
     StreamParts,
@@ -42,6 +42,7 @@ from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, sch
 
 from ..validation import hash_digits, integer, shown, text
 from .history import History, Run, history_of
+from .mixture.schedule import sources_of
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -224,11 +225,7 @@ def _require_consistent(name: str, parts: StreamParts) -> None:
             )
     if any(source.order not in orders.ORDERS for source in parts.sources):
         return  # of a later release
-    sources = tuple(
-        Source(source.dataset, orders.find(source.order), source.seed, number)
-        for number, source in enumerate(parts.sources)
-    )
-    spec = StreamSpec(parts.context_length, sources, Mixture(parts.seed, stages))
+    spec = StreamSpec(parts.context_length, sources_of(parts), Mixture(parts.seed, stages))
     identity = spec.identity([bytes.fromhex(source.fingerprint) for source in parts.sources])
     if (parts.order, parts.fingerprint) != (spec.order_name, identity.hex()):
         problem = f"{parts.fingerprint} is not the identity of these sources and stages"
@@ -308,6 +305,10 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
     if saved.stages and not own.stages:
         names = ", ".join(source.dataset for source in saved.sources)
         raise StreamMismatch("mixture", f"the state is of a mixture of {names}; pass mixture=")
+    if own.stages and not {"order", "fingerprint"} <= set(allow):
+        problem = "the state is of one dataset; pass dataset= in place of mixture="
+        cure = "allow=('order', 'seed', 'fingerprint') to begin the mixture at its sample"
+        raise StreamMismatch("mixture", f"{problem}, or {cure}")
     for name in PARTS:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now and name not in allow:

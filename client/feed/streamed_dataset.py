@@ -21,7 +21,7 @@ from .cursor import Cursor
 from .history import History
 from .mixture.counts import source_stats
 from .mixture.exhaustion import exhausted
-from .mixture.past import require_same_mixture
+from .mixture.past import require_same_length_and_seed, require_same_sources
 from .mixture.recipe import checked_weights
 from .mixture.schedule import Schedule
 from .state import MIXTURE, require_known_permissions
@@ -67,7 +67,7 @@ class StreamedDataset(Protocol):
         """End all streams of it. May be called twice, from any thread."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FeedStream:
     """What a feed reads, and how far it is. A feed that changes its mixture replaces it as a whole:
     other threads and signal handlers see all of a change, or nothing of it.
@@ -81,7 +81,6 @@ class FeedStream:
     cursor: Cursor
     open_dataset: Callable[[StreamRequest], StreamedDataset]
     schedule: Schedule | None = None
-    _exhausted: int | None = None
 
     @property
     def spec(self) -> StreamSpec:
@@ -95,16 +94,19 @@ class FeedStream:
         return self.spec.parts(fingerprints_of(self.dataset.await_described()))
 
     def end_sample(self) -> int:
-        """Return the sample at which a source of a mixture ends it, 2^63 if none does; asks for the
-        rows of sources with max_epochs.  Raises: TokenfeedError.
+        """Return the sample at which a source of a mixture ends it, 2^63 if none does, and log it;
+        asks for the rows of sources with max_epochs.  Raises: TokenfeedError.
         """
         if self.schedule is None or not self.schedule.max_epochs:
             return SAMPLE_END
-        if self._exhausted is None:
-            limits = self.schedule.max_epochs
-            rows, sample = self._rows_of_sources(), self.cursor.sample
-            self._exhausted = exhausted(self.spec, limits, rows, sample)
-        return self._exhausted
+        return exhausted(
+            self.spec,
+            self.schedule.max_epochs,
+            self._rows_of_sources(),
+            sample=self.cursor.sample,
+            block=self.schedule.block,
+            rank=self.request.position.rank,
+        )
 
     def source_stats(self, history: History, *, has_read: bool) -> dict[str, SourceStats]:
         """Return the statistics of the sources of a mixture.  has_read: so it need not wait."""
@@ -134,16 +136,15 @@ class FeedStream:
         schedule, begin = self.schedule.changed(samples_of, at, sample, or_later=at_sample is None)
         if schedule is self.schedule:
             return self, begin
-        if at < sample:
-            raise InvalidRequest("at_sample", f"{at} is before the current position, {sample}")
         _, _, history = self.cursor.now
-        return self._with(schedule, sample, history, self.parts, owner), begin
+        return self._with(schedule, sample, history, before=self.parts, owner=owner), begin
 
     def continued(
         self,
         definition: Schedule,
         saved: StreamParts,
         sample: int,
+        *,
         history: History,
         allow: Collection[str],
         owner: object,
@@ -155,13 +156,14 @@ class FeedStream:
         Raises: StreamMismatch; TokenfeedError if sources cannot be read.
         """
         require_known_permissions(allow)
+        require_same_length_and_seed(saved, self.spec)
         fingerprints = {each.dataset: each.fingerprint for each in self.parts().sources}
         schedule, messages = definition.continued(
             saved, sample, allow=MIXTURE in allow, fingerprints=fingerprints
         )
-        stream = self._with(schedule, sample, history, lambda: saved, owner)
+        stream = self._with(schedule, sample, history, before=lambda: saved, owner=owner)
         try:
-            require_same_mixture(saved, stream.parts(), sample)
+            require_same_sources(saved, stream.parts(), sample)
         except BaseException:
             stream.close_unless(self)
             raise
@@ -173,13 +175,14 @@ class FeedStream:
         """Return the stream of a feed that loads a state of one dataset: without changes.  The
         arguments, and Raises: as for `continued`.
         """
-        return self._with(definition, sample, history, self.parts, owner)
+        return self._with(definition, sample, history, before=self.parts, owner=owner)
 
     def _with(
         self,
         schedule: Schedule,
         sample: int,
         history: History,
+        *,
         before: Callable[[], StreamParts],
         owner: object,
     ) -> FeedStream:
@@ -204,8 +207,7 @@ class FeedStream:
         except BaseException:
             stream.close_unless(self)
             raise
-        stream.cursor = self.cursor.moved(sample, history)
-        return stream
+        return replace(stream, cursor=self.cursor.moved(sample, history))
 
     def close_unless(self, other: FeedStream) -> None:
         """Close the dataset, unless it is that of another stream."""

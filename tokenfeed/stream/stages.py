@@ -199,12 +199,16 @@ class GoingOn(NamedTuple):
 
 
 def without_exhausted(
-    asked: Sequence[AskedStage], limits: Sequence[int | None], end_sample: int = SAMPLE_END
+    asked: Sequence[AskedStage],
+    limits: Sequence[int | None],
+    end_sample: int = SAMPLE_END,
+    sample: int = 0,
 ) -> GoingOn:
     """Return the stages that go on without each source from the block on that it cannot fill. A
     later stage without any other source is left out.
 
-    limits: as for `first_exhausted`.  end_sample: sources that end from there on are left in.
+    limits, sample: as for `first_exhausted`; nothing changes before the sample.  end_sample:
+    sources that end from there on are left in.
     Raises: like `scheduled`.
     """
     found = scheduled(asked, len(limits))
@@ -230,9 +234,9 @@ def without_exhausted(
                 blocks = last.blocks_before(stage.first_sample)
                 until = min(until, last.first_sample + blocks * last.block_size)
             end = _first_end(last, limits)
-            if end is None or end.sample >= until:
+            if until <= sample or end is None or end.sample >= until:
                 break
-            rest = _without([*ends, end], AskedStage(end.sample, last.weights))
+            rest = _without([*ends, end], AskedStage(max(end.sample, sample), last.weights))
             ends.append(end._replace(stage=number))
             if not any(rest.weights):
                 return GoingOn(tuple(going_on), tuple(ends), end.sample)

@@ -103,8 +103,8 @@ def forecast(
     Raises: InvalidRequest, as `limits_of`.
     """
     assert spec.mixture is not None
-    limits = limits_of(spec, max_epochs, rows)
-    going_on = without_exhausted(asked, limits, end_sample)
+    limits = limits_of(spec, max_epochs, rows, first_sample)
+    going_on = without_exhausted(asked, limits, end_sample, first_sample)
     end = min([end_sample, *(one.sample for one in going_on.exhausted[:1])])
     end = max(end, first_sample)
     stages = spec.mixture.stages

@@ -89,21 +89,25 @@ class Schedule:
 
     def effective(self) -> tuple[Stage, ...]:
         """Return the stages as they really begin.  Raises: like `spec`."""
+        return scheduled(self.asked(), len(self.sources))
+
+    def asked(self) -> list[AskedStage]:
+        """Return the stages, with the weights of all sources."""
         names = [source.dataset for source in self.sources]
-        asked = [
+        return [
             AskedStage(
                 stage.asked, tuple(stage.weights.get(name, 0) for name in names), stage.origin
             )
             for stage in self.stages
         ]
-        return scheduled(asked, len(names))
 
     def changed(
         self, weights: Weights, at_sample: int, sample: int, *, or_later: bool = False
     ) -> tuple[Schedule, int]:
         """Return the schedule with other weights from a sample on, up to the next stage, and the
         sample from which on they are in force. The same change twice is one. An earlier change that
-        would begin at the same sample is replaced.
+        would begin at the same sample is replaced. Where a stage of the definition begins just at
+        the sample, the change begins a block later.
 
         sample: the current position.  or_later: also behind a stage that leaves no room.
         Raises: InvalidRequest, as `spec`.
@@ -126,6 +130,9 @@ class Schedule:
                 problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
                 raise InvalidRequest("at_sample", problem)
             at_sample = begin + 1
+        if at_sample < sample:
+            problem = f"{at_sample} is before the current position, {sample}"
+            raise InvalidRequest("at_sample", problem)
         stages = [stage for n, stage in enumerate(self.stages) if n != clash]
         if self.stages[before].weights == weights:
             return (
@@ -137,8 +144,8 @@ class Schedule:
         try:
             return found, found.effective()[before + 1].first_sample
         except (InvalidRequest, SamplesExhausted) as error:
-            problem = f"{at_sample} leaves no block to a later stage, or is too late: {error}"
-            raise InvalidRequest("at_sample", problem) from None
+            problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
+            raise InvalidRequest("weights", problem) from None
 
     def with_sources(self, names: Iterable[str]) -> Schedule:
         """Return the schedule with more sources, behind the others."""
@@ -203,11 +210,13 @@ class Schedule:
         appended = self._with(saved, self._appended(past, new, begin))
         try:
             appended.effective()
-        except InvalidRequest as error:
+        except (InvalidRequest, SamplesExhausted) as error:
             problem = f"cannot begin at sample {begin}, since a later stage has no block then"
             raise InvalidRequest("mixture", f"{problem}: {error}") from None
         before, now = _shown(in_force.weights), _shown(new.weights)
         message = f"resumed with other weights sample={begin} saved={before} now={now}"
+        if in_force.weights == new.weights:
+            message = f"resumed with a mixture of other earlier stages sample={begin}"
         return Continued(appended, (message, *_dropped(ahead)))
 
     def _merged(
@@ -240,7 +249,7 @@ class Schedule:
         """Return whether each stage has a block."""
         try:
             self.effective()
-        except InvalidRequest:
+        except (InvalidRequest, SamplesExhausted):
             return False
         return True
 
@@ -282,13 +291,12 @@ class Schedule:
         state; the others are behind them.
         """
         used = dict.fromkeys(name for stage in stages for name in stage.weights)
-        known = saved.sources if saved else ()
-        needed = [n for n, source in enumerate(known) if source.dataset in used]
+        known = sources_of(saved) if saved else ()
+        needed = [source.number for source in known if source.dataset in used]
         own = {source.dataset: source for source in self.sources}
-        sources = []
-        for values in known[: max(needed, default=-1) + 1]:
-            source = own.pop(values.dataset, None)
-            sources.append(source or Source(values.dataset, orders.find(values.order), values.seed))
+        sources = [
+            own.pop(source.dataset, source) for source in known[: max(needed, default=-1) + 1]
+        ]
         sources += own.values()
         numbered = tuple(replace(source, number=n) for n, source in enumerate(sources))
         return replace(self, sources=numbered, stages=tuple(stages)).with_sources(used)
@@ -314,6 +322,14 @@ class Schedule:
 def _is_renamed(before: SourceValues, now: Source, fingerprints: Mapping[str, str]) -> bool:
     values = fingerprints.get(now.dataset), now.order.NAME, now.seed_used
     return values == (before.fingerprint, before.order, before.seed)
+
+
+def sources_of(saved: StreamParts) -> tuple[Source, ...]:
+    """Return the sources of a state.  Raises: NotFound for an order of a later release."""
+    return tuple(
+        Source(source.dataset, orders.find(source.order), source.seed, number)
+        for number, source in enumerate(saved.sources)
+    )
 
 
 def planned_stages(saved: StreamParts) -> list[SavedStage]:

@@ -3,7 +3,8 @@ different data.
 
 A collective is not used: a feed is read lazily, and a collective that only some ranks enter waits
 for ever. Instead the ranks use the key-value store of the process group, without waiting for each
-other: the first rank writes its fingerprint, and all others compare.
+other: the first rank writes its fingerprint, and all others compare. Only a change of a mixture
+during a run waits for all ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ third such feed of one rank is the third of every rank.
 
 
 class RankAgreement:
-    """Compares the corpus of one feed with those of its counterparts on other ranks."""
+    """Compares the corpus of one feed, and changes of its mixture, with those of other ranks."""
 
     def __init__(
         self,
@@ -72,7 +73,44 @@ class RankAgreement:
         own = fingerprint.hex()
         if self._of_mixture is not None:
             own = hashlib.sha256(f"{own} {self._of_mixture!r}".encode()).hexdigest()
-        key = f"{self._key}/{dataset}"
+        first = self._first(f"{self._key}/{dataset}", own)
+        if first is None:
+            return
+        first_rank, its = first
+        if self._of_mixture is not None:
+            raise StreamMismatch(
+                "mixture",
+                f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
+                "their orders, seeds, max_epochs or corpora differ. Give all ranks the same "
+                "mixture. The same error occurs if ranks create their feeds in different orders",
+            )
+        raise StreamMismatch(
+            "fingerprint",
+            f"rank {self._rank} reads corpus {own}, and rank {first_rank} reads {its}. Give "
+            "all ranks the same files, or servers of them; fingerprint= selects the corpus. "
+            "The same error occurs if ranks create their feeds in different orders",
+        )
+
+    def require_same_state(self, number: int, sample: int, identity: str) -> None:
+        """Compare a state of a mixture that this rank loads, like `require_same`.
+
+        number: of states that the feed has loaded.  sample, identity: of the stream from there on.
+        Raises: StreamMismatch.
+        """
+        first = self._first(f"{self._key}/load/{number}", f"{sample} {identity}")
+        if first is not None:
+            first_rank, its = first
+            raise StreamMismatch(
+                "state",
+                f"of rank {self._rank}, at sample {sample}, is not that of rank {first_rank}, at "
+                f"sample {its.partition(' ')[0]}, or their mixtures differ from there on. Load the "
+                "same state on all ranks, with the same allow",
+            )
+
+    def _first(self, key: str, own: str) -> tuple[str, str] | None:
+        """Return the rank that was the first one to compare under a key, and its value; None if it
+        is this one's, or the store does not answer, which is logged.
+        """
         outcome: Outcome[bytes] = Outcome()
         # In a separate thread: the store has no timeout, and its host may have stopped.
         exchange = partial(self._exchange, key, f"{self._rank} {own}")
@@ -86,28 +124,15 @@ class RankAgreement:
             _LOG.warning(
                 "cannot compare the corpus with other ranks rank=%d reason=%s", self._rank, problem
             )
-            return
+            return None
         first_rank, _, its = first.decode().partition(" ")
-        if its != own and self._of_mixture is not None:
-            raise StreamMismatch(
-                "mixture",
-                f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
-                "their orders, seeds, max_epochs or corpora differ. Give all ranks the same "
-                "mixture. The same error occurs if ranks create their feeds in different orders",
-            )
-        if its != own:
-            raise StreamMismatch(
-                "fingerprint",
-                f"rank {self._rank} reads corpus {own}, and rank {first_rank} reads {its}. Give "
-                "all ranks the same files, or servers of them; fingerprint= selects the corpus. "
-                "The same error occurs if ranks create their feeds in different orders",
-            )
+        return None if its == own else (first_rank, its)
 
     def await_all_ranks(
         self, value: object, agreed: Callable[[], None], is_over: Callable[[], bool]
     ) -> None:
-        """Wait until all ranks have called this, as often as this one, and compare their values.
-        Either all of them go on, or none does.
+        """Wait until all ranks of the process group have called this, as often as this one, and
+        compare their values. Either all of them go on, or none does.
 
         value: has the same repr in every process if it is the same.  agreed: is called if all go
         on, also if this rank is interrupted meanwhile.  is_over: whether this rank gives up.
@@ -119,16 +144,16 @@ class RankAgreement:
         decision = "gave up"
         try:
             store = self._store()
-            store.set(f"{key}/{self._rank}", own)
             try:
-                decision = self._compared(store, key, is_over)
+                decision = self._compared(store, key, own, is_over)
             finally:
                 # The first decision counts, also if this rank is interrupted.
                 decision = store.compare_set(f"{key}/decision", "", decision).decode()
-                if decision == "same":
-                    agreed()
         except (RuntimeError, ValueError, AttributeError) as error:
             raise Unreachable("store", f"ranks cannot be compared: {error}") from error
+        finally:
+            if decision == "same":
+                agreed()
         if decision == "gave up":
             raise Unreachable("ranks", "not all of them have changed the mixture in time")
         if decision != "same":
@@ -144,20 +169,23 @@ class RankAgreement:
         with suppress(RuntimeError, ValueError, AttributeError):
             self._store().compare_set(key, "", f"rank {self._rank} cannot change it: {problem}")
 
-    def _compared(self, store: Any, key: str, is_over: Callable[[], bool]) -> str:
-        """Return what this rank decides, once all ranks have called, or one has decided."""
-        keys = [f"{key}/{rank}" for rank in range(self._world_size)]
+    def _compared(self, store: Any, key: str, own: str, is_over: Callable[[], bool]) -> str:
+        """Return what this rank decides: the last one that calls this, or one that differs from the
+        first one, decides for all. The others wait for that; each of them asks for one key.
+        """
+        first = store.compare_set(f"{key}/value", "", f"{self._rank} {own}").decode()
+        first_rank, _, its = first.partition(" ")
+        if its != own:
+            return f"rank {self._rank} changes it to another one than rank {first_rank} does"
+        if store.add(f"{key}/count", 1) == self._world_size:
+            return "same"
         end = time.monotonic() + _ALL_RANKS_SECONDS
         # Not store.wait: other requests of this process to the store would wait behind it.
-        while not store.check(keys):
-            if store.check([f"{key}/decision"]) or is_over() or time.monotonic() > end:
-                return "gave up"
+        while not store.check([f"{key}/decision"]):
+            if is_over() or time.monotonic() > end:
+                break
             time.sleep(_POLL_SECONDS)
-        found = [store.get(each) for each in keys]
-        for rank, its in enumerate(found):
-            if its != found[0]:
-                return f"rank {rank} changes it to another one than rank 0 does"
-        return "same"
+        return "gave up"
 
     def _exchange(self, key: str, own: str) -> bytes:
         """Return what the first rank wrote.  Raises: Unreachable if the store is unavailable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from client.feed.cursor import Cursor
 from client.feed.ranks import agreement
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
+from tests.support.commands import torchrun
 from tests.support.mixtures import (
     MIXTURE,
     NAMES,
@@ -112,7 +114,7 @@ def test_a_feed_of_other_weights_appends_them_on_request(
         ({"web": -1}, 100, 1, "weights.web: -1 is negative"),
         ({"web": 1}, 150, 1, "at_sample: 150 leaves no block: the next stage begins at 200"),
         ({"web": 1}, 2**63, 1, "at_sample: 9223372036854775808 is not in"),
-        ({"web": 1}, 2**63 - 1, 1, "at_sample: .* is too late"),
+        ({"web": 1}, 2**63 - 1, 1, "weights: from sample .* on leave no block to a later stage"),
         ("web", 100, 1, "weights: 'web' is not a mapping from names"),
         ({3: 1}, 100, 1, "a key of weights: 3 is not text"),
     ],
@@ -209,7 +211,7 @@ def test_eight_ranks_lose_and_repeat_nothing(
             killed.set()
         assert killed.wait(10)
         rows.append(received_rows(next(feed) for _ in range(1 + rank)))
-        with pytest.raises(StreamMismatch, match=r"mixture: rank 5 changes it to another one"):
+        with pytest.raises(StreamMismatch, match=r"mixture: rank \d changes it to another one"):
             feed.change_mixture({"web": 1, "code": 1 + (rank == 5)}, at_sample=900)
         begins.append(feed.change_mixture({"web": 1, "math": 2}, at_sample=900))
         rows.append(received_rows(next(feed) for _ in range(24 - rank)))
@@ -259,7 +261,7 @@ def test_a_rank_that_asks_for_other_weights_is_refused_on_all(
     def train(rank: int, feed: RemoteBatches) -> np.ndarray:
         rows = [received_rows(next(feed) for _ in range(rank + 1))]
         weights = {"code": 1, "news": 2} if rank < 2 else {"code": 2, "news": 1}
-        with pytest.raises(StreamMismatch, match=r"mixture: rank 2 changes it to another one"):
+        with pytest.raises(StreamMismatch, match=r"mixture: rank \d changes it to another one"):
             feed.change_mixture(weights, at_sample=137)
         rows.append(received_rows(next(feed) for _ in range(19 - rank)))
         return np.concatenate(rows)
@@ -328,7 +330,7 @@ def test_ranks_that_load_states_of_other_mixtures_are_told(
 
     refused = [str(each) for each in found if isinstance(each, StreamMismatch)]
     assert 1 <= len(refused) <= 2
-    assert all("mixture: of rank" in each for each in refused)
+    assert all("state: of rank" in each for each in refused)
 
 
 def test_a_change_that_lies_ahead_survives_a_restart(paths: dict[str, list[Path]]) -> None:
@@ -530,4 +532,110 @@ def test_ranks_that_load_states_of_different_samples_are_told(
         lambda rank: RemoteBatches(local(paths), B, T, mixture=WEIGHTS, rank=rank, world_size=2),
     )
 
-    assert [type(each) for each in found].count(StreamMismatch) == 1
+    (refused,) = [str(each) for each in found if isinstance(each, StreamMismatch)]
+    assert re.match(r"state: of rank \d, at sample [48], is not that of rank \d, at", refused)
+
+
+def test_what_goes_on_without_a_source_fits_the_state_of_an_appended_mixture(
+    paths: dict[str, list[Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has it to copy, with the weights that a resume has appended."""
+    with RemoteBatches(local(paths), B, T, mixture={"web": 7, "code": 3}, order="shuffled") as feed:
+        rows = [received_rows(next(feed) for _ in range(10))]
+        state = feed.state_dict()
+    mixture = Mixture({"web": 5, "code": 5}, sources={"code": {"max_epochs": 3}}, order="shuffled")
+    with RemoteBatches(local(paths), B, T, mixture=mixture) as feed:
+        feed.load_state_dict(state, allow=("mixture",))
+        rows.append(received_rows(next(feed) for _ in range(10)))
+        state = feed.state_dict()
+    _, _, text = caplog.text.partition("this mixture goes on without it:")
+    copied = Mixture.parse(re.sub(r"(?s)\nINFO.*|\nWARNING.*", "", text).encode(), "copied")
+
+    with RemoteBatches(local(paths), B, T, mixture=copied) as feed:
+        feed.load_state_dict(state)
+        rows.append(received_rows(next(feed) for _ in range(90)))
+        stages = feed.state_dict()["stages"]
+    assert [stage[:2] for stage in stages] == [[0, [7, 3]], [40, [5, 5]], [stages[2][0], [5, 0]]]
+    found = np.concatenate(rows)
+    assert np.array_equal(np.unique(found[:, 0] // 10_000), [0, 1])
+    assert not (found[stages[2][0] :, 0] // 10_000).any()
+    assert len(found) == 440
+
+
+def test_a_skip_beyond_the_end_of_a_source_does_not_depend_on_what_was_read_before(
+    paths: dict[str, list[Path]],
+) -> None:
+    """Its stage is over by then."""
+    stages = [{"weights": {"web": 1}}, {"first_sample": 400, "weights": {"code": 1}}]
+    mixture = Mixture(stages=stages, sources={"web": {"max_epochs": 1}}, order="shuffled")
+    for read_before in (False, True):
+        with RemoteBatches(local(paths), B, T, mixture=mixture) as feed:
+            if read_before:
+                next(feed)
+            feed.skip(400 - feed.position.samples)
+            assert len([next(feed) for _ in range(5)]) == 5
+
+
+def test_a_state_of_another_length_is_named_so(paths: dict[str, list[Path]]) -> None:
+    """Not by its weights, which are the same."""
+    stages = [{"weights": WEIGHTS}, {"first_tokens": 300 * T, "weights": {"code": 1}}]
+    with RemoteBatches(local(paths), B, T, mixture=Mixture(stages=stages)) as feed:
+        feed.skip(400)
+        state = feed.state_dict()
+    with (
+        RemoteBatches(local(paths), B, 2 * T, mixture=Mixture(stages=stages)) as feed,
+        pytest.raises(StreamMismatch, match="context_length: the state was saved with 8"),
+    ):
+        feed.load_state_dict(state, allow=("mixture",))
+
+
+def test_an_earlier_sample_is_refused_whatever_was_in_force_there(
+    paths: dict[str, list[Path]],
+) -> None:
+    """What was cannot be changed."""
+    with RemoteBatches(local(paths), B, T, mixture={"web": 7, "code": 3}) as feed:
+        feed.change_mixture({"web": 1}, at_sample=100)
+        feed.skip(150)
+        with pytest.raises(InvalidRequest, match="50 is before the current position, 150"):
+            feed.change_mixture({"web": 7, "code": 3}, at_sample=50)
+        assert feed.change_mixture({"web": 1}, at_sample=100) == 100
+
+
+# A rank of a trainer. The second change differs by rank, and the third comes too late on one.
+RANK = """
+import sys
+import torch.distributed as dist
+from client import InvalidRequest, RemoteBatches, StreamMismatch
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+with RemoteBatches(sys.argv[1], 4, 8, mixture={"web": 7, "code": 3}) as feed:
+    for _ in range(1 + rank):
+        next(feed)
+    changes = ({"web": 1}, 97), ({"web": 1, "code": 1 + rank}, 150), ({"math": 1}, 20)
+    for weights, at_sample in changes:
+        try:
+            print(f"{feed.change_mixture(weights, at_sample)}\\n", end="")
+        except (InvalidRequest, StreamMismatch) as error:
+            print(f"{error.subject}\\n", end="")
+        for _ in range(2 - rank + 1 if weights == {"web": 1} else 0):
+            next(feed)
+    print(f"{feed.state_dict()['stages']}\\n", end="")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_of_a_process_group_change_together(
+    paths: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    """Real processes, and the store that torch has between them."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+
+    lines = torchrun(2, script, local(paths)).splitlines()
+
+    assert lines.count("100") == 2
+    assert lines.count("mixture") == 2
+    assert lines.count("at_sample") == 2
+    assert lines.count("[[0, [7, 3], 0, 0], [100, [1, 0], 1, 97]]") == 2

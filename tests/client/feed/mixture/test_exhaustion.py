@@ -27,7 +27,7 @@ def logged(caplog: pytest.LogCaptureFixture, mixture: Mixture, rows: list[int]) 
     """Where a mixture ends, and what the log has after the line that says so."""
     spec = mixture.schedule(T, "random", 0).spec()
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
-        end = exhausted(spec, mixture.max_epochs, rows, 0)
+        end = exhausted(spec, mixture.max_epochs, rows)
     _, _, rest = caplog.text.partition(" tokens=")
     return end, rest.partition("\n")[2]
 

@@ -10,6 +10,7 @@ from client.feed.mixture.recipe import Mixture
 from client.feed.mixture.schedule import Schedule
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.stages import CHANGED
 
 NAMES = ("web", "code", "math", "news")
 T = 8
@@ -115,6 +116,9 @@ def test_no_sequence_of_changes_and_restarts_alters_the_past(
             except InvalidRequest:
                 continue
             definition, schedule = new, continued
+            if allow and not any(stage.origin & CHANGED for stage in schedule.stages):
+                end = schedule.effective()[-1].first_sample
+                assert schedule._in_force(end) == definition.stages[-1].weights
         assert stages_before(schedule, sample) == before
         assert numbers.items() <= numbers_before(schedule, sample).items()
 
