@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, StreamRequest
 
@@ -25,12 +27,14 @@ class KnownStream:
         self._chain = (
             spec.chain(fingerprints) if spec.mixture else [b"", spec.identity(fingerprints)]
         )
+        # Not made again for each call: a stage may have hundreds of sources.
+        self._of_stage = lru_cache(2)(partial(_of_stage, spec, self._chain))
 
     def part(self, first_row: int, end_row: int) -> tuple[StreamRequest, Expected]:
         """Return the request for the rows [first_row, end_row), or for those of them in the stage
         of the first one, and what it expects.
         """
-        part = self._request.part(first_row, end_row, self._chain)
+        part = self._request.part(first_row, end_row, self._of_stage)
         datasets = [self._datasets[source.number] for source in part.spec.sources]
         stage = part.spec.mixture.stages[0].index if part.spec.mixture else 0
         return part, Expected(
@@ -40,3 +44,7 @@ class KnownStream:
             # Mixtures have no planes yet.
             tuple((kind, plane_fingerprint(datasets[0], kind)) for kind in part.spec.planes),
         )
+
+
+def _of_stage(spec: StreamSpec, chain: Sequence[bytes], place: int) -> StreamSpec:
+    return spec.of_stage(place, chain[place])

@@ -20,6 +20,7 @@ from tokenfeed.sampling.plan import require_windows
 from tokenfeed.stream.identity import VERSIONS_SERVED
 from tokenfeed.stream.planes import KINDS, LOSS_MASK
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.stream.stages import MIXTURE
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
@@ -124,7 +125,7 @@ class TokenFeed:
                 "identity_version",
                 f"{expected.identity_version} is not that of this request, {spec.identity_version}",
             )
-        identity = spec.identity([dataset.fingerprint for dataset in datasets])
+        identity = _identity(spec, tuple(dataset.fingerprint for dataset in datasets))
         _require_expected(
             "expected_identity",
             expected.identity,
@@ -210,6 +211,12 @@ def _planes(dataset: Dataset, request: StreamRequest, expected: Expected) -> dic
             f"dataset {dataset.name!r} has a loss mask: request plane {LOSS_MASK}, or decline it",
         )
     return {kind: had[kind] for kind in request.spec.planes}
+
+
+@lru_cache(_MIXTURES_KEPT)
+def _identity(spec: StreamSpec, fingerprints: tuple[bytes, ...]) -> bytes:
+    """Return the identity of a stream; its calls have the same one."""
+    return spec.identity(fingerprints)
 
 
 def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -101,16 +101,19 @@ class StreamRequest:
                     field, f"{what.format(found)} is above the limit of this server, {most}"
                 )
 
-    def part(self, first_row: int, end_row: int, previous: Sequence[bytes] = ()) -> StreamRequest:
+    def part(
+        self, first_row: int, end_row: int, of_stage: Callable[[int], StreamSpec] | None = None
+    ) -> StreamRequest:
         """Return the request for the rows [first_row, end_row) of this stream, which are counted
         like self.end_row. Of a mixture only for those in the stage of the first row.
 
-        previous: what the chain of identities has before each stage; may be left out.
+        of_stage: returns the mixture of one stage alone, by its place; by default without the
+        identity before it.
         """
         spec, end_sample, batch_size = self.spec, self.end_sample, self.position.batch_size
         if (mixture := spec.mixture) is not None:
             place = mixture.stage_of(self.position.sample_of(first_row))
-            spec = spec.of_stage(place, previous[place] if previous else b"")
+            spec = (of_stage or spec.of_stage)(place)
             if (end := mixture.end_of(place)) is not None:
                 end_sample = end if end_sample is None else min(end, end_sample)
                 end_row = min(end_row, self.position.rows_before(end))
@@ -192,14 +195,17 @@ def to_message(
         expected_digest=of_dataset[1],
         identity_version=expected.identity_version,
         end_sample=request.end_sample,
-        stage=None if spec.mixture is None else _stage_message(spec, spec.mixture, digests),
+        stage=None if spec.mixture is None else _stage_message(spec, digests),
         declined_planes=request.declined_planes,
         client_name=client_name,
     )
 
 
-def _stage_message(spec: StreamSpec, mixture: Mixture, digests: Sequence[bytes]) -> pb.Stage:
-    (stage,) = mixture.stages
+@lru_cache(8)
+def _stage_message(spec: StreamSpec, digests: tuple[bytes, ...]) -> pb.Stage:
+    """Return the only stage of a mixture; the requests of a stream have the same one."""
+    assert spec.mixture is not None
+    (stage,) = spec.mixture.stages
     return pb.Stage(
         index=stage.index,
         first_sample=stage.first_sample,

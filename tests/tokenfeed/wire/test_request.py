@@ -589,7 +589,9 @@ def test_the_parts_of_a_mixture_s_request_are_each_within_one_stage(
     received, found = 0, []
     while received < whole.end_row:
         part = whole.part(
-            received, min(received + steps[len(found) % len(steps)], whole.end_row), chain
+            received,
+            min(received + steps[len(found) % len(steps)], whole.end_row),
+            lambda place: spec.of_stage(place, chain[place]),
         )
         samples = part.position.samples(part.first_row, part.row_count)
         (stage,) = part.spec.mixture.stages  # type: ignore[union-attr]
