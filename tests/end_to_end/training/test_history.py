@@ -298,8 +298,8 @@ feed = RemoteBatches(sys.argv[1], 2, 4, order="sequential", prefetch_bytes=1 << 
 x, y = (torch.empty(2, 4, dtype=torch.int64) for _ in range(2))
 chance, found, raised = random.Random(2), [], 0
 for index in range(200):
-    signal.setitimer(signal.ITIMER_REAL, 1e-4 + chance.random() * 0.006)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4 + chance.random() * 0.006)
         while True:
             if index % 2:
                 feed.copy_into(x, y)
