@@ -48,17 +48,17 @@ def run_plan(arguments: argparse.Namespace) -> None:
     ]
     planned = forecast(
         asked.spec,
-        asked.stages(),
+        asked.schedule.asked(),
         rows,
         first_sample=asked.first_sample,
         end_sample=end_sample,
-        max_epochs=asked.max_epochs,
+        max_epochs=asked.schedule.max_epochs,
         proportions=asked.proportions(),
     )
     text = _going_on(asked, planned) if arguments.write is not None else None
     report = Report(
         planned=planned,
-        max_epochs=asked.max_epochs,
+        max_epochs=asked.schedule.max_epochs,
         tokens=tokens,
         global_batch_size=arguments.global_batch_size,
         seen=_seen(asked, planned),
@@ -119,7 +119,6 @@ def _going_on(asked: Asked, planned: Forecast) -> str | None:
     """
     if not planned.exhausted:
         return None
-    assert asked.mixture is not None
     first = planned.exhausted[0]
     name = asked.spec.sources[first.source].dataset
     if planned.going_on_end == first.sample:
@@ -138,8 +137,8 @@ def _going_on(asked: Asked, planned: Forecast) -> str | None:
             asked.spec.sources,
             definition,
             context_length=asked.spec.context_length,
-            max_epochs=asked.max_epochs,
-            block=asked.mixture.block,
+            max_epochs=asked.schedule.max_epochs,
+            block=asked.schedule.block,
         )
     if definition is None or not _is_the_same(text, asked, planned):
         problem = "a change of the running feed, which is in the state, has an exhausted source"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -14,9 +13,9 @@ from pathlib import Path
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import SEED_END, StreamParts, StreamSpec
-from tokenfeed.stream.stages import AskedStage
 
 from ..feed.history import History
+from ..feed.mixture.past import require_same_length_and_seed
 from ..feed.mixture.recipe import Mixture
 from ..feed.mixture.schedule import Schedule, planned_stages, sources_of
 from ..feed.state import read_history, read_state
@@ -56,18 +55,9 @@ class Asked:
         return self.schedule.spec()
 
     @property
-    def max_epochs(self) -> Mapping[str, int]:
-        """Of sources, by the names of their datasets."""
-        return self.mixture.max_epochs if self.mixture else {}
-
-    @property
     def first_sample(self) -> int:
         """From which sample on to plan."""
         return self.saved.sample if self.saved else 0
-
-    def stages(self) -> list[AskedStage]:
-        """Return the stages, with the weights of all sources."""
-        return self.schedule.asked()
 
     def proportions(self) -> list[tuple[int, ...] | None]:
         """Return what the weights of each stage were made from; None where that is not known."""
@@ -135,6 +125,7 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> Asked:
         definition = mixture.schedule(length, order or ORDER, seed)
         if saved is None:
             return Asked(definition, mixture, definition)
+        require_same_length_and_seed(saved.parts, definition.spec())
         schedule, _ = definition.continued(saved.parts, saved.sample, allow=arguments.allow_mixture)
         return Asked(schedule, mixture, definition, saved, arguments.allow_mixture)
     assert saved is not None

@@ -284,6 +284,9 @@ def test_a_state_that_another_mixture_goes_on_from_is_planned_if_that_is_allowed
 
     assert main(["plan", *map(str, words)]) == 1
     assert capsys.readouterr().err.startswith("error: mixture: stage 0 of the state, from sample 0")
+    other = ["--allow-mixture", "--context-length", str(2 * T)]
+    assert main(["plan", *map(str, words), *other]) == 1
+    assert f"context-length: the state was saved with {T}, but this" in capsys.readouterr().err
 
     found = plan(*words, "--allow-mixture")
     assert [stage["first_sample"] for stage in found["stages"]] == [200, 210]
