@@ -19,7 +19,6 @@ from tokenfeed.stream.position import require_range
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
-from .datasets.loss_masks import masks_beside
 from .storage.choice import Storing
 from .storage.store import TokenStore
 
@@ -81,12 +80,9 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
     print(f"  tokens: {store.shape.token_count:,} in {len(store.shards):,} file(s)")
     if (known := dataset.documents) is not None:
         print(f"  documents: {known.count:,}, known for {known.file_count:,} file(s)")
-    masks = masks_beside([shard.path for shard in store.shards])
-    if masks:
-        print(
-            f"  loss masks: next to {len(masks):,} file(s), not served; a server refuses them "
-            "without --ignore-loss-mask"
-        )
+    if (mask := dataset.loss_mask) is not None:
+        path = mask.store.shards[0].path
+        print(f"  loss masks: of {mask.file_count:,} file(s), the first is {path}")
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:
         print(f"  digest: {dataset.digest.hex()}")

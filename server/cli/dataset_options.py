@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
-from ..datasets.sources import DatasetSource, parse_datasets
+from ..datasets.loss_masks import OPTION
+from ..datasets.paths import MASK_SUFFIXES, expand
+from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS
 
@@ -65,3 +67,29 @@ def parse_per_dataset(
         else:
             raise InvalidRequest(option, f"no dataset is named {name!r}, only {', '.join(names)}")
     return {name: by_name.get(name, general) for name in names}
+
+
+def parse_loss_masks(
+    options: Sequence[Sequence[str]], names: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the paths of the masks of datasets, by name, from the words of each --loss-mask:
+    [NAME=]PATH [PATH ...]. A folder or a glob is all its files, in order.
+
+    Raises: InvalidRequest for an unknown, missing or repeated name; InvalidCorpus for a path.
+    """
+    found: dict[str, list[str]] = {}
+    for words in options:
+        name, first = without_name(words[0])
+        if not name and len(names) > 1:
+            cure = f"{OPTION} NAME={first}"
+            problem = f"does not say of which dataset, {' or '.join(names)}, it is; pass {cure}"
+            raise InvalidRequest(OPTION, problem)
+        name = name or names[0]
+        if name not in names:
+            problem = f"no dataset is named {name!r}, only {', '.join(names)}"
+            raise InvalidRequest(OPTION, problem)
+        if name in found:
+            problem = f"is given twice for dataset {name!r}; pass all its masks in one option"
+            raise InvalidRequest(OPTION, problem)
+        found[name] = [path for word in (first, *words[1:]) for path in expand(word, MASK_SUFFIXES)]
+    return found

@@ -89,10 +89,15 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "--check-all-tokens",
         help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
     )
-    flag(
-        "--ignore-loss-mask",
-        help="serve shards with a loss mask (X.ds.loss) without the mask; prompts are then "
-        "learned too",
+    add(
+        "--loss-mask",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("[NAME=]PATH", "PATH"),
+        help="loss mask of one dataset: for each of its files, in order, a file of one byte per "
+        "token, 1 if the token is a training target, else 0; may be given several times (default: "
+        "X.ds.loss beside X.ds)",
     )
     add(
         "--warm-up-bytes",

@@ -15,7 +15,6 @@ from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 from tokenfeed.wire import crc32c
 
-from ..datasets import loss_masks
 from ..datasets.dataset import (
     VOCAB_SIZE_MAX,
     Dataset,
@@ -47,7 +46,7 @@ from ..runtime.poller import Poller, RescanWorker
 from ..runtime.signals import Signals
 from ..storage.choice import Storing
 from ..storage.formats import FormatOptions
-from .dataset_options import parse_per_dataset
+from .dataset_options import parse_loss_masks, parse_per_dataset
 from .options import build_parser
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -184,14 +183,16 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     formats = parse_per_dataset("--format", arguments.format, names)
     dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
     reads = parse_per_dataset("--read", arguments.read, names)
+    masks = parse_loss_masks(arguments.loss_mask, names)
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     poll_rate = PollRate(never=arguments.immutable)
     datasets = {}
     for source in sources:
-        loss_masks.require_none(source, ignored=arguments.ignore_loss_mask)
         options = FormatOptions.parse(formats[source.name], dtypes[source.name], source.tensor)
         storing = Storing(reads[source.name], poll_rate)
-        dataset = open_dataset(source, options, checks, storing)
+        dataset = open_dataset(
+            source, options, checks, storing, loss_masks=masks.get(source.name, ())
+        )
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets

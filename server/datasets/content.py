@@ -64,15 +64,17 @@ class Content:
         store: TokenStore,
         read: Callable[[int, int, int], bytes],
         stopped: Callable[[], bool] = lambda: False,
+        above_limit: str = "not below --vocab-size {}",
     ) -> None:
         """Read nothing yet.
 
         read: `read` or `read_served` of the store.  stopped: whether to stop reading, which raises
-        InvalidCorpus.
+        InvalidCorpus.  above_limit: how to call a token that is at or above the limit of `scan`.
         """
         self._store = store
         self._read = read
         self._stopped = stopped
+        self._above_limit = above_limit
         ends = np.cumsum(store.shape.token_counts * store.stored.itemsize).tolist()
         self._firsts, self._ends = [0, *ends[:-1]], ends
         self.size_bytes: int = ends[-1]
@@ -142,7 +144,8 @@ class Content:
             tokens, first_token = _whole_tokens(content, first, stored)
             found = self._store.narrowing.scan(tokens, vocab_size)
             if found.wrong_place is not None:
-                raise _invalid_token(shard, tokens, first_token, found, vocab_size)
+                limit = "" if vocab_size is None else self._above_limit.format(vocab_size)
+                raise _invalid_token(shard, tokens, first_token, found, limit)
             token_max = max(token_max, found.greatest)
             if shard.layout.dtype_assumed and stored.itemsize == 2 and index not in self._no_halves:
                 halves[index] = Halves.of(tokens, first_token)
@@ -179,16 +182,14 @@ def _invalid_token(
     tokens: StoredTokens,
     first_token: int,
     found: TokenScan,
-    vocab_size: int | None,
+    limit: str,
 ) -> InvalidCorpus:
     assert found.wrong_place is not None
     index, value = first_token + found.wrong_place, int(tokens[found.wrong_place])
     if value < 0:
         limit = "negative: is it a masked label, or is --dtype wrong?"
-    elif vocab_size is None:
+    elif not limit:
         limit = "above the maximum of uint32"
-    else:
-        limit = f"not below --vocab-size {vocab_size}"
     return InvalidCorpus(shard.path, f"token {index} is {value}, {limit}")
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling import orders
@@ -20,6 +21,7 @@ from tokenfeed.sampling.plan import row_count
 from tokenfeed.stream import identity
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
+from ..runtime.exceptions import log_safe_name
 from ..runtime.poll_rate import pause_seconds
 from ..runtime.poller import Poller
 from ..storage.choice import Storing, open_store
@@ -27,7 +29,7 @@ from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
-from .loss_masks import require_listed
+from .loss_masks import LossMask, masks_beside, open_loss_mask, require_listed
 from .manifest import ManifestSplit
 from .shared_scan import scan_once
 from .sources import DatasetSource
@@ -49,7 +51,8 @@ class Dataset:
     """What is served under one name.
 
     fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
-    while it is served.  why_store: the reason for its kind of store.
+    while it is served.  why_store: the reason for its kind of store.  loss_mask: None if it has
+    none.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Dataset:
     fingerprint: bytes
     digest: bytes
     why_store: str = "unknown"
+    loss_mask: LossMask | None = None
 
     @property
     def documents(self) -> DocumentCounts | None:
@@ -93,6 +97,21 @@ class Dataset:
             )
         return described
 
+    @property
+    def polled(self) -> Sequence[Polled]:
+        """What has files to poll: its tokens, and its loss mask."""
+        return (self,) if self.loss_mask is None else (self, self.loss_mask)
+
+    @property
+    def stores(self) -> Sequence[TokenStore]:
+        """The stores of all its files."""
+        return (self.store,) if self.loss_mask is None else (self.store, self.loss_mask.store)
+
+    @property
+    def file_count(self) -> int:
+        """How many files of tokens to poll."""
+        return len(self.store.shards)
+
     def poll_file(
         self,
         shard: int,
@@ -127,6 +146,17 @@ class Dataset:
         self.store.close()
 
 
+class Polled(Protocol):
+    """Files that are polled for changes."""
+
+    @property
+    def file_count(self) -> int:
+        """Return how many there are."""
+
+    def poll_file(self, index: int, submit: Submit, stopped: Callable[[], bool], /) -> None:
+        """Check one of them; as `Dataset.poll_file`."""
+
+
 def start_polling(
     datasets: Sequence[Dataset],
     submit: Submit = run_inline,
@@ -135,17 +165,17 @@ def start_polling(
     """Start to poll the files of datasets, one after the other, in an endless cycle; the arguments
     are those of `Dataset.poll_file`.
     """
-    counts = [(dataset, len(dataset.store.shards)) for dataset in datasets]
+    counts = [(polled, polled.file_count) for dataset in datasets for polled in dataset.polled]
     files = (
-        (dataset, shard)
+        (polled, index)
         for _ in itertools.count()
-        for dataset, count in counts
-        for shard in range(count)
+        for polled, count in counts
+        for index in range(count)
     )
 
     def poll() -> None:
-        dataset, shard = next(files)
-        dataset.poll_file(shard, submit, stopped)
+        polled, index = next(files)
+        polled.poll_file(index, submit, stopped)
 
     names = ",".join(dataset.name for dataset in datasets)
     return Poller({f"files:{names}": poll}, pause_seconds(sum(count for _, count in counts)))
@@ -174,24 +204,32 @@ def open_dataset(
     checks: TokenChecks,
     storing: Storing | None = None,
     *,
+    loss_masks: Sequence[str] = (),
     share: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Dataset:
     """Open a dataset's files, check them and compute their fingerprint.
 
     Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
+    loss_masks: paths of masks, one for each file; by default those beside the files.
     share: whether to use the scan of another process of this machine (`scan_once`).  stopped:
     whether to stop reading, which raises InvalidCorpus.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
     if source.split is not None:
         require_listed(source.split)
-    store, why_store = open_store(source.name, source.paths, options, storing or Storing())
+    storing = storing or Storing()
+    masks = loss_masks or masks_beside(source.paths)
+    store, why_store = open_store(source.name, source.paths, options, storing)
     try:
-        return dataset_of(store, checks, source.split, why_store, share=share, stopped=stopped)
+        dataset = dataset_of(store, checks, source.split, why_store, share=share, stopped=stopped)
+        if masks:
+            dataset.loss_mask = open_loss_mask(store, masks, storing, stopped)
+            store.add_plane(dataset.loss_mask)
     except BaseException:
         store.close()
         raise
+    return dataset
 
 
 def dataset_of(
@@ -233,6 +271,14 @@ def log_opened(dataset: Dataset) -> None:
         store.kind,
         dataset.why_store,
     )
+    if (mask := dataset.loss_mask) is not None:
+        _LOG.info(
+            "loss mask opened dataset=%s files=%d first=%s read=%s",
+            dataset.name,
+            mask.file_count,
+            log_safe_name(mask.store.shards[0].path),
+            mask.store.kind,
+        )
     assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
     if assumed:
         _LOG.info(

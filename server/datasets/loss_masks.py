@@ -1,24 +1,35 @@
-"""Loss masks next to shards: X.ds.loss says for each token of X.ds whether it is learned.
+"""Loss masks: which tokens of a dataset are training targets, in files of one byte per token.
 
-They are not served yet. A model that learns prompts like responses seems fine for a long time, so a
-server refuses datasets with masks unless the command line allows it to ignore them.
+X.ds.loss beside X.ds, as ingest and datatrove write it, is found by its name; --loss-mask names
+other files, such as the label masks of OLMo-core. They are opened, checked for changes and read
+like token files, at the same places as the tokens.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from tokenfeed.errors import InvalidCorpus
+import numpy as np
 
-from ..runtime.exceptions import log_safe_name
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream import identity
+from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.wire.row_block import Plane
+
+from ..storage.choice import Storing, fit_into_maps, open_store
+from ..storage.formats import FormatOptions
 from ..storage.formats.datatrove import SUFFIX
+from ..storage.store import Submit, TokenStore, run_inline
+from .content import Content
 from .manifest import ManifestSplit
-from .sources import DatasetSource
 
-_LOG = logging.getLogger("tokenfeed.server")
-OPTION = "--ignore-loss-mask"
+OPTION = "--loss-mask"
+_BYTES = FormatOptions.parse("raw", "uint8", None)
+_WRONG_BYTE = "has a loss mask with a byte that is neither 0 nor 1"
 
 
 def mask_path(shard_path: str) -> str:
@@ -27,33 +38,26 @@ def mask_path(shard_path: str) -> str:
 
 
 def masks_beside(paths: Sequence[str]) -> list[str]:
-    """Return the masks that exist next to shards, or next to the targets of links, in order."""
-    found = []
-    for path in paths:
-        places = [path for path in (path, os.path.realpath(path)) if path.lower().endswith(SUFFIX)]
-        found += [mask_path(place) for place in places if os.path.lexists(mask_path(place))][:1]
-    return found
+    """Return the mask next to each shard, or next to the target of a link; none if no shard has
+    one.
 
-
-def require_none(source: DatasetSource, *, ignored: bool) -> None:
-    """Refuse a dataset that has masks, or warn if they are ignored on purpose.
-
-    Raises: InvalidCorpus, with the path of the first mask.
+    Raises: InvalidCorpus if only some shards have one.
     """
-    masks = masks_beside(source.paths)
-    if masks and not ignored:
-        raise InvalidCorpus(
-            masks[0],
-            f"the loss mask of dataset {source.name!r} would be ignored, so that prompts are "
-            f"learned like responses; pass {OPTION} to accept that",
-        )
-    if masks:
-        _LOG.warning(
-            "loss mask ignored dataset=%s files=%d first=%s: prompts are learned like responses",
-            source.name,
-            len(masks),
-            log_safe_name(masks[0]),
-        )
+    found = [_mask_beside(path) for path in paths]
+    masks = [path for path in found if path]
+    if masks and len(masks) < len(found):
+        bare = paths[found.index("")]
+        cure = f"restore its mask, serve the files as two datasets, or name all masks: {OPTION}"
+        problem = f"has no loss mask, but another file of the dataset has one ({masks[0]}); {cure}"
+        raise InvalidCorpus(bare, problem)
+    return masks
+
+
+def _mask_beside(path: str) -> str:
+    for place in (path, os.path.realpath(path)):
+        if place.lower().endswith(SUFFIX) and os.path.lexists(mask_path(place)):
+            return mask_path(place)
+    return ""
 
 
 def require_listed(split: ManifestSplit) -> None:
@@ -69,3 +73,115 @@ def require_listed(split: ManifestSplit) -> None:
             problem = f"has {found} bytes, not {size_bytes}"
         cure = "restore this loss mask, or remove the folder and ingest again"
         raise InvalidCorpus(path, f"is listed in its manifest, but {problem}; {cure}")
+
+
+def open_loss_mask(
+    tokens: TokenStore,
+    paths: Sequence[str],
+    storing: Storing,
+    stopped: Callable[[], bool] = lambda: False,
+) -> LossMask:
+    """Open the masks of a dataset, check them, and compute the fingerprint of the plane.
+
+    paths: of each file of tokens, in order.  stopped: whether to stop, which raises InvalidCorpus.
+    Raises: InvalidCorpus, with the file and the problem.
+    """
+    if len(paths) != len(tokens.shards):
+        problem = f"{len(paths)} file(s) of masks do not match {len(tokens.shards)} of tokens"
+        raise InvalidCorpus(paths[0], f"{problem}; {OPTION} needs one for each, in their order")
+    if storing.read is None and not fit_into_maps(len(paths)):
+        storing = replace(storing, read="pread")
+    store, _ = open_store(tokens.name, paths, _BYTES, storing)
+    try:
+        for mask, shard in zip(store.shards, tokens.shards, strict=True):
+            if (count := mask.layout.token_count) != shard.layout.token_count:
+                raise InvalidCorpus(
+                    mask.path,
+                    f"is a loss mask of {count} bytes, but {shard.path} has "
+                    f"{shard.layout.token_count} tokens; a mask has one byte per token",
+                )
+        return LossMask(store, tokens, _fingerprint(store, store.read, stopped))
+    except BaseException:
+        store.close()
+        raise
+
+
+class LossMask:
+    """The loss mask of a dataset; a PlaneReader, whose files are polled.
+
+    fingerprint: of the plane, 32 bytes.  store: its files.
+    """
+
+    kind = LOSS_MASK
+
+    def __init__(self, store: TokenStore, tokens: TokenStore, fingerprint: bytes) -> None:
+        """Take opened files.  tokens: of the same dataset, which fails if the mask fails."""
+        self.store = store
+        self.fingerprint = fingerprint
+        self._tokens = tokens
+
+    def read(self, spans: Spans, patient: bool = True) -> Plane:
+        """Return the mask of the rows of spans, which are windows: one bit per token."""
+        assert spans.are_windows
+        try:
+            content = self.store.gather_stored(spans, patient)
+        except CorpusChanged:
+            self._fail()
+            raise
+        if content.size and content.max() > 1:
+            self.store.mark_failed("a byte of its loss mask is neither 0 nor 1", _WRONG_BYTE)
+            self._fail()
+            self.store.require_intact()
+        rows = content.reshape(len(spans), spans.row_tokens)
+        bits = np.packbits(rows, axis=1, bitorder="little")
+        lengths = np.full(len(spans), bits.shape[1], dtype=np.uint32)
+        return Plane(self.kind, lengths, bits.reshape(-1))
+
+    @property
+    def file_count(self) -> int:
+        """How many files to poll."""
+        return len(self.store.shards)
+
+    def poll_file(
+        self,
+        index: int,
+        submit: Submit = run_inline,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Check one of its files for changes; as `Dataset.poll_file`."""
+        self.store.poll_file(index, partial(self._same_content, stopped), submit)
+        if self.store.failed:
+            self._fail()
+
+    def close(self) -> None:
+        """Close its files."""
+        self.store.close()
+
+    def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
+        """Return whether the content that the fingerprint covers is unchanged; None if it cannot be
+        read now.
+        """
+        try:
+            found = _fingerprint(self.store, self.store.read_served, stopped)
+        except CorpusChanged:
+            return False
+        except Unreadable:
+            return None
+        except InvalidCorpus:
+            return stopped()  # nothing is served any more; else a byte is wrong
+        return found == self.fingerprint
+
+    def _fail(self) -> None:
+        if not self._tokens.failed:
+            self._tokens.mark_failed("its loss mask has failed")
+
+
+def _fingerprint(
+    store: TokenStore,
+    read: Callable[[int, int, int], bytes],
+    stopped: Callable[[], bool],
+) -> bytes:
+    """Return the fingerprint of the plane.  Raises: InvalidCorpus, also once stopped() is true."""
+    content = Content(store, read, stopped, "neither 0 nor 1, as in a loss mask")
+    hashes = [block.sha256 for block in content.scan(2)]
+    return identity.plane_fingerprint(LOSS_MASK, store.shape.token_counts.tolist(), hashes)

@@ -34,12 +34,13 @@ from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.mixed_store import MixedStore
 from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, RowStore, gather_block
-from . import loss_masks
 from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset, start_polling
+from .loss_masks import OPTION as MASK_OPTION
+from .paths import MASK_SUFFIXES, expand
 from .planned_rows import PlannedRows
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 
-_IGNORE_MASK = loss_masks.OPTION.removeprefix("--")
+_LOSS_MASK = MASK_OPTION.removeprefix("--")
 _VOCAB_SIZE = "vocab-size"
 _IMMUTABLE = "immutable"
 OPTIONS: Mapping[str, Sequence[str] | None] = {
@@ -48,9 +49,9 @@ OPTIONS: Mapping[str, Sequence[str] | None] = {
     "read": WAYS,
     _VOCAB_SIZE: None,
     _IMMUTABLE: ("",),
-    _IGNORE_MASK: ("",),
+    _LOSS_MASK: None,
 }
-"""The options of a target, as those of `tokenfeed serve`, and their values; None: a number."""
+"""The options of a target, as those of `tokenfeed serve`, and their values; None: others."""
 _LOG_SAYS = "the log names the file"
 
 
@@ -73,6 +74,9 @@ def open_local(
     _require_options(options)
     try:
         sources = [one for each in words for one in _sources(each)]
+        if _LOSS_MASK in options and len(sources) > 1:
+            problem = f"{_LOSS_MASK} is of one dataset, but the target has {len(sources)}"
+            raise InvalidRequest("target", f"{problem}; serve them, or place X.ds.loss beside X.ds")
         chosen = [_chosen(sources, name) for name in names]
         with ExitStack() as opened:
             datasets = []
@@ -89,12 +93,14 @@ def open_local(
 def _open(
     source: DatasetSource, options: Mapping[str, str], stopped: Callable[[], bool]
 ) -> Dataset:
-    loss_masks.require_none(source, ignored=_IGNORE_MASK in options)
     formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
     poll_rate = _poll_rate(os.getpid()) if _IMMUTABLE not in options else PollRate(never=True)
     storing = Storing(options.get("read"), poll_rate)
     checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
-    dataset = open_dataset(source, formats, checks, storing, share=True, stopped=stopped)
+    masks = expand(options[_LOSS_MASK], MASK_SUFFIXES) if _LOSS_MASK in options else ()
+    dataset = open_dataset(
+        source, formats, checks, storing, loss_masks=masks, share=True, stopped=stopped
+    )
     log_opened(dataset)
     return dataset
 
@@ -193,7 +199,7 @@ def _for_targets(problem: str) -> str:
     def as_in_a_target(found: re.Match[str]) -> str:
         option, space, word = found.groups()
         values = OPTIONS[option]
-        is_value = word.isdecimal() if values is None else word in values
+        is_value = word.isdecimal() if option == _VOCAB_SIZE else word in (values or ())
         return f"?{option}={word}" if word and is_value else f"?{option}{space}{word}"
 
     return re.sub(rf"--({'|'.join(OPTIONS)})\b( ?)(\w*)", as_in_a_target, problem)

@@ -16,6 +16,8 @@ SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """The shards of a folder: it may also contain other files, such as a README or a script."""
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".txt")
 """The text files of a folder, which are ingested."""
+MASK_SUFFIXES = (".loss", ".npy", ".bin", ".mask")
+"""The loss masks of a folder."""
 
 _COMPANIONS = (
     (".idx", ".bin"),

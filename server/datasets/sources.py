@@ -41,7 +41,7 @@ def parse_datasets(words: Sequence[str]) -> list[DatasetSource]:
     NAME-val; a single split is just NAME. Everything else is one dataset: see `parse_data`.
     Raises: InvalidCorpus.
     """
-    name, folder = _without_name(words[0])
+    name, folder = without_name(words[0])
     splits = read_splits(folder) if len(words) == 1 and os.path.isdir(folder) else None
     if splits is None:
         return [parse_data(words)]
@@ -57,7 +57,7 @@ def is_text(words: Sequence[str]) -> bool:
     """Return whether the words after one --data are text, by the names of the files.  Raises:
     InvalidCorpus if only some of them are.
     """
-    paths = [_without_name(words[0])[1], *words[1:]]
+    paths = [without_name(words[0])[1], *words[1:]]
     answers = list(map(_is_text, paths))
     if len(set(answers)) > 1:
         problem = "is text, but other files of the dataset are not: pass them as two datasets"
@@ -76,7 +76,7 @@ def _is_text(path: str) -> bool:
 
 def parse_text(words: Sequence[str]) -> DatasetSource:
     """Return the name and the text files of the words after one --data.  Raises: InvalidCorpus."""
-    name, first = _without_name(words[0])
+    name, first = without_name(words[0])
     _require_one_dataset((first, *words[1:]))
     paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths))
@@ -91,7 +91,7 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
     of the first file, or the name of the folder.
     Raises: InvalidCorpus if there is no such file, or no name can be derived.
     """
-    name, first = _without_name(words[0])
+    name, first = without_name(words[0])
     _require_one_dataset((first, *words[1:]))
     parts = [_without_tensor(word) for word in (first, *words[1:])]
     tensors = {tensor for _, tensor in parts}
@@ -135,14 +135,14 @@ def _require_one_dataset(words: Sequence[str]) -> None:
                 problem = f"has tokens of two tokenizers ({', '.join(tokenizers.values())})"
         elif os.path.exists(os.path.join(word, MANIFEST)):
             problem = "is a whole ingest, and other files are given too"
-        elif not _names_files(word) and _names_files(_without_name(word)[1]):
+        elif not _names_files(word) and _names_files(without_name(word)[1]):
             problem = "begins another dataset"
         if problem:
             cure = "pass one dataset alone; serve takes several, each with a --data of its own"
             raise InvalidCorpus(word, f"{problem}; {cure}")
 
 
-def _without_name(word: str) -> tuple[str, str]:
+def without_name(word: str) -> tuple[str, str]:
     """Return the name before the first "=", "" if there is none, and the rest."""
     named = _NAMED.fullmatch(word)
     return (named[1], named[2]) if named else ("", word)

@@ -50,18 +50,19 @@ class WarmUp:
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        preloaded: dict[str, InOrder] = {}
+        preloaded: dict[TokenStore, InOrder] = {}
         try:
             os.nice(_NICENESS)  # of this thread alone, on Linux
             bytes_max = self._bytes_max
             if bytes_max is None:
                 bytes_max = int(_ROOM_SHARE * memory_limit.available_bytes())
-            unknown = {dataset.name for dataset in self._datasets if not dataset.digest}
-            for store in fitting([dataset.store for dataset in self._datasets], bytes_max):
+            unknown = {dataset.store for dataset in self._datasets if not dataset.digest}
+            stores = [store for dataset in self._datasets for store in dataset.stores]
+            for store in fitting(stores, bytes_max):
                 reading = InOrder(store)
-                on_piece = reading.add if store.name in unknown else None
+                on_piece = reading.add if store in unknown else None
                 if warm(store, self._closed.is_set, on_piece) == store.memory_bytes:
-                    preloaded[store.name] = reading
+                    preloaded[store] = reading
         except Exception:  # noqa: BLE001 - the server works without a warm-up
             log_exception(logging.ERROR, "warm-up failed")
         # Digests come last: streams wait for pages, and nothing waits for a digest.
@@ -71,8 +72,8 @@ class WarmUp:
             if dataset.digest:
                 continue
             problem = "not all of it was preloaded"
-            if dataset.name in preloaded:
-                problem = self._take_digest(dataset, preloaded[dataset.name])
+            if dataset.store in preloaded:
+                problem = self._take_digest(dataset, preloaded[dataset.store])
             if problem:
                 cure = "tokenfeed verify computes it"
                 _LOG.info("digest unknown dataset=%s: %s; %s", dataset.name, problem, cure)

@@ -267,11 +267,7 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
                 f"not ingested: {single_line(source['path'])}: {what}, {found['count']:,} time(s), "
                 f"first: {found['first']}"
             )
-    options = ""
-    if len(made["job"]["columns"]) > 1:
-        print("loss masks are not served yet: with --ignore-loss-mask, prompts are targets too")
-        options = " --ignore-loss-mask"
-    print(f"serve it: tokenfeed serve --data {out}{options}")
+    print(f"serve it: tokenfeed serve --data {out}")
 
 
 def _missing_split(made: dict[str, Any]) -> str:

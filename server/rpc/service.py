@@ -14,11 +14,18 @@ from functools import lru_cache
 import grpc
 
 from tokenfeed import __version__
-from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, shortened
+from tokenfeed.errors import (
+    InvalidRequest,
+    NotFound,
+    StreamMismatch,
+    Unreadable,
+    listed,
+    shortened,
+)
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import require_windows
-from tokenfeed.stream.identity import VERSIONS_SERVED
-from tokenfeed.stream.planes import KINDS, LOSS_MASK
+from tokenfeed.stream.identity import VERSIONS_SERVED, stage_plane_fingerprint
+from tokenfeed.stream.planes import KINDS, LOSS_MASK, TOKEN_COUNTS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.stream.stages import MIXTURE
@@ -139,9 +146,7 @@ class TokenFeed:
                 dataset.digest,
                 f"the digest of {dataset.name}, {{}}: the content differs",
             )
-        if spec.mixture is not None and spec.planes:
-            raise InvalidRequest("planes", "of mixtures are not served yet; omit them")
-        planes, *_ = [_planes(dataset, request, expected) for dataset in datasets]
+        planes = _planes(datasets, request, expected)
         stream = frame.Stream(spec, request.position, identity, planes)
         return FrameProducer(store, request, stream, scheduler)
 
@@ -186,31 +191,53 @@ class TokenFeed:
         return dataset
 
 
-def _planes(dataset: Dataset, request: StreamRequest, expected: Expected) -> dict[int, bytes]:
+def _planes(
+    datasets: Sequence[Dataset], request: StreamRequest, expected: Expected
+) -> dict[int, bytes]:
     """Return the fingerprint of each requested plane, by its kind.
 
-    Raises: InvalidRequest if the dataset has no such plane; StreamMismatch if its fingerprint is
-    not the expected one, or if the dataset's loss mask is neither requested nor declined.
+    datasets: of each source.
+    Raises: InvalidRequest if the only dataset has no such plane; StreamMismatch if a fingerprint is
+    not the expected one, or if a loss mask is neither requested nor declined; Unreadable if a plane
+    is still being made.
     """
-    had = dataset.store.planes
-    for kind in request.spec.planes:
-        if kind not in had:
-            raise InvalidRequest(
-                "planes", f"dataset {dataset.name!r} has no plane {kind} ({KINDS[kind]})"
-            )
+    requested = request.spec.planes
+    for dataset in datasets:
+        if LOSS_MASK not in (*requested, *request.declined_planes) and (
+            LOSS_MASK in dataset.store.planes
+        ):
+            problem = f"dataset {dataset.name!r} has a loss mask"
+            cure = f"request plane {LOSS_MASK}, or decline it"
+            raise StreamMismatch("declined_planes", f"{problem}: {cure}")
+    found = {kind: _plane_fingerprint(kind, datasets, request.spec) for kind in requested}
     for kind, fingerprint in expected.planes:
         _require_expected(
             "expected_fingerprint",
             fingerprint,
-            had[kind],
+            found[kind],
             f"the fingerprint of plane {kind} ({KINDS[kind]}), {{}}: the content differs",
         )
-    if LOSS_MASK in had and LOSS_MASK not in (*request.spec.planes, *request.declined_planes):
-        raise StreamMismatch(
-            "declined_planes",
-            f"dataset {dataset.name!r} has a loss mask: request plane {LOSS_MASK}, or decline it",
-        )
-    return {kind: had[kind] for kind in request.spec.planes}
+    return found
+
+
+def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec) -> bytes:
+    """Return the fingerprint of a plane of a dataset, or of the only stage of a mixture."""
+    had = []
+    for source, dataset in zip(spec.sources, datasets, strict=True):
+        planes = dataset.store.planes
+        if kind in planes:
+            if not planes[kind]:
+                problem = f"{dataset.name!r}: its plane {kind} ({KINDS[kind]}) is still being made"
+                raise Unreadable("dataset", f"{problem}; retry later")
+            had.append((source.number, planes[kind]))
+        elif spec.mixture is None:
+            problem = f"dataset {dataset.name!r} has no plane {kind} ({KINDS[kind]})"
+            raise InvalidRequest("planes", problem)
+    if spec.mixture is None:
+        return had[0][1]
+    if kind == TOKEN_COUNTS:
+        raise InvalidRequest("planes", f"{kind} ({KINDS[kind]}) is of orders over documents only")
+    return stage_plane_fingerprint(kind, had)
 
 
 @lru_cache(_MIXTURES_KEPT)

@@ -34,6 +34,10 @@ _READ_BY_PREAD = frozenset(
 """Types as in /proc/self/mountinfo; "fuse.NAME" belongs to them too."""
 
 
+_MAPS_SPARE = 2048
+"""Maps left for stacks of threads, libraries and buffers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Storing:
     """How a dataset is to be read.
@@ -64,6 +68,19 @@ def choose(paths: Sequence[str], read: str | None) -> tuple[str, str]:
     systems = file_systems(of_folder.values())
     by_pread = [system for system in systems if is_read_by_pread(system)]
     return (PreadStore.kind, by_pread[0]) if by_pread else (MapStore.kind, systems[0])
+
+
+def fit_into_maps(file_count: int) -> bool:
+    """Return whether this many more files can be mapped, with room for other maps. The kernel has a
+    limit for each process (vm.max_map_count).
+    """
+    try:
+        with open("/proc/sys/vm/max_map_count", "rb") as file:
+            maps_max = int(file.read())
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps) + file_count + _MAPS_SPARE <= maps_max
+    except (OSError, ValueError):
+        return True
 
 
 def is_read_by_pread(system: str) -> bool:

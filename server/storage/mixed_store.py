@@ -71,12 +71,38 @@ class MixedStore:
     def gather_planes(
         self, spans: Spans, planes: Sequence[int], patient: bool = True
     ) -> tuple[Plane, ...]:
-        """Like `TokenStore.gather_planes`; mixtures have no planes yet."""
-        assert not planes
-        return ()
+        """Like `TokenStore.gather_planes`. A row of a source that lacks one has no bytes of it."""
+        if not planes:
+            return ()
+        parts = [(store, rows, spans.select(rows)) for store, rows in self._by_store(spans)]
+        found = []
+        for kind in planes:
+            had = [
+                (rows, store.gather_planes(own, (kind,), patient)[0])
+                for store, rows, own in parts
+                if kind in store.planes
+            ]
+            found.append(_scattered(kind, len(spans), had))
+        return tuple(found)
 
     def _by_store(self, spans: Spans) -> Iterator[tuple[TokenStore, npt.NDArray[np.int64]]]:
         """Yield each store that has rows, and these rows."""
         source = spans.row_source
         for index in sorted(set(source.tolist())):
             yield self._stores[index], np.flatnonzero(source == index)
+
+
+def _scattered(
+    kind: int, row_count: int, parts: Sequence[tuple[npt.NDArray[np.int64], Plane]]
+) -> Plane:
+    """Return the plane of all rows.  parts: the indices of some rows, and their plane."""
+    lengths = np.zeros(row_count, dtype=np.uint32)
+    for rows, plane in parts:
+        lengths[rows] = plane.row_lengths
+    ends = np.cumsum(lengths, dtype=np.int64)
+    content = np.empty(int(ends[-1]) if row_count else 0, dtype=np.uint8)
+    for rows, plane in parts:
+        # How far the bytes of each row move from their place in the part.
+        shift = ends[rows] - np.cumsum(plane.row_lengths, dtype=np.int64)
+        content[np.arange(plane.content.size) + np.repeat(shift, plane.row_lengths)] = plane.content
+    return Plane(kind, lengths, content)

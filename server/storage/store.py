@@ -119,16 +119,38 @@ class RowStore(Protocol):
     ) -> tuple[Plane, ...]:
         """Return planes of the rows of spans; otherwise like `gather`.
 
-        planes: kinds that this store has, ascending.
+        planes: kinds, ascending. A store of one dataset has them; in a mixture, a row of a source
+        that lacks one has no bytes of it.
         """
+
+
+class PlaneReader(Protocol):
+    """Reads one plane of the rows of a dataset.
+
+    kind: the plane's field number in Frame.
+    """
+
+    kind: int
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Return the fingerprint of the plane, 32 bytes; b"" while it is still being made."""
+
+    def read(self, spans: Spans, patient: bool = True) -> Plane:
+        """Return the plane of the rows of spans; otherwise like `RowStore.gather`.
+
+        Raises: Unreadable also while the plane is being made.
+        """
+
+    def close(self) -> None:
+        """Release everything. A read in progress may fail with CorpusChanged."""
 
 
 class TokenStore(RowStore, Protocol):
     """The tokens of one dataset. All methods may be called from several threads at once.
 
     name: of the dataset.  shape: how many tokens each shard has.  stored: type of the tokens in the
-    files.  narrowing: converts them to served tokens.  planes: fingerprint of each plane of the
-    dataset, by its kind.
+    files.  narrowing: converts them to served tokens.
 
     A store serves the files that it opened, even after a file was replaced by rename. A file that
     is truncated or written to in place fails the dataset for good: every method that delivers
@@ -141,7 +163,15 @@ class TokenStore(RowStore, Protocol):
     shape: Shape
     stored: Stored
     narrowing: Narrowing
-    planes: Mapping[int, bytes]
+
+    @property
+    def planes(self) -> Mapping[int, bytes]:
+        """Return the fingerprint of each plane of the dataset, by its kind; b"" while it is still
+        being made.
+        """
+
+    def add_plane(self, reader: PlaneReader) -> None:
+        """Deliver a plane with the rows; only before it is served. The store closes the reader."""
 
     @property
     def kind(self) -> str:
@@ -161,6 +191,11 @@ class TokenStore(RowStore, Protocol):
     def read_ahead(self, spans: Spans) -> None:
         """Start to read tokens that will be needed soon, whether cold or not. Never waits."""
 
+    def gather_stored(self, spans: Spans, patient: bool = True) -> npt.NDArray[np.uint8]:
+        """Return the tokens of spans as they are stored, end to end: uint8[bytes]; otherwise like
+        `gather`.
+        """
+
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of a shard, counted from its first token, without a gather: for any
         amount of bytes that is read once, before the store is served.
@@ -177,6 +212,12 @@ class TokenStore(RowStore, Protocol):
     @property
     def failed(self) -> bool:
         """Return whether the dataset has failed: it delivers nothing more."""
+
+    def mark_failed(self, reason: str, client_message: str = "") -> None:
+        """Fail the dataset for good.
+
+        reason: for the log.  client_message: for clients, if the reason is not a changed file.
+        """
 
     def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
         """Check a file for changes; waits for the rate limit (PollRate).

@@ -239,6 +239,10 @@ def mutate_field(request: pb.GetBatchRequest, rng: random.Random) -> None:
             for _ in range(rng.choice((1, 2, 500)))
         )
         if rng.random() < 0.2:
+            del request.planes[:]
+            for kind in rng.choice(((50,), (51,), (50, 51), (51, 50))):
+                request.planes.add(kind=kind)
+        if rng.random() < 0.2:
             del request.planes[1:]
             request.planes.extend([request.planes[0]] * rng.choice((1, 500, 10_000)))
     elif field == "declined_planes":
@@ -475,8 +479,11 @@ def judge_batches(
     for message in frames:
         decoded = frame.decode(message)
         # Of the specification a frame has only the length of its rows.
-        spec = StreamSpec.of_dataset("", orders.find(""), 0, request.context_length)
-        stream = frame.Stream(spec, position(request), feed.identity(request), {})
+        kinds = [plane.kind for plane in request.planes]
+        spec = StreamSpec.of_dataset("", orders.find(""), 0, request.context_length, kinds)
+        # In a mixture no source of which has a plane.
+        planes = {kind: reference.stage_plane_fingerprint(kind, []) for kind in kinds}
+        stream = frame.Stream(spec, position(request), feed.identity(request), planes)
         rows = decoded.rows(stream, next_row).tokens
         assert decoded.token_bytes == feed.token_bytes(request)
         compared = range(0, len(rows), max(1, len(rows) // ROWS_COMPARED))

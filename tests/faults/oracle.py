@@ -150,10 +150,16 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> Complaints:
     require(1 <= world_size <= 1 << 32, "world_size")
     require(request.rank < world_size, "rank")
     require(request.first_row < batch_size, "first_row")
-    require(not request.planes, "planes")
+    kinds = [plane.kind for plane in request.planes]
+    # No dataset has planes. In a mixture they may be asked for: rows have no bytes of them.
+    has_kinds = request.order == MIXTURE and set(kinds) <= {50, 51} and kinds == sorted(set(kinds))
+    require(has_kinds or not kinds, "planes")
     for plane in request.planes:
-        length = len(plane.expected_fingerprint)
-        require(length in (0, 32), "expected_fingerprint")
+        given = plane.expected_fingerprint
+        require(len(given) in (0, 32), "expected_fingerprint")
+        if has_kinds and len(given) == 32:
+            known = given == reference.stage_plane_fingerprint(plane.kind, [])
+            require(known, "expected_fingerprint", "FAILED_PRECONDITION")
     version = 2 if request.HasField("stage") else 1
     require(len(request.expected_identity) in (0, 32), "expected_identity")
     require(request.identity_version > 0 or not request.expected_identity, "identity_version")

@@ -25,7 +25,7 @@ from ...runtime.exceptions import log_safe_name
 from ...runtime.poll_rate import PollRate
 from ..formats import Stored
 from ..narrowing import Narrowing
-from ..store import WRONG_TOKEN
+from ..store import WRONG_TOKEN, PlaneReader
 from .copying import TokenBytes
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
@@ -68,8 +68,7 @@ class LocalStore(OpenedShards, ABC):
         self.stored = _one_kind(shards)
         self.narrowing = Narrowing(self.stored)
         self.shape = Shape(np.array([shard.layout.token_count for shard in shards], dtype=np.int64))
-        # Planes are not read from files yet.
-        self.planes: Mapping[int, bytes] = {}
+        self._planes: dict[int, PlaneReader] = {}
         self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
         tails = [shard.tail for shard in shards]
         self._sentinel_lock = threading.Lock()
@@ -125,16 +124,35 @@ class LocalStore(OpenedShards, ABC):
         part_rows = max(1, _SCRATCH_BYTES // row_bytes)
         for first in range(0, len(spans), part_rows):
             part = spans[first : first + part_rows]
-            content = np.empty(part.size_tokens * self.stored.itemsize, dtype=np.uint8)
-            self._read(part, content, patient)
+            content = self.gather_stored(part, patient)
             lay_out(part, self._served(part, content), tokens[first : first + part_rows])
 
     def gather_planes(
         self, spans: Spans, planes: Sequence[int], patient: bool = True
     ) -> tuple[Plane, ...]:
         """Return the planes of the rows of spans."""
-        assert not planes
-        return ()
+        return tuple([self._planes[kind].read(spans, patient) for kind in planes])
+
+    @property
+    def planes(self) -> Mapping[int, bytes]:
+        """Fingerprint of each plane, by its kind; b"" while it is being made."""
+        return {kind: self._planes[kind].fingerprint for kind in sorted(self._planes)}
+
+    def add_plane(self, reader: PlaneReader) -> None:
+        """Deliver a plane with the rows."""
+        self._planes[reader.kind] = reader
+
+    def gather_stored(self, spans: Spans, patient: bool = True) -> TokenBytes:
+        """Return the tokens of spans as they are stored, end to end."""
+        content = np.empty(spans.size_tokens * self.stored.itemsize, dtype=np.uint8)
+        self._read(spans, content, patient)
+        return content
+
+    def close(self) -> None:
+        """Release everything. A gather in progress fails with CorpusChanged."""
+        super().close()
+        for reader in self._planes.values():
+            reader.close()
 
     def advise(self, spans: Spans) -> None:
         """Start to read rows that will be gathered soon, if the store seems cold."""

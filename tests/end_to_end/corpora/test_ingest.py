@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -32,9 +31,11 @@ from tests.server.ingest.corpus import (
     write_parquet,
 )
 from tests.server.ingest.running import ingested
+from tests.support import reference
 from tests.support.commands import run
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.errors import InvalidCorpus, StreamMismatch
+from tokenfeed.stream.planes import LOSS_MASK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -171,36 +172,45 @@ def pairs(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_a_dataset_whose_loss_mask_would_be_ignored_is_not_served(pairs: Path) -> None:
-    """The model would learn prompts, and its loss would look good."""
-    mask = pairs / "train" / "000000.ds.loss"
-    problem = (
-        f"error: {mask}: the loss mask of dataset 'train' would be ignored, so that prompts "
-        "are learned like responses; pass --ignore-loss-mask to accept that\n"
-    )
+@pytest.mark.parametrize("words", [("",), ("train",), ("train/000000.ds",)])
+def test_pairs_are_served_with_their_masks(
+    serve: Serve, pairs: Path, words: tuple[str, ...]
+) -> None:
+    """Without an option: a model that learns prompts like responses seems fine for long."""
+    server = serve("--data", *(pairs / word for word in words))
 
-    assert failed("--data", pairs).endswith(problem)
-    assert failed("--data", pairs / "train").endswith(problem)
-    assert failed("--data", pairs / "train" / "000000.ds").endswith(
-        problem.replace("'train'", "'000000'")
-    )
+    described = describe(server.address).datasets
+
+    assert described
+    for dataset in described:
+        shards = sorted((pairs / ("val" if dataset.name == "val" else "train")).glob("*.ds.loss"))
+        if "000000" in words[0]:
+            shards = shards[:1]
+        (plane,) = [plane for plane in dataset.planes if plane.kind == LOSS_MASK]
+        entries = [shard.read_bytes() for shard in shards]
+        assert plane.fingerprint == reference.plane_fingerprint(LOSS_MASK, entries)
 
 
-def test_a_mask_beside_the_last_of_several_shards_is_enough(pairs: Path) -> None:
-    """A corpus in which only one shard has a mask has masks."""
+def test_a_lost_mask_of_one_of_several_shards_is_found(pairs: Path) -> None:
+    """Its prompts would be learned."""
     first, last = sorted((pairs / "train").glob("*.ds"))[:: len(list(pairs.glob("train/*.ds"))) - 1]
     (pairs / "train" / f"{first.name}.loss").unlink()
 
-    assert f"{last}.loss: the loss mask of dataset '000000'" in failed("--data", first, last)
+    assert f"{first}: has no loss mask, but another file" in failed("--data", first, last)
 
 
-def test_a_mask_beside_what_a_link_leads_to_counts_too(pairs: Path, tmp_path: Path) -> None:
+def test_a_mask_beside_what_a_link_leads_to_counts_too(
+    serve: Serve, pairs: Path, tmp_path: Path
+) -> None:
     """A mix is often a folder of links to shards."""
     link = tmp_path / "mix" / "first.ds"
     link.parent.mkdir()
     link.symlink_to(pairs / "train" / "000000.ds")
 
-    assert "000000.ds.loss: the loss mask of dataset 'first'" in failed("--data", link)
+    server = serve("--data", link)
+
+    assert "loss mask opened dataset=first files=1" in server.stderr
+    assert [plane.kind for plane in describe(server.address).datasets[0].planes] == [LOSS_MASK]
 
 
 def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) -> None:
@@ -214,17 +224,6 @@ def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) ->
 
     with pytest.raises(InvalidCorpus, match="lists no loss masks: an older version wrote it"):
         _require_whole(str(pairs), made)
-
-
-def test_an_ignored_loss_mask_is_logged_once_per_dataset(serve: Serve, pairs: Path) -> None:
-    """The command line is not always known to those who read the log."""
-    server = serve("--data", pairs, "--ignore-loss-mask")
-
-    warned = re.findall(r" WARNING .* loss mask ignored dataset=(\w+) files=(\d)", server.stderr)
-    shards = len(list(pairs.glob("train/*.ds.loss")))
-    assert shards > 1
-    assert warned == [("train", str(shards)), ("val", "1")]
-    assert sorted(one.name for one in describe(server.address).datasets) == ["train", "val"]
 
 
 def test_a_dataset_without_its_listed_masks_is_damaged(pairs: Path) -> None:
@@ -241,23 +240,23 @@ def test_a_dataset_without_its_listed_masks_is_damaged(pairs: Path) -> None:
     )
 
 
-def test_a_truncated_listed_mask_is_damaged_even_if_it_is_ignored(pairs: Path) -> None:
+def test_a_truncated_listed_mask_is_damaged(pairs: Path) -> None:
     """An incomplete copy of a folder is not that folder."""
     os.truncate(pairs / "val" / "000000.ds.loss", 10)
 
-    said = failed("--data", pairs, "--ignore-loss-mask")
+    said = failed("--data", pairs)
 
     assert f"{pairs}/val/000000.ds.loss: is listed in its manifest, but has 10 bytes" in said
 
 
 def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
-    """Neither serves the masks; and inspect reports what a server would do."""
+    """Inspect says where the masks are."""
     train = str(pairs / "train")
 
     said = run("-m", "server.inspect", train)
 
-    shards = len(list(pairs.glob("train/*.ds")))
-    assert f"  loss masks: next to {shards} file(s), not served; a server refuses them" in said
+    shards = sorted(pairs.glob("train/*.ds.loss"))
+    assert f"  loss masks: of {len(shards)} file(s), the first is {shards[0]}\n" in said
     assert "digest:" in run("-m", "server.verify", train)
 
 

@@ -21,9 +21,11 @@ from server.datasets.dataset import Dataset
 from server.datasets.open_local import LocalDatasets, open_local
 from server.ingest.__main__ import main as ingest
 from tests.conftest import WriteTokens
+from tests.support import reference
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, InvalidRequest, NotFound, TokenfeedError
 from tokenfeed.sampling import orders
+from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
@@ -122,11 +124,11 @@ def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
         ("a.bin?read=mmap", "", InvalidRequest, "target", "read is 'mmap'; it takes map, pread"),
         ("a.bin?format", "", InvalidRequest, "target", "format is ''; it takes "),
         (
-            "a.bin?ignore-loss-mask=1",
-            "",
+            "x=a.bin,y=b.bin?loss-mask=a.bin",
+            "x",
             InvalidRequest,
             "target",
-            "ignore-loss-mask is '1'; it takes no value",
+            "loss-mask is of one dataset, but the target has 2",
         ),
         ("a.bin?vocab-size=0", "", InvalidRequest, "target", "a number from 1 to 4294967295"),
         ("a.bin?vocab-size=5e4", "", InvalidRequest, "target", "vocab-size is '5e4'; it takes a"),
@@ -137,7 +139,9 @@ def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
         ("a.bin", "z", NotFound, "dataset", "'z' is not in the target, only a"),
         ("x=a.bin,x=b.bin", "x", InvalidRequest, "target", "name one: file:NAME=PATH"),
         ("wide.bin", "", InvalidCorpus, "wide.bin", "Pass ?dtype=uint32, or ?dtype=uint16 if"),
-        ("masked.ds", "", InvalidCorpus, "masked.ds.loss", "?ignore-loss-mask"),
+        ("masked.ds", "", InvalidCorpus, "masked.ds.loss", "is a loss mask of 99 bytes"),
+        ("masked.ds,a.ds", "", InvalidCorpus, "a.ds", "name all masks: ?loss-mask"),
+        ("a.bin?loss-mask=a.bin,b.bin", "", InvalidCorpus, "a.bin,b.bin", "No such file"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_the_cure(
@@ -150,13 +154,13 @@ def test_what_cannot_be_opened_is_refused_with_the_cure(
     problem: str,
 ) -> None:
     """The subject is what the user typed, or the file that is wrong."""
-    for file in ("a.bin", "b.bin", "masked.ds"):
+    for file in ("a.bin", "b.bin", "a.ds", "masked.ds"):
         write_tokens(range(100), file)
     write_tokens([], "empty.bin")
     write_tokens(np.arange(70, 1000), "wide.bin", "<u4")
     for text in ("story.txt", "texts/story.txt", "folder/read.me", "masked.ds.loss"):
         Path(text).parent.mkdir(exist_ok=True)
-        Path(text).write_bytes(b"\1" * 100)
+        Path(text).write_bytes(b"\1" * 99)
 
     with pytest.raises(kind, match=re.escape(problem)) as caught:
         opened(target, name)
@@ -165,15 +169,23 @@ def test_what_cannot_be_opened_is_refused_with_the_cure(
     assert os.path.basename(caught.value.subject) == subject
 
 
-def test_a_loss_mask_is_ignored_only_on_request(
-    opened: Open, write_tokens: WriteTokens, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("target", "mask"), [("a.ds", "a.ds.loss"), ("a.ds?loss-mask=masks/*.npy", "masks/0.npy")]
+)
+def test_a_loss_mask_is_found_beside_its_file_or_by_its_name(
+    opened: Open, write_tokens: WriteTokens, target: str, mask: str
 ) -> None:
-    """Prompts would be learned like responses."""
-    write_tokens(range(100), "masked.ds")
-    write_tokens(range(50), "masked.ds.loss")
+    """A feed of files has the planes that a server of them has."""
+    write_tokens(range(100), "a.ds")
+    Path("masks").mkdir()
+    learned = (np.arange(100) % 3 == 0).astype("u1")
+    learned.tofile(mask)
 
-    assert opened("masked.ds?ignore-loss-mask").described(T)[0].token_count == 100
-    assert "loss mask ignored dataset=masked" in caplog.text
+    (described,) = opened(target).described(T)
+
+    (plane,) = described.planes
+    assert plane.kind == LOSS_MASK
+    assert plane.fingerprint == reference.plane_fingerprint(LOSS_MASK, [learned.tobytes()])
 
 
 def test_an_ingested_folder_is_a_dataset_for_each_split(opened: Open, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_the_manifest_names_the_mask_of_each_shard_and_its_hash(
     """Otherwise a mask that is lost or changed on its way to a server would go unnoticed."""
     said = ingested(*pairs)
 
-    assert f"serve it: tokenfeed serve --data {tmp_path / 'out'} --ignore-loss-mask\n" in said
+    assert f"serve it: tokenfeed serve --data {tmp_path / 'out'}\n" in said
     train = tmp_path / "out" / "train"
     made = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]["train"]
     assert [(shard["loss_mask"], shard["loss_mask_sha256"]) for shard in made["shards"]] == [

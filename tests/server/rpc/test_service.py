@@ -588,10 +588,10 @@ def mixing(*sources: pb.StageSource, **fields: object) -> pb.GetBatchRequest:
             "300 is not in [1, 300): the longest file of short has 300 tokens",
         ),
         (
-            mixing(planes=[pb.WantedPlane(kind=51)]),
+            mixing(planes=[pb.WantedPlane(kind=52)]),
             Status.INVALID_ARGUMENT,
             "planes",
-            "of mixtures are not served yet",
+            "52 (token_counts) is of orders over documents only",
         ),
         (
             mixing(expected_identity=bytes(32), identity_version=2),

@@ -1,0 +1,267 @@
+"""Loss masks: found, checked, read with their rows, and never another mask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from server.datasets.dataset import Dataset, TokenChecks, open_dataset, start_polling
+from server.datasets.sources import DatasetSource
+from server.storage import choice
+from server.storage.choice import Storing
+from server.storage.mixed_store import MixedStore
+from tests.server.conftest import look_at_all, options
+from tests.support import reference
+from tests.support.waiting import eventually, let_time_pass
+from tokenfeed.errors import CorpusChanged, InvalidCorpus
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.plan import plan
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire.row_block import Plane
+
+T = 29
+LENGTHS = (3000, 31, 1777)
+Mask = npt.NDArray[np.uint8]
+Masked = Callable[..., Dataset]
+
+
+def random_masks(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[Mask]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 2, length, dtype=np.uint8) for length in lengths]
+
+
+@pytest.fixture
+def masked(tmp_path: Path, storing: Storing) -> Iterator[Masked]:
+    """Open a dataset of files with masks beside them, or with masks that are named."""
+    opened: list[Dataset] = []
+
+    def open_masked(
+        masks: Sequence[Mask], *, name: str = "x", named: bool = False, storing: Storing = storing
+    ) -> Dataset:
+        folder = tmp_path / f"{name}{len(opened)}"
+        folder.mkdir()
+        paths, mask_paths = [], []
+        for index, mask in enumerate(masks):
+            path = folder / f"{index}.{'bin' if named else 'ds'}"
+            np.arange(1, mask.size + 1, dtype="<u2").tofile(path)
+            mask_path = folder / f"mask-{index}.npy" if named else Path(f"{path}.loss")
+            mask.tofile(mask_path)
+            paths.append(str(path))
+            mask_paths.append(str(mask_path))
+        source = DatasetSource(name, tuple(paths))
+        given = mask_paths if named else ()
+        opened.append(open_dataset(source, options(), TokenChecks(), storing, loss_masks=given))
+        return opened[-1]
+
+    yield open_masked
+    for dataset in opened:
+        dataset.close()
+
+
+def rows_of(plane: Plane) -> list[bytes]:
+    """The bytes of each row."""
+    ends = np.cumsum(plane.row_lengths).tolist()
+    return [plane.content[a:b].tobytes() for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def mask_of(dataset: Dataset) -> Path:
+    """The first mask."""
+    assert dataset.loss_mask is not None
+    return Path(dataset.loss_mask.store.shards[0].path)
+
+
+def planned(dataset: Dataset, order: str, rows: int = 10_000) -> Spans:
+    spec = StreamSpec.of_dataset("x", orders.latest(order), 5, T)
+    return plan(spec, [dataset.store.shape], np.arange(rows))
+
+
+def expected(masks: Sequence[Mask], spans: Spans) -> list[bytes]:
+    """Row by row, by the second implementation."""
+    return [
+        reference.loss_mask_row(masks[shard].astype(bool).tolist(), first, T)
+        for shard, first in zip(spans.shard.tolist(), spans.token_offset.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("order", ["random", "shuffled", "sequential"])
+def test_each_row_has_the_mask_of_its_tokens(masked: Masked, order: str, named: bool) -> None:
+    """10,000 rows of each order, against the files themselves."""
+    masks = random_masks()
+    dataset = masked(masks, named=named)
+    spans = planned(dataset, order)
+
+    found = [
+        row
+        for first in range(0, len(spans), 512)
+        for row in rows_of(*dataset.store.gather_planes(spans[first : first + 512], (LOSS_MASK,)))
+    ]
+
+    assert found == expected(masks, spans)
+
+
+def test_the_fingerprint_of_a_mask_is_the_published_one(masked: Masked) -> None:
+    """So a server of another language has the same one."""
+    masks = random_masks()
+
+    dataset = masked(masks)
+
+    entries = [mask.tobytes() for mask in masks]
+    assert dataset.store.planes == {LOSS_MASK: reference.plane_fingerprint(LOSS_MASK, entries)}
+    (plane,) = dataset.described().planes
+    assert (plane.kind, plane.fingerprint) == (LOSS_MASK, dataset.store.planes[LOSS_MASK])
+
+
+def test_one_bit_of_a_mask_makes_another_plane(masked: Masked) -> None:
+    """The tokens are the same, so only the fingerprint of the plane differs."""
+    masks = random_masks()
+    one = masked(masks)
+    masks[1][7] ^= 1
+
+    other = masked(masks)
+
+    assert one.fingerprint == other.fingerprint
+    assert one.store.planes != other.store.planes
+
+
+def test_a_mask_beside_some_files_only_is_refused(masked: Masked, tmp_path: Path) -> None:
+    """A lost mask would train a shard's prompts in silence."""
+    dataset = masked(random_masks())
+    paths = tuple(shard.path for shard in dataset.store.shards)
+    os.unlink(f"{paths[1]}.loss")
+
+    with pytest.raises(InvalidCorpus, match="has no loss mask, but another file") as caught:
+        open_dataset(DatasetSource("x", paths), options(), TokenChecks())
+
+    assert caught.value.subject == paths[1]
+    assert "--loss-mask" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda mask: mask[:-1], "is a loss mask of 30 bytes, but "),
+        (lambda mask: np.append(mask, mask[:1]), "is a loss mask of 32 bytes, but "),
+        (lambda mask: np.append(mask[:-1], np.uint8(7)), "token 30 is 7, neither 0 nor 1"),
+        (lambda mask: mask[:0], "is empty"),
+    ],
+)
+def test_a_wrong_mask_is_refused_by_name(
+    masked: Masked, tmp_path: Path, change: Callable[[Mask], Mask], problem: str
+) -> None:
+    """Before anything is served."""
+    dataset = masked(random_masks())
+    paths = tuple(shard.path for shard in dataset.store.shards)
+    mask = Path(f"{paths[1]}.loss")
+    change(np.fromfile(mask, np.uint8)).tofile(mask)
+
+    with pytest.raises(InvalidCorpus, match=problem) as caught:
+        open_dataset(DatasetSource("x", paths), options(), TokenChecks())
+
+    assert caught.value.subject == str(mask)
+
+
+def test_each_file_needs_a_named_mask(masked: Masked) -> None:
+    """Two masks of three files leave open which files they are of."""
+    dataset = masked(random_masks(), named=True)
+    source = DatasetSource("x", tuple(shard.path for shard in dataset.store.shards))
+
+    with pytest.raises(InvalidCorpus, match=r"2 file\(s\) of masks do not match 3 of tokens"):
+        open_dataset(source, options(), TokenChecks(), loss_masks=[source.paths[0]] * 2)
+
+
+@pytest.mark.parametrize("finder", ["gather", "poll"])
+def test_a_mask_that_is_truncated_fails_its_dataset(masked: Masked, finder: str) -> None:
+    """Half a mask is another mask; and tokens without it would be another training set."""
+    masks = [np.ones(length, dtype=np.uint8) for length in (300_000, 300_000)]
+    dataset = masked(masks)
+    let_time_pass(mask_of(dataset))
+    os.truncate(mask_of(dataset), 5000)
+
+    if finder == "gather":
+        spans = Spans.of_windows(T + 1, np.zeros(1, dtype=np.int64), np.array([299_000]))
+        with pytest.raises(CorpusChanged, match="changed while it was served"):
+            dataset.store.gather_planes(spans, (LOSS_MASK,))
+    else:
+        assert dataset.loss_mask is not None
+        dataset.loss_mask.poll_file(0)
+
+    assert dataset.store.failed
+
+
+def test_a_byte_that_is_written_into_a_mask_is_found_by_polling(masked: Masked) -> None:
+    """By the poller that a server starts for the dataset."""
+    dataset = masked(random_masks())
+    poller = start_polling([dataset])
+    try:
+        let_time_pass(mask_of(dataset))
+        with open(mask_of(dataset), "r+b") as file:
+            file.write(b"\1\0\1")
+        assert eventually(lambda: dataset.store.failed)
+    finally:
+        poller.close()
+
+
+def test_a_touched_mask_with_the_same_content_is_served_further(masked: Masked) -> None:
+    """A backup tool changes times, not masks."""
+    dataset = masked(random_masks())
+    os.chmod(mask_of(dataset), 0o600)
+
+    assert dataset.loss_mask is not None
+    dataset.loss_mask.poll_file(0)
+    look_at_all(dataset)
+
+    assert not dataset.store.failed
+
+
+def test_a_row_of_a_source_without_a_mask_has_no_bytes_of_it(
+    masked: Masked, tmp_path: Path
+) -> None:
+    """In a mixture; each other row has the mask of its own source."""
+    masks = random_masks()
+    dataset = masked(masks)
+    np.arange(500, dtype="<u2").tofile(tmp_path / "plain.bin")
+    plain = open_dataset(
+        DatasetSource("plain", (str(tmp_path / "plain.bin"),)), options(), TokenChecks()
+    )
+    random = np.random.default_rng(3)
+    source = random.integers(0, 2, 400)
+    shard = np.where(source, random.integers(0, len(masks), 400), 0)
+    ends = np.where(source, np.array(LENGTHS)[shard], 500) - T
+    spans = Spans(T + 1, source, shard, (random.random(400) * ends).astype(np.int64))
+
+    try:
+        (plane,) = MixedStore([plain.store, dataset.store]).gather_planes(spans, (LOSS_MASK,))
+    finally:
+        plain.close()
+
+    wanted = [
+        row if is_masked else b""
+        for row, is_masked in zip(expected(masks, spans), source.tolist(), strict=True)
+    ]
+    assert rows_of(plane) == wanted
+
+
+def test_masks_are_read_without_maps_where_a_process_may_have_no_more(
+    masked: Masked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60,000 shards and their masks would be 120,000 maps; the kernel's limit is 65,530."""
+    assert choice.fit_into_maps(10_000)
+    assert not choice.fit_into_maps(1 << 31)
+    monkeypatch.setattr(choice, "_MAPS_SPARE", 1 << 31)
+    masks = random_masks()
+
+    dataset = masked(masks, storing=Storing())
+
+    assert dataset.loss_mask is not None
+    assert (dataset.store.kind, dataset.loss_mask.store.kind) == ("map", "pread")
+    spans = planned(dataset, "random", 100)
+    found = rows_of(*dataset.store.gather_planes(spans, (LOSS_MASK,)))
+    assert found == expected(masks, spans)
