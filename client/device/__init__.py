@@ -1,1 +1,4 @@
-"""Rows -> tensors on a device: widening, pinned memory, transfer. Knows nothing of gRPC."""
+"""Rows -> batches on a device: widening, pinned memory, transfer, documents.
+
+Knows nothing of gRPC.
+"""

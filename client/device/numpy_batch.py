@@ -1,0 +1,220 @@
+"""What a batch has besides x and y, computed on first access, and a batch of NumPy arrays.
+
+RichBatch in rich_batch.py has the same attributes as tensors. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.wire.row_block import RowBlock
+
+from .documents import BatchDocuments
+
+IGNORED_TARGET = -100
+"""The value of y where nothing is learned: the default ignore_index of torch's cross_entropy."""
+
+Array = TypeVar("Array")
+
+
+def last_tokens(parts: Sequence[RowBlock]) -> npt.NDArray[np.int64]:
+    """Return the last token of each row, a copy.  parts: B rows in all.  Returns: int64[B]."""
+    return np.concatenate([part.tokens[:, -1] for part in parts]).astype(np.int64)
+
+
+class BatchAttributes(ABC, Generic[Array]):
+    """A batch that unpacks as x and y, and computes the rest from what the host knows.
+
+    An attribute is computed on first access and kept; a method computes at each call. Nothing waits
+    for a device. The arrays belong to the caller.
+
+    Attributes that depend on documents: positions, segment_ids, cu_seqlens, max_seqlen, and the
+    methods. If it is not known where documents begin, they raise InvalidRequest: a mask that takes
+    each row for one document would hide that silently. If the stream has document starts, a row
+    without any is one document.
+    """
+
+    def __init__(
+        self,
+        x: Array,
+        y: Array,
+        *,
+        last_tokens: npt.NDArray[np.int64],
+        documents: BatchDocuments | None,
+        samples: Callable[[], npt.NDArray[np.integer]],
+        sources: Callable[[], npt.NDArray[np.integer]],
+        state_before: Callable[[], dict[str, Any]],
+        state_after: Callable[[], dict[str, Any]],
+    ) -> None:
+        """x, y: integers [B, T]; y may hold -100.  last_tokens: int64[B], the last token of each
+        row, which y may no longer have.  documents: None if the stream has no document starts.
+        samples, sources: int[B] of the rows.  state_before, state_after: state of the feed before
+        and after this batch. These four are called at most once, on first access, on the thread
+        that asks; they must not refer to what changes until then.
+        """
+        self.x = x
+        self.y = y
+        self.documents = documents
+        """Where documents begin, in host memory; None if the stream does not have it."""
+        self._last_tokens = last_tokens
+        self._samples = samples
+        self._sources = sources
+        self._state_before = state_before
+        self._state_after = state_after
+
+    def __iter__(self) -> Iterator[Array]:
+        """Unpack as x, y."""
+        return iter((self.x, self.y))
+
+    def __repr__(self) -> str:
+        """Show the shape, without a look at the tokens."""
+        documents = "unknown documents"
+        if self.documents is not None:
+            documents = f"{self.documents.starts.size} document starts"
+        shape = " x ".join(map(str, getattr(self.x, "shape", ())))
+        return f"<{type(self).__name__} {shape}, {documents}>"
+
+    @abstractmethod
+    def _delivered(self, array: npt.NDArray[Any]) -> Array:
+        """Return a new array of the host as one that the caller takes."""
+
+    @abstractmethod
+    def _whole_rows(self) -> Array:
+        """Return x with the last token of each row."""
+
+    @abstractmethod
+    def _learned(self) -> Array:
+        """Return where y is not -100."""
+
+    def _positions(self, documents: BatchDocuments) -> npt.NDArray[np.signedinteger]:
+        return documents.positions()
+
+    # --- tokens and targets ---
+
+    @cached_property
+    def tokens(self) -> Array:
+        """The whole rows, [B, T + 1]: x, and the last token of each row, which no mask hides."""
+        return self._whole_rows()
+
+    @cached_property
+    def loss_mask(self) -> Array:
+        """Where y is not -100: bool [B, T]."""
+        return self._learned()
+
+    # --- documents ---
+
+    @cached_property
+    def positions(self) -> Array:
+        """Positions within documents, [B, T]: 0 at each row's and each document's start."""
+        return self._delivered(self._positions(self._known_documents("positions")))
+
+    @cached_property
+    def segment_ids(self) -> Array:
+        """Number of each position's document in its row: int32 [B, T], from 1; 0 is padding."""
+        return self._delivered(self._known_documents("segment_ids").segment_ids())
+
+    @cached_property
+    def cu_seqlens(self) -> Array:
+        """Where documents begin in the flattened batch: int32 [documents + 1], from 0 to B * T."""
+        return self._delivered(self._known_documents("cu_seqlens").cu_seqlens())
+
+    @cached_property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest document, a Python int in [1, T]."""
+        return self._known_documents("max_seqlen").max_seqlen
+
+    def cu_seqlens_fixed(self, size: int | None = None, max_seqlen: int | None = None) -> Array:
+        """Return cu_seqlens in a shape that is the same for each batch: int32 [size], filled up
+        with B * T. Documents longer than max_seqlen are cut into pieces of max_seqlen.
+
+        size: by default one that no batch exceeds, B * T + 1 unless a limit of documents in a row
+        is known.  max_seqlen: by default T; pass the same to the attention.
+        Raises: InvalidRequest if this batch does not fit.
+        """
+        documents = self._known_documents("cu_seqlens_fixed")
+        return self._delivered(documents.cu_seqlens_fixed(size, max_seqlen))
+
+    def cu_seqlens_rows(self) -> Array:
+        """Return where documents begin in each row: int32 [B, n], from 0, filled up with T."""
+        return self._delivered(self._known_documents("cu_seqlens_rows").cu_seqlens_rows())
+
+    def doc_lens(self) -> tuple[Array, list[int]]:
+        """Return the lengths of each row's documents, int32 [B, n], filled up with 0; and the
+        longest of each row, as Python ints.
+        """
+        lengths, longest = self._known_documents("doc_lens").doc_lens()
+        return self._delivered(lengths), longest
+
+    # --- origin ---
+
+    @cached_property
+    def sample_numpy(self) -> npt.NDArray[np.int64]:
+        """Sample index of each row: int64[B], in host memory, for logs and provenance."""
+        return self._samples().astype(np.int64)
+
+    @cached_property
+    def source_numpy(self) -> npt.NDArray[np.int16]:
+        """Number of each row's source in the mixture, 0 without one: int16[B], in host memory."""
+        return self._sources().astype(np.int16)
+
+    @cached_property
+    def sample(self) -> Array:
+        """Sample index of each row: int64[B]."""
+        return self._delivered(self.sample_numpy.copy())
+
+    @cached_property
+    def source(self) -> Array:
+        """Number of each row's source in the mixture, 0 without one: int16[B].
+
+        Where x is, as a loss per source is added up there; `source_numpy` is on the host.
+        """
+        return self._delivered(self.source_numpy.copy())
+
+    @cached_property
+    def state_before(self) -> dict[str, Any]:
+        """The state_dict of a feed that delivers this batch next: for a trainer that has read this
+        batch and not yet trained on it.
+        """
+        return self._state_before()
+
+    @cached_property
+    def state_after(self) -> dict[str, Any]:
+        """The state_dict of a feed that has just delivered this batch."""
+        return self._state_after()
+
+    def _known_documents(self, attribute: str) -> BatchDocuments:
+        if self.documents is None:
+            raise InvalidRequest(
+                attribute,
+                "requires to know where documents begin, which the rows of this stream do not say; "
+                "request the plane document_starts of a dataset that has it",
+            )
+        return self.documents
+
+
+class NumpyRichBatch(BatchAttributes[npt.NDArray[Any]]):
+    """A batch of NumPy arrays: for JAX, and where torch is not installed.
+
+    x, y: int32 or int64 [B, T]. tokens and positions have the type of x.
+    """
+
+    def _delivered(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array
+
+    def _positions(self, documents: BatchDocuments) -> npt.NDArray[np.signedinteger]:
+        return documents.positions(self.x.dtype)
+
+    def _whole_rows(self) -> npt.NDArray[Any]:
+        last = self._last_tokens[:, np.newaxis].astype(self.x.dtype)
+        return np.concatenate([self.x, last], axis=1)
+
+    def _learned(self) -> npt.NDArray[np.bool_]:
+        mask: npt.NDArray[np.bool_] = self.y != IGNORED_TARGET
+        return mask

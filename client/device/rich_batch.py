@@ -1,0 +1,61 @@
+"""RichBatch: a batch on a device that unpacks as x and y, and computes what else a trainer takes.
+
+Arrays are made from offsets in host memory and copied to the device on the consumer's current
+stream, through pinned memory. The host never waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from tokenfeed.errors import InvalidRequest
+
+from .numpy_batch import IGNORED_TARGET, BatchAttributes
+
+
+class RichBatch(BatchAttributes[torch.Tensor]):
+    """A batch of tensors on one device.
+
+        x, y = batch
+        loss = model(x, y, positions=batch.positions)
+
+    x, y: [B, T], as a feed yields them; y is int64. Every tensor is on their device; tokens and
+    positions are int64.
+    """
+
+    def _delivered(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return to_device(array, self.x.device)
+
+    def _whole_rows(self) -> torch.Tensor:
+        batch_size, context_length = self.x.shape
+        tokens = torch.empty(
+            (batch_size, context_length + 1), dtype=torch.int64, device=self.x.device
+        )
+        tokens[:, :-1] = self.x
+        tokens[:, -1] = self._delivered(self._last_tokens.copy())
+        return tokens
+
+    def _learned(self) -> torch.Tensor:
+        return self.y != IGNORED_TARGET
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return a new array as a tensor on a device. On the CPU it shares the array's memory.
+
+    To CUDA the copy is enqueued on the current stream of the device. torch keeps the pinned memory
+    until that copy is done, and then reuses it.
+    Raises: InvalidRequest while the caller captures a graph: it would replay this batch for ever.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    if device.type != "cuda":
+        return tensor.to(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise InvalidRequest(
+            "batch", "cannot be read in a CUDA graph; access its attributes before the capture"
+        )
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,108 @@
+"""Documents that share a row, in models of transformers: `positions` keeps them apart.
+
+transformers is not installed where the tests run, so pytest collects this file only by its name:
+
+    pip install transformers
+    python -m pytest -s tests/end_to_end/training/transformers_positions.py
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from client.device.documents import BatchDocuments
+from client.device.numpy_batch import last_tokens
+from client.device.rich_batch import RichBatch
+from tests.support.rows_with_documents import rows_with_documents
+
+VOCABULARY, T = 97, 64
+STARTS = [[20, 37], [1, 30, 63], []]
+
+
+def model_of(family: str, attention: str) -> transformers.PreTrainedModel:
+    """A tiny new model, with weights so large that tokens matter to each other."""
+    common = {
+        "vocab_size": VOCABULARY,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "initializer_range": 0.3,
+        "attn_implementation": attention,
+    }
+    if family == "gpt2":
+        config = transformers.GPT2Config(
+            n_positions=T,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            **common,
+        )
+    else:
+        kind = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[family]
+        config = kind(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=T,
+            **common,
+        )
+    torch.manual_seed(4)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def packed() -> RichBatch:
+    """Three rows of several documents, as they come from a server."""
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, (len(STARTS), T + 1))
+    parts = rows_with_documents(tokens, STARTS)
+    rows = torch.from_numpy(tokens)
+    return RichBatch(
+        rows[:, :-1],
+        rows[:, 1:],
+        last_tokens=last_tokens(parts),
+        documents=BatchDocuments.of_parts(parts),
+        samples=lambda: np.arange(len(tokens)),
+        sources=lambda: np.zeros(len(tokens), np.int16),
+        state_before=dict,
+        state_after=dict,
+    )
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_logits_of_a_packed_row_are_those_of_its_documents_alone(
+    family: str, attention: str
+) -> None:
+    """Without a mask and a cache, transformers finds documents by their positions."""
+    torch.set_num_threads(1)
+    model, batch = model_of(family, attention), packed()
+    lengths, _ = batch.doc_lens()
+    with torch.no_grad():
+        alone = [
+            model(input_ids=document[None], use_cache=False).logits[0]
+            for row, own in zip(batch.x, lengths, strict=True)
+            for document in row.split(own[own > 0].tolist())
+        ]
+        together = model(
+            input_ids=batch.x,
+            position_ids=batch.positions,
+            attention_mask=None,
+            use_cache=False,
+        ).logits
+        unmasked = model(input_ids=batch.x, attention_mask=None, use_cache=False).logits
+    expected = torch.cat(alone).view_as(together)
+
+    difference = (together - expected).abs().max().item()
+    leak = (unmasked - expected).abs().max().item()
+    print(f"\n{family} {attention}: {difference:.1e} with positions, {leak:.2f} without")
+
+    assert difference < 1e-5
+    # Or the line above would hold for a model that ignores what it has read.
+    assert leak > 1e-2
