@@ -402,6 +402,7 @@ def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:
         assert usage.startswith(f"usage: tokenfeed {name} ")
 
 
+@pytest.mark.timeout(120)
 def test_a_user_s_type_checker_finds_the_short_names_too(installed: Path, tmp_path: Path) -> None:
     """An alias is made when it runs, which no checker sees."""
     (tmp_path / "train.py").write_text(
