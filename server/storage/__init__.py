@@ -4,6 +4,7 @@
     choice.py      which store a dataset gets, and why
     formats/       where the tokens are in a file: one module per format
     local/         files on this machine's file systems
+    borders/       where documents begin, as a plane
     narrowing.py   stored tokens -> served tokens of fewer bytes
     halves.py      detects uint32 tokens that were read as uint16
     files.py       opened files, as the formats read them

@@ -48,6 +48,14 @@ class FileFacts(Protocol):
     """What is known of a file, to detect a change; equal if nothing has changed."""
 
     @property
+    def size_bytes(self) -> int:
+        """Return its size."""
+
+    @property
+    def mtime_ns(self) -> int:
+        """Return when its content was last written, in nanoseconds since 1970."""
+
+    @property
     def ctime_ns(self) -> int:
         """Return when it was last changed, in nanoseconds since 1970."""
 

@@ -23,12 +23,15 @@ class Documents:
     """The documents of a file.
 
     count: how many.  path: of their index.  ends: rereads the index and yields, in blocks, where
-    documents end: in tokens, exclusive, ascending.
+    documents end: in tokens, exclusive, ascending.  pairs: like ends, but yields two numbers for
+    each document, its first token and its end; None if each document begins where the one before it
+    ends, and the first one at 0.
     """
 
     count: int
     path: str
     ends: Callable[[], Iterator[Ends]]
+    pairs: Callable[[], Iterator[Ends]] | None = None
 
 
 def require_ascending(

@@ -45,11 +45,18 @@ def layout(file: OpenFile, options: FormatOptions) -> Layout:
     if not os.path.lexists(path):
         return found
     count = require_ascending(path, _ends(path), found.token_count, all_of_it=False)
-    return replace(found, documents=Documents(count, path, partial(_ends, path)))
+    documents = Documents(count, path, partial(_ends, path), partial(_pairs, path))
+    return replace(found, documents=documents)
 
 
 def _ends(path: str) -> Iterator[Ends]:
     """Yield where documents end.  Raises: InvalidCorpus."""
+    for pairs in _pairs(path):
+        yield pairs[1::2]
+
+
+def _pairs(path: str) -> Iterator[Ends]:
+    """Yield START and END of each document.  Raises: InvalidCorpus."""
     try:
         with open_file(path) as packed, open(packed.descriptor, "rb", closefd=False) as stream:
             file = gzip.GzipFile(fileobj=stream)
@@ -57,6 +64,8 @@ def _ends(path: str) -> Iterator[Ends]:
             while block := list(islice(lines, _LINES_AT_ONCE)):
                 if max(map(len, block)) == _LINE_BYTES_MAX:
                     raise ValueError("line too long")
-                yield np.array([int(line.split(b",", 2)[1]) for line in block], dtype=np.int64)
+                words = [line.split(b",", 2) for line in block]
+                numbers = [int(number) for line in words for number in (line[0], line[1])]
+                yield np.array(numbers, dtype=np.int64)
     except (OSError, EOFError, zlib.error, ValueError, IndexError, OverflowError) as error:
         raise InvalidCorpus(path, "cannot be read as lines of START,END") from error

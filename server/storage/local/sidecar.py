@@ -1,4 +1,4 @@
-"""The full digest of a corpus, stored beside its files.
+"""The full digest of a corpus, stored beside its files; and the name of every file beside them.
 
 A corpus up to 1 GiB is read in full at every start. The digest of a larger one is computed once, by
 `tokenfeed verify` or by a server that has preloaded the corpus, and stored in a sidecar. Servers
@@ -17,18 +17,19 @@ from collections.abc import Sequence
 
 from ...runtime.exceptions import log_exception, log_safe_name
 from ..formats import Stored
+from ..store import StoredShard
 from .shard import Shard
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _VERSION = 1
-_SUFFIX = ".tokenfeed-digest.json"
+DIGEST_SUFFIX = ".tokenfeed-digest.json"
 _BYTES_MAX = 1 << 16
 _SHARD_BYTES_MAX = 1 << 10
 
 
-def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:
-    """Return the path of a digest: beside the first file, and hidden, so that no glob matches it.
+def sidecar_path(shards: Sequence[StoredShard], dtype: Stored, suffix: str = DIGEST_SUFFIX) -> str:
+    """Return the path of a file beside the first file, and hidden, so that no glob matches it.
 
     Its name depends on all files, since several datasets may begin with the same file.
     """
@@ -37,7 +38,7 @@ def sidecar_path(shards: Sequence[Shard], dtype: Stored) -> str:
         [dtype.name, *(f"{os.path.basename(s.path)} {s.layout.first_byte}" for s in shards)]
     )
     own = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return os.path.join(folder, f".{name}.{own}{_SUFFIX}")
+    return os.path.join(folder, f".{name}.{own}{suffix}")
 
 
 def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:

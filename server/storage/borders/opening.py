@@ -1,0 +1,285 @@
+"""The borders of a dataset: from the indices of its files, a kept file, or a search."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tokenfeed.errors import InvalidCorpus, Unreadable
+
+from ...runtime.exceptions import log_safe_name
+from ..formats import Documents
+from ..store import TokenStore
+from . import writing
+from .delimiters import Delimiters, delimited_parts
+from .kept import closing, find_kept, index_facts, kept_paths, made_from
+from .known import Part, all_known, count_max, known_parts
+from .reading import ENTRY, Borders, Entries, MappedEntries, MemoryEntries
+from .search import BorderSearch
+from .writing import Collector, NoPlace, Spool
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+BACKGROUND_BYTES_MIN = 1 << 30
+"""A corpus with more bytes of tokens is searched in the background. It takes seconds up to here,
+as the fingerprint of all of it does."""
+_PROGRESS_SECONDS = 5.0
+_RETRY_SECONDS = 10.0
+"""After a read of a search that failed with all its retries."""
+_POLL_SECONDS = 0.1
+
+
+def borders_of(
+    store: TokenStore,
+    delimiters: Delimiters | None = None,
+    cache_dir: str | None = None,
+    *,
+    vocab_size: int | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Borders | BorderSearch | None:
+    """Return where the documents of a dataset begin; None if that is unknown.
+
+    delimiters: the tokens that separate documents, if the format knows nothing of them.
+    cache_dir: folder for files that are kept; None: they are kept beside the tokens.  vocab_size:
+    that the delimiters have to be below; None if it is unknown.  stopped: whether to stop, which
+    raises InvalidCorpus.
+    A search that is returned has not been started. Close what is returned before the store.
+    Raises: InvalidCorpus, with the file, the problem and the cure.
+    """
+    delimiters = delimiters or Delimiters()
+    delimiters.require_fit(store.shards, store.stored, vocab_size)
+    known = all_known(store.shards)
+    if known is None and not delimiters.options:
+        return None
+    job = _Job(store, cache_dir, known, _facts(store, delimiters, known))
+    if (found := job.found_again()) is not None:
+        return found
+    if known is not None:
+        return job.made(known_parts(store.shards, known, stopped))
+    if store.shape.token_count * store.stored.itemsize > BACKGROUND_BYTES_MIN:
+        return BorderSearch(store.name, partial(job.searched, delimiters))
+    return job.made(delimited_parts(store.shards, delimiters, store.read, stopped))
+
+
+def _facts(
+    store: TokenStore, delimiters: Delimiters, known: Sequence[Documents] | None
+) -> dict[str, Any] | None:
+    """Return what a kept file has to be made from; None if the entries are so few that none is
+    kept, or if the store has no files.
+    """
+    are_few = known is not None and count_max(known) * ENTRY.itemsize <= writing.MEMORY_BYTES_MAX
+    if are_few or len(store.facts) != len(store.shards):
+        return None
+    return made_from(store, delimiters, known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the borders of a dataset are made from, and how.
+
+    known: the documents of each file; None if they have to be searched.  facts: of the files,
+    before anything was read; None if nothing is kept.
+    """
+
+    store: TokenStore
+    cache_dir: str | None
+    known: Sequence[Documents] | None
+    facts: dict[str, Any] | None
+
+    def found_again(self) -> Borders | None:
+        """Return the borders of a kept file; None if there is none that can be used."""
+        kept = None if self.facts is None else find_kept(self._paths, self.facts)
+        if kept is None:
+            return None
+        try:
+            entries: Entries
+            if kept.entries is not None:
+                entries = MemoryEntries(kept.places, kept.entries)
+            else:
+                entries = MappedEntries(
+                    self.store.name, kept.places, kept.sparse, kept.descriptor, kept.path
+                )
+        except OSError as error:
+            raise self._unmappable(error) from error
+        finally:
+            kept.close()
+        self._log("found", kept.places.entry_count, kept.path)
+        return Borders(entries, kept.places.entry_count, kept.fingerprint)
+
+    def made(
+        self,
+        parts: Iterable[Part],
+        *,
+        keep: bool = False,
+        unchanged: Callable[[], bool] = lambda: True,
+        on_progress: Callable[[float], None] = lambda share: None,
+    ) -> Borders:
+        """Return borders made from parts.
+
+        keep: whether they are kept even if they are few.  unchanged: whether the tokens are still
+        those of the start; called at the end.
+        Raises: InvalidCorpus; what the parts raise.
+        """
+        store = self.store
+        collector = Collector(
+            store.shape.token_counts, partial(Spool, store.name, (*self._paths, ""))
+        )
+        try:
+            for part in self._with_progress(parts, on_progress):
+                collector.add(part)
+            self._require_same_indices()
+            named = unchanged()
+            if collector.spool is not None:
+                return self._in_file(collector, named=named)
+            fingerprint = collector.fingerprint()
+            entries = MemoryEntries(collector.places, collector.in_memory())
+            if keep and named:
+                self._keep(collector, fingerprint)
+            return Borders(entries, collector.count, fingerprint)
+        except NoPlace as error:
+            raise self._no_place(error.error) from error
+        finally:
+            if collector.spool is not None:
+                collector.spool.close()
+
+    def searched(
+        self,
+        delimiters: Delimiters,
+        stopped: Callable[[], bool],
+        on_progress: Callable[[float], None],
+    ) -> Borders:
+        """Search for delimiters while the store is served; a Search with delimiters."""
+        store = self.store
+        facts = store.facts
+        began = time.monotonic()
+        read = partial(_read_with_patience, store, stopped)
+        borders = self.made(
+            delimited_parts(store.shards, delimiters, read, stopped),
+            keep=True,
+            # Compare more than the modification times, which can be set back.
+            unchanged=lambda: store.unchanged_since(facts, stopped),
+            on_progress=on_progress,
+        )
+        _LOG.info(
+            "document search ended dataset=%s documents=%d seconds=%.1f",
+            store.name,
+            borders.count,
+            time.monotonic() - began,
+        )
+        return borders
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        if self.facts is None:
+            return ()
+        return kept_paths(self.store.shards, self.store.stored, self.cache_dir)
+
+    def _in_file(self, collector: Collector, *, named: bool) -> Borders:
+        """Return borders of which most are in a file; complete it.  Raises: NoPlace."""
+        collector.flush()
+        spool = collector.spool
+        assert spool is not None
+        try:
+            fingerprint = collector.fingerprint()
+        except OSError as error:
+            raise NoPlace(error) from error
+        spool.append(closing(collector, self.facts or {}, fingerprint))
+        spool.finish(named=named)
+        if named and not spool.path:
+            _LOG.warning(
+                "document borders lie in a temporary file dataset=%s: they are made again at each "
+                "start; pass --cache-dir with a folder that can be written",
+                self.store.name,
+            )
+        try:
+            entries = MappedEntries(
+                self.store.name, collector.places, collector.sparse, spool.descriptor, spool.path
+            )
+        except OSError as error:
+            raise self._unmappable(error) from error
+        self._log("made", collector.count, spool.path)
+        return Borders(entries, collector.count, fingerprint)
+
+    def _keep(self, collector: Collector, fingerprint: bytes) -> None:
+        """Write entries that are few to a file, if one can be written."""
+        try:
+            spool = Spool(self.store.name, self._paths)
+        except NoPlace:
+            return
+        try:
+            spool.append(collector.in_memory().tobytes())
+            spool.append(closing(collector, self.facts or {}, fingerprint))
+            spool.finish(named=True)
+            self._log("made", collector.count, spool.path)
+        except NoPlace:
+            return
+        finally:
+            spool.close()
+
+    def _with_progress(
+        self, parts: Iterable[Part], on_progress: Callable[[float], None]
+    ) -> Iterator[Part]:
+        """Yield parts, and log the progress."""
+        first_tokens = self.store.shape.token_counts.cumsum() - self.store.shape.token_counts
+        logged_at = time.monotonic()
+        for part in parts:
+            yield part
+            done = (int(first_tokens[part.file]) + part.end_token) / self.store.shape.token_count
+            on_progress(done)
+            if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
+                logged_at = time.monotonic()
+                _LOG.info("finding documents dataset=%s done=%.1f%%", self.store.name, 100 * done)
+
+    def _require_same_indices(self) -> None:
+        """Raise InvalidCorpus if an index has changed while it was read."""
+        if self.facts is None or self.known is None:
+            return
+        for documents, before in zip(self.known, self.facts["indices"], strict=True):
+            if index_facts(documents.path) != before:
+                problem = "changed while it was being opened; start again when it is complete"
+                raise InvalidCorpus(documents.path, problem)
+
+    def _no_place(self, error: OSError) -> InvalidCorpus:
+        cure = "pass --cache-dir with a folder that can be written and has room"
+        problem = f"its document borders can be written nowhere: {error.strerror}; {cure}"
+        return InvalidCorpus(self.store.shards[0].path, problem)
+
+    def _unmappable(self, error: OSError) -> InvalidCorpus:
+        problem = f"its document borders cannot be mapped: {error.strerror}"
+        cure = "raise vm.max_map_count, or the limit of address space"
+        return InvalidCorpus(self.store.shards[0].path, f"{problem}; {cure}")
+
+    def _log(self, what: str, count: int, path: str) -> None:
+        _LOG.info(
+            "document borders %s dataset=%s documents=%d file=%s",
+            what,
+            self.store.name,
+            count,
+            log_safe_name(path) or "none",
+        )
+
+
+def _read_with_patience(
+    store: TokenStore, stopped: Callable[[], bool], file: int, first_byte: int, size_bytes: int
+) -> bytes:
+    """Return served token bytes, however long their file system fails: a search may take an hour.
+
+    Raises: CorpusChanged; Unreadable once stopped() is true.
+    """
+    while not stopped():
+        with suppress(Unreadable):
+            return store.read_served(file, first_byte, size_bytes)
+        _wait(_RETRY_SECONDS, stopped)
+    return store.read_served(file, first_byte, size_bytes)
+
+
+def _wait(seconds: float, stopped: Callable[[], bool]) -> None:
+    """Wait, at most until stopped() is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stopped():
+        time.sleep(_POLL_SECONDS)

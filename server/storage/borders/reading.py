@@ -1,0 +1,294 @@
+"""Where documents begin within rows: a plane that is read from an array or from one mapped file.
+
+The entries of all files lie end to end: for each document its first token, counted within its
+file. Of a mapped file, only every 64th entry is held in memory. Like tokens, the map is never read
+in user space: the kernel copies parts of it, and reports a file that was truncated
+(local/copying.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import CorpusChanged, Unreadable
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.planes import DOCUMENT_STARTS
+from tokenfeed.wire.row_block import Plane
+
+from ..local import syscalls
+from ..local.copying import best_copier
+from ..local.shard import FileStat
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+Numbers = npt.NDArray[np.int64]
+
+ENTRY = np.dtype("<i8")
+SPARSE = 64
+"""Every such entry is held in memory: 1/64 of the file, and a row copies 512 bytes more than it
+needs."""
+FOOTER = b"TKFDOCS1"
+"""The end of a file of entries. No byte is 0, so a file that was truncated anywhere does not end
+like this: within a page it reads as zeros, and beyond it cannot be read."""
+_PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
+"""Between retries of a failed copy, as for tokens."""
+_FAILED = "document borders that changed while they were served; restart its server"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where files begin among all tokens and among all entries.
+
+    first_tokens, first_entries: int64[files + 1], the last one is how many there are.
+    """
+
+    first_tokens: Numbers
+    first_entries: Numbers
+
+    @classmethod
+    def of(cls, token_counts: Numbers, entry_counts: Numbers) -> Places:
+        """Add up the counts of files.  token_counts, entry_counts: int64[files]."""
+        return cls(_sums(token_counts), _sums(entry_counts))
+
+    @property
+    def entry_count(self) -> int:
+        """Entries of all files."""
+        return int(self.first_entries[-1])
+
+    def counted_over_all(self, entries: Numbers, first_entry: int) -> Numbers:
+        """Return consecutive entries, counted over the tokens of all files.
+
+        entries: int64[n], at least one.  first_entry: index of the first of them.
+        """
+        end = first_entry + entries.size
+        first_file, end_file = np.searchsorted(self.first_entries, (first_entry, end - 1), "right")
+        within = np.clip(self.first_entries[first_file - 1 : end_file + 1], first_entry, end)
+        return entries + np.repeat(self.first_tokens[first_file - 1 : end_file], np.diff(within))
+
+
+class Entries(Protocol):
+    """The entries of all files. All methods may be called from several threads at once."""
+
+    def within(self, spans: Spans, patient: bool) -> tuple[Numbers, Numbers]:
+        """Return where documents begin within windows, but for their first token.
+
+        Returns: int64[rows], how many of each row; and int64[n], counted within their row.
+        Raises: CorpusChanged, Unreadable.
+        """
+
+    def close(self) -> None:
+        """Release everything. May be called twice."""
+
+
+class Borders:
+    """The plane of document starts of a dataset. May be read from several threads at once.
+
+    kind: its field in a frame.  fingerprint: 32 bytes.  count: its entries.
+    """
+
+    kind = DOCUMENT_STARTS
+    progress = 1.0
+
+    def __init__(self, entries: Entries, count: int, fingerprint: bytes) -> None:
+        """Take entries, which are closed with this."""
+        self.fingerprint = fingerprint
+        self.count = count
+        self._entries = entries
+
+    def read(self, spans: Spans, patient: bool = True) -> Plane:
+        """Return where documents begin within rows, uint32 little-endian; see docs/protocol.md.
+
+        spans: windows of this dataset, whatever their source.  patient: whether failed reads are
+        retried before Unreadable is raised, and their cause is found out.
+        Raises: CorpusChanged, Unreadable.
+        """
+        assert spans.are_windows
+        counts, starts = self._entries.within(spans, patient)
+        content = starts.astype("<u4").view(np.uint8)
+        return Plane(self.kind, (4 * counts).astype(np.uint32), content)
+
+    def close(self) -> None:
+        """Release everything. A read in progress fails with CorpusChanged. May be called twice."""
+        self._entries.close()
+
+
+class MemoryEntries:
+    """Entries in an array."""
+
+    def __init__(self, places: Places, entries: Numbers) -> None:
+        """entries: int64[n], at least one, counted within their files."""
+        self._first_tokens = places.first_tokens
+        self._starts = places.counted_over_all(entries, 0)
+
+    def within(self, spans: Spans, patient: bool) -> tuple[Numbers, Numbers]:
+        """Return where documents begin within windows."""
+        first_token = self._first_tokens[spans.shard] + spans.token_offset
+        first = np.searchsorted(self._starts, first_token, "right")
+        counts = np.searchsorted(self._starts, first_token + spans.row_tokens) - first
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if ends.size else 0
+        found = self._starts[np.arange(total) + np.repeat(first - ends + counts, counts)]
+        return counts, found - np.repeat(first_token, counts)
+
+    def close(self) -> None:
+        """Release nothing: the array is garbage when this is."""
+
+
+class MappedEntries:
+    """Entries in a file, which begins with them and ends with FOOTER."""
+
+    def __init__(
+        self, name: str, places: Places, sparse: Numbers, descriptor: int, path: str
+    ) -> None:
+        """Map an open file.
+
+        name: of the dataset.  sparse: int64[ceil(n / SPARSE)], every such entry, counted over all
+        files.  descriptor: may be closed afterwards.  path: "" if the file has no name.
+        Raises: OSError.
+        """
+        self._name = name
+        self._places = places
+        self._sparse = sparse
+        self._path = path
+        self._failed = False
+        self._closed = threading.Event()
+        self._copier = best_copier()
+        self._facts = FileStat.of(os.fstat(descriptor))
+        size_bytes = self._facts.size_bytes
+        self._span_bytes = -(-size_bytes // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES
+        self._address = syscalls.reserve(self._span_bytes)
+        self._closing = threading.Lock()
+        try:
+            syscalls.map_file(self._address, descriptor, size_bytes)
+        except OSError:
+            self.close()
+            raise
+        syscalls.expect_random_access(self._address, self._span_bytes)
+        self._footer_range = np.array(
+            [self._address + size_bytes - len(FOOTER), len(FOOTER)], dtype=np.uint64
+        )
+        self._footer = np.frombuffer(FOOTER, ENTRY)[0]
+
+    def within(self, spans: Spans, patient: bool) -> tuple[Numbers, Numbers]:
+        """Return where documents begin within windows; copies only what lies between two of the
+        entries in memory.
+        """
+        self._require_intact()
+        base = self._places.first_tokens[spans.shard]
+        first_token = base + spans.token_offset
+        # The entry before this one is at most the first token, and its index is at least 0.
+        block = np.searchsorted(self._sparse, first_token, "right") - 1
+        end_block = self._end_block(block, first_token + spans.row_tokens)
+        file_first = self._places.first_entries[spans.shard]
+        first = np.maximum(SPARSE * block, file_first)
+        end = np.minimum(SPARSE * end_block, self._places.first_entries[spans.shard + 1])
+        # Nothing lies between two files, so each row has at least the entry before its first token.
+        ends = np.cumsum(end - first)
+        copied = self._copied(first, end, int(ends[-1]) if ends.size else 0, patient)
+        known = np.where(first == file_first, 0, self._sparse[block] - base)
+        self._require_whole(copied, ends, known)
+        # As unsigned numbers, those at or before the first token are larger than any.
+        beyond = copied[:-1] - np.repeat(spans.token_offset + 1, end - first)
+        chosen = np.flatnonzero(beyond.view(np.uint64) < np.uint64(spans.row_tokens - 1))
+        counts = np.diff(np.searchsorted(chosen, ends), prepend=0)
+        return counts, beyond[chosen] + 1
+
+    def close(self) -> None:
+        """Unmap the file. A read in progress fails with CorpusChanged."""
+        self._failed = True
+        self._closed.set()
+        with self._closing:
+            if self._span_bytes:
+                self._copier.close()
+                syscalls.unmap(self._address, self._span_bytes)
+                self._span_bytes = 0
+
+    def _end_block(self, block: Numbers, end_token: Numbers) -> Numbers:
+        """Return the first block behind `block` whose first entry is at or behind end_token."""
+        found = block + 1
+        # For most rows that is the next one, which a search would take a fifth of a read to find.
+        beyond = self._sparse[np.minimum(found, self._sparse.size - 1)] < end_token
+        beyond &= found < self._sparse.size
+        if beyond.any():
+            found[beyond] = np.searchsorted(self._sparse, end_token[beyond])
+        return found
+
+    def _copied(self, first: Numbers, end: Numbers, total: int, patient: bool) -> Numbers:
+        """Return entries, and the footer behind them.  first, end: int64[rows]; total: of all."""
+        ranges = np.empty((first.size + 1, 2), dtype=np.uint64)
+        ranges[:-1, 0] = self._address + ENTRY.itemsize * first
+        ranges[:-1, 1] = ENTRY.itemsize * (end - first)
+        # Last, so that a file that is truncated meanwhile is found.
+        ranges[-1] = self._footer_range
+        target = np.empty(ENTRY.itemsize * (total + 1), dtype=np.uint8)
+        self._with_retries(lambda: self._copier.copy(ranges, target) is None, patient)
+        return target.view(ENTRY)
+
+    def _require_whole(self, copied: Numbers, ends: Numbers, known: Numbers) -> None:
+        """Raise CorpusChanged unless these are entries of the file that was mapped.
+
+        known: int64[rows], what the first entry of each row has to be.
+        """
+        ascends = copied[1:-1] > copied[:-2]
+        ascends[ends[:-1] - 1] = True
+        firsts = copied[np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])][: ends.size]
+        is_whole = copied[-1] == self._footer and ascends.all() and (firsts == known).all()
+        # After the copy: if this was closed meanwhile, other data may have been copied.
+        self._require_intact()
+        if not is_whole:
+            self._fail("truncated or written to, found by a read")
+
+    def _with_retries(self, copy: Callable[[], bool], patient: bool) -> None:
+        """Copy until it succeeds; about a second if patient, else once.
+
+        Raises: CorpusChanged if the file was truncated, or cannot be examined; else Unreadable.
+        """
+        if copy():
+            return
+        for pause_seconds in _PAUSES_SECONDS if patient else ():
+            self._require_intact()
+            if self._is_changed() is True:
+                self._fail("truncated or written to, found by a read")
+            self._closed.wait(pause_seconds)
+            if copy():
+                return
+        self._require_intact()
+        if patient and self._is_changed() is not False:
+            self._fail("it cannot be read, and its name is gone")
+        cure = "retry on this or another server"
+        problem = "has document borders that cannot be read at the moment"
+        raise Unreadable("dataset", f"{self._name!r} {problem}; {cure}")
+
+    def _is_changed(self) -> bool | None:
+        """Return whether the file was truncated or written to; None if its name is gone."""
+        try:
+            now = FileStat.of(os.stat(self._path))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return False
+        if now[:2] != self._facts[:2]:
+            return None
+        return now[:4] != self._facts[:4]
+
+    def _require_intact(self) -> None:
+        if self._failed:
+            raise CorpusChanged("dataset", f"{self._name!r} has {_FAILED}")
+
+    def _fail(self, reason: str) -> None:
+        """Deliver nothing more, since other borders are another plane.  Raises: CorpusChanged."""
+        self._failed = True
+        _LOG.error("document borders failed dataset=%s reason=%s", self._name, reason)
+        self._require_intact()
+
+
+def _sums(counts: Numbers) -> Numbers:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])

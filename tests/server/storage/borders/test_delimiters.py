@@ -1,0 +1,152 @@
+"""Borders at tokens that separate documents, in files whose format knows nothing of them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.storage.borders import Borders, Delimiters, borders_of, delimiters
+from server.storage.choice import STORES
+from server.storage.formats import STORED
+from tests.conftest import WriteTokens
+from tests.server.storage.borders.naive import (
+    Corpus,
+    all_windows,
+    borders,
+    opened,
+    require_agreement,
+    starts_by,
+    write_datatrove,
+)
+from tests.server.storage.formats.writing import llmc_header
+from tests.support.memory_store import MemoryStore
+from tokenfeed.errors import InvalidCorpus
+
+END, START = 5, 6
+CHOICES = {
+    "end": Delimiters(end=END),
+    "start": Delimiters(start=START),
+    "both": Delimiters(end=END, start=START),
+    "one token for both": Delimiters(end=END, start=END),
+}
+
+
+@pytest.mark.parametrize("chosen", CHOICES.values(), ids=CHOICES)
+@settings(max_examples=100)
+@given(
+    files=st.lists(
+        st.lists(st.sampled_from([END, START, 0, 1]), min_size=1, max_size=30),
+        min_size=1,
+        max_size=4,
+    ),
+    dtype=st.sampled_from(sorted(STORED)),
+    row_tokens=st.integers(2, 12),
+    read=st.sampled_from(sorted(STORES)),
+)
+def test_every_window_has_the_documents_that_begin_in_it(
+    chosen: Delimiters, files: list[list[int]], dtype: str, row_tokens: int, read: str
+) -> None:
+    """Delimiters in the first and the last place, several in a row, beside ends of blocks."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delimiters, "PIECE_BYTES", 8)
+        paths = [str(Path(folder) / f"{number}.bin") for number in range(len(files))]
+        for path, tokens in zip(paths, files, strict=True):
+            np.array(tokens, STORED[dtype]).tofile(path)
+        starts = [starts_by(tokens, chosen.end, chosen.start) for tokens in files]
+        corpus = Corpus(paths, starts, list(map(len, files)), STORED[dtype].str)
+        with opened(corpus, read) as store:
+            found = borders_of(store, chosen)
+            assert isinstance(found, Borders)
+            require_agreement(found, corpus, all_windows(corpus.counts, row_tokens))
+
+
+@pytest.mark.parametrize("chosen", CHOICES.values(), ids=CHOICES)
+def test_delimiters_beside_the_border_of_a_block_are_found(
+    write_tokens: WriteTokens, chosen: Delimiters
+) -> None:
+    """Tokens are read a MiB at a time."""
+    tokens = np.ones(1_200_000, dtype=np.uint16)
+    border = (1 << 20) // 2
+    tokens[[border - 1, border, 2 * border - 1]] = END
+    tokens[[border + 1, 2 * border]] = START
+    starts = starts_by(tokens.tolist(), chosen.end, chosen.start)
+    corpus = Corpus([str(write_tokens(tokens))], [starts], [tokens.size])
+
+    with borders(corpus, chosen) as found:
+        require_agreement(found, corpus)
+
+
+def test_headers_of_a_format_are_no_tokens(tmp_path: Path) -> None:
+    """llm.c's has 1,024 bytes, of which one is 5."""
+    path = tmp_path / "train.bin"
+    path.write_bytes(llmc_header(5) + np.array([1, END, 1, 1, 1], "<u2").tobytes())
+    corpus = Corpus([str(path)], [[0, 2]], [5])
+
+    with borders(corpus, Delimiters(end=END)) as found:
+        require_agreement(found, corpus, all_windows([5], 3))
+
+
+def test_a_store_without_files_has_borders_too() -> None:
+    """Nothing is kept of it."""
+    store = MemoryStore("train", [np.array([1, END, 1]), np.array([1, 1])])
+    found = borders_of(store, Delimiters(end=END))
+
+    assert isinstance(found, Borders)
+    assert found.count == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "chosen", "vocab_size", "problem"),
+    [
+        (
+            "<u2",
+            Delimiters(end=65_536),
+            None,
+            r"uint16 .* --document-end-token 65536 .* 0\.\.65535",
+        ),
+        ("<i2", Delimiters(start=40_000), None, r"int16 .* --document-start-token .* 0\.\.32767"),
+        ("<i8", Delimiters(end=1 << 32), None, r"0\.\.4294967295"),
+        ("<u4", Delimiters(end=-1), None, r"--document-end-token -1 is not in 0\.\."),
+        ("<u2", Delimiters(end=7), 7, r"--document-end-token 7 is not below --vocab-size 7"),
+        ("<u2", Delimiters(end=1, start=9), 7, r"--document-start-token 9 is not below"),
+    ],
+)
+def test_a_delimiter_that_cannot_occur_names_its_limit(
+    write_tokens: WriteTokens,
+    dtype: str,
+    chosen: Delimiters,
+    vocab_size: int | None,
+    problem: str,
+) -> None:
+    """Otherwise all tokens would be read to find none."""
+    corpus = Corpus([str(write_tokens([1, 2, 3], dtype=dtype))], [], [], dtype)
+    with opened(corpus) as store, pytest.raises(InvalidCorpus, match=rf"train\.bin: .*{problem}"):
+        borders_of(store, chosen, vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "option"),
+    [
+        (Delimiters(end=END), "--document-end-token"),
+        (Delimiters(start=START), "--document-start-token"),
+    ],
+)
+def test_a_delimiter_of_files_that_know_their_documents_is_an_error(
+    tmp_path: Path, chosen: Delimiters, option: str
+) -> None:
+    """Of the two, one would be ignored."""
+    corpus = write_datatrove(tmp_path, [[3, 4]])
+    problem = rf"00000\.ds: its documents are known from .*00000\.ds\.index; omit {option}"
+    with opened(corpus) as store, pytest.raises(InvalidCorpus, match=problem):
+        borders_of(store, chosen)
+
+
+def test_a_search_that_is_stopped_ends_early(write_tokens: WriteTokens) -> None:
+    corpus = Corpus([str(write_tokens([1, 2, 3]))], [], [])
+    with opened(corpus) as store, pytest.raises(InvalidCorpus, match="was closed while"):
+        borders_of(store, Delimiters(end=END), stopped=lambda: True)

@@ -1,0 +1,316 @@
+"""A search for delimiters in the background."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of, opening, writing
+from server.storage.borders.reading import MappedEntries, MemoryEntries
+from server.storage.store import TokenStore
+from tests.conftest import WriteTokens
+from tests.server.storage.borders.naive import (
+    Corpus,
+    opened,
+    require_agreement,
+    starts_by,
+    write_datatrove,
+)
+from tests.support.waiting import eventually, let_time_pass
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.planes import DOCUMENT_STARTS
+
+END = 3
+TOKENS = 1_400_000
+
+
+@pytest.fixture(autouse=True)
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In these tests, a MiB of tokens is searched in the background."""
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 1 << 20)
+
+
+@pytest.fixture
+def corpus(write_tokens: WriteTokens) -> Corpus:
+    """Two files, each of more than one block, with documents of 100 tokens."""
+    random = np.random.default_rng(8)
+    files = [random.integers(0, 100, TOKENS // 2) for _ in range(2)]
+    paths = [str(write_tokens(file, f"{at}.bin")) for at, file in enumerate(files)]
+    return Corpus(paths, [starts_by(file.tolist(), END, None) for file in files], [TOKENS // 2] * 2)
+
+
+@pytest.fixture
+def store(corpus: Corpus) -> Iterator[TokenStore]:
+    with opened(corpus) as found:
+        yield found
+
+
+class Gate:
+    """Holds the reads of a store back until it is opened."""
+
+    def __init__(self, store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._read = store.read_served
+        self.reads = 0
+        self.opened = threading.Event()
+        monkeypatch.setattr(store, "read_served", self.read)
+
+    def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        self.reads += 1
+        assert self.reads == 1 or self.opened.wait(10)
+        return self._read(shard, first_byte, size_bytes)
+
+
+def started(store: TokenStore, **options: Any) -> BorderSearch:
+    found = borders_of(store, Delimiters(end=END), **options)
+    assert isinstance(found, BorderSearch)
+    found.start()
+    return found
+
+
+def row() -> Spans:
+    return Spans.of_windows(500, np.array([1]), np.array([7]))
+
+
+def kept(corpus: Corpus) -> list[Path]:
+    return list(Path(corpus.paths[0]).parent.glob(".*"))
+
+
+def test_a_search_tells_its_progress_and_then_has_all_borders(
+    store: TokenStore, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are served meanwhile, and the plane has no fingerprint yet."""
+    gate = Gate(store, monkeypatch)
+    with closing(started(store)) as found:
+        assert eventually(lambda: gate.reads == 2)
+        assert 0 < found.progress < 1
+        assert (found.kind, found.fingerprint, found.count) == (DOCUMENT_STARTS, b"", 0)
+        problem = r"'train' is still being searched for document borders; 37\.4 % are done"
+        with pytest.raises(Unreadable, match=problem):
+            found.read(row())
+
+        gate.opened.set()
+        assert eventually(lambda: found.progress == 1.0)
+        require_agreement(found, corpus)
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 10, 1 << 20], ids=["many", "few"])
+def test_what_a_search_found_is_kept_however_few_they_are(
+    store: TokenStore, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
+) -> None:
+    """A terabyte is not read again for a few documents."""
+    monkeypatch.setattr(writing, "MEMORY_BYTES_MAX", memory_bytes)
+    with closing(started(store)) as found:
+        assert eventually(lambda: found.progress == 1.0)
+        require_agreement(found, corpus)
+    assert len(kept(corpus)) == 1
+
+    again = borders_of(store, Delimiters(end=END))
+    assert isinstance(again, Borders)
+    with closing(again):
+        kind = MappedEntries if memory_bytes == 1 << 10 else MemoryEntries
+        assert isinstance(again._entries, kind)
+        require_agreement(again, corpus)
+
+
+def test_a_search_in_this_thread_has_the_same_borders(store: TokenStore, corpus: Corpus) -> None:
+    """A command that only describes a corpus has no other work meanwhile."""
+    found = borders_of(store, Delimiters(end=END))
+    assert isinstance(found, BorderSearch)
+    with closing(found):
+        found.search_now()
+        require_agreement(found, corpus)
+
+
+def test_a_search_that_was_closed_ends_and_keeps_nothing(
+    store: TokenStore,
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that is stopped does not wait for an hour."""
+    gate = Gate(store, monkeypatch)
+    found = started(store)
+    assert eventually(lambda: gate.reads == 2)
+    threading.Timer(0.05, gate.opened.set).start()
+    found.close()
+    found.close()
+
+    assert eventually(lambda: not found._thread.is_alive())
+    assert gate.reads == 2
+    assert kept(corpus) == []
+    assert caplog.messages == []
+
+
+def test_a_search_that_was_never_started_can_be_closed(store: TokenStore) -> None:
+    found = borders_of(store, Delimiters(end=END))
+    assert isinstance(found, BorderSearch)
+    found.close()
+
+
+def test_borders_found_after_the_end_are_closed(tmp_path: Path) -> None:
+    """Otherwise their map would stay."""
+    many = write_datatrove(tmp_path, [[1] * 200_000])
+    searching, ended = threading.Event(), threading.Event()
+
+    def search(*_: object) -> Borders:
+        searching.set()
+        assert ended.wait(10)
+        with opened(many) as store:
+            made = borders_of(store)
+        assert isinstance(made, Borders)
+        assert mapped_count() == 1
+        return made
+
+    found = BorderSearch("train", search)
+    found.start()
+    assert searching.wait(10)
+    found.close()
+    assert found._thread.is_alive()
+    ended.set()
+
+    assert eventually(lambda: not found._thread.is_alive())
+    assert mapped_count() == 0
+    with pytest.raises(CorpusChanged):
+        found.read(row())
+
+
+def mapped_count() -> int:
+    return Path("/proc/self/maps").read_text().count(".tokenfeed-documents")
+
+
+def test_files_that_change_during_a_search_leave_nothing_behind(
+    store: TokenStore, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was opened is still served, but the next server finds other files."""
+    monkeypatch.setattr(writing, "MEMORY_BYTES_MAX", 1 << 10)
+    gate = Gate(store, monkeypatch)
+    with closing(started(store)) as found:
+        assert eventually(lambda: gate.reads == 2)
+        let_time_pass(Path(corpus.paths[1]))
+        other = Path(corpus.paths[1]).with_name("other")
+        np.zeros(TOKENS // 2, "<u2").tofile(other)
+        other.replace(corpus.paths[1])
+        gate.opened.set()
+
+        assert eventually(lambda: found.progress == 1.0)
+        require_agreement(found, corpus)
+        assert kept(corpus) == []
+
+
+def test_a_dataset_that_fails_ends_its_search(
+    store: TokenStore,
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Half a corpus is another corpus."""
+    gate = Gate(store, monkeypatch)
+    with closing(started(store)) as found:
+        assert eventually(lambda: gate.reads == 2)
+        let_time_pass(Path(corpus.paths[0]))
+        os.truncate(corpus.paths[0], 4096)
+        os.truncate(corpus.paths[1], 4096)
+        gate.opened.set()
+
+        assert eventually(lambda: any("document search failed" in m for m in caplog.messages))
+        with pytest.raises(Unreadable, match="the search for them failed; the log of its server"):
+            found.read(row())
+        assert found.progress < 1
+    assert kept(corpus) == []
+
+
+def test_a_file_system_that_fails_for_long_is_waited_for(
+    store: TokenStore, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of an hour does not begin again."""
+    monkeypatch.setattr(opening, "_RETRY_SECONDS", 0.01)
+    right, failures = store.read_served, iter(range(3))
+
+    def fail_thrice(*place: int) -> bytes:
+        if next(failures, None) is not None:
+            raise Unreadable("dataset", "has a file that cannot be read at the moment")
+        return right(*place)
+
+    monkeypatch.setattr(store, "read_served", fail_thrice)
+    with closing(started(store)) as found:
+        assert eventually(lambda: found.progress == 1.0)
+        require_agreement(found, corpus)
+
+
+def test_a_place_that_cannot_be_written_costs_nothing_but_a_warning(
+    store: TokenStore,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Few borders fit in memory."""
+
+    def refuse(*_: object, **__: object) -> tuple[int, str]:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(writing.tempfile, "mkstemp", refuse)
+    with closing(started(store, cache_dir=str(tmp_path / "cache"))) as found:
+        assert eventually(lambda: found.progress == 1.0)
+        require_agreement(found, corpus)
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == [
+        "Read-only file system"
+    ] * 2
+
+
+def test_a_search_logs_how_far_it_is(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator wants to know whether it takes minutes or hours."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(opening, "_PROGRESS_SECONDS", 0.0)
+    with closing(started(store)) as found:
+        assert eventually(lambda: found.progress == 1.0)
+
+    shares = [m.rpartition("=")[2] for m in caplog.messages if m.startswith("finding documents")]
+    assert shares == ["37.4%", "50.0%", "87.4%", "100.0%"]
+    assert any(m.startswith("document search ended dataset=train") for m in caplog.messages)
+
+
+def test_a_search_of_two_processes_at_once_is_harmless(corpus: Corpus) -> None:
+    """Both rename a complete file into its place."""
+    with opened(corpus) as one, opened(corpus) as two:
+        both = [started(one), started(two)]
+        for found in both:
+            assert eventually(lambda found=found: found.progress == 1.0)
+            require_agreement(found, corpus)
+            found.close()
+        assert len(kept(corpus)) == 1
+        again = borders_of(one, Delimiters(end=END))
+        assert isinstance(again, Borders)
+        require_agreement(again, corpus)
+
+
+def test_a_stopped_wait_for_a_file_system_ends_at_once(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause between retries is ten seconds."""
+
+    def fail(*_: int) -> bytes:
+        raise Unreadable("dataset", "has a file that cannot be read at the moment")
+
+    monkeypatch.setattr(store, "read_served", fail)
+    found = started(store)
+    found.close()
+
+    assert eventually(lambda: not found._thread.is_alive(), 5.0)
+
+
+def test_an_impossible_delimiter_is_found_before_anything_is_searched(store: TokenStore) -> None:
+    with pytest.raises(InvalidCorpus, match="is not below --vocab-size"):
+        borders_of(store, Delimiters(end=END), vocab_size=2)
