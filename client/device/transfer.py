@@ -58,7 +58,7 @@ class CpuTransfer:
             x, y = out[0].numpy(), out[1].numpy()
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         widen_here(parts, x, y)
-        if masks := masks_of(parts, self._masks):
+        if parts[0].planes and (masks := masks_of(parts, self._masks)):
             ignore_here(parts, y, masks)
         # Last, so that a Ctrl-C before it leaves the position of the stream unchanged.
         rows.consume(self._shape[0])
