@@ -42,9 +42,11 @@ from tests.server.rpc.test_service import serving
 from tests.support import reference
 from tests.support.masked_mixtures import MaskedMixtures
 from tests.support.memory_store import MemoryStore
-from tests.support.targets import targets
+from tests.support.targets import starts_plane, targets
 from tests.support.waiting import eventually
+from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.wire.row_block import Plane
 
 B, T = 5, 11
 ALONE = {"rank": 0, "world_size": 1}
@@ -519,6 +521,34 @@ def test_a_server_that_still_searches_is_waited_for_or_left_out(
             found = read.result(timeout=10)
 
     assert found == expected(CORPUS, "random-1", range(3 * B), borders=True)
+
+
+class Confused(MemoryStore):
+    """A store that once says that a document begins with token 0 of each row."""
+
+    confused = 0
+
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        found = super().gather_planes(spans, planes, patient)
+        if self.confused or DOCUMENT_STARTS not in planes:
+            return found
+        self.confused += 1
+        return (starts_plane([[0]] * len(spans)), *found[1:])
+
+
+def test_a_frame_with_planes_that_no_row_can_have_is_requested_again() -> None:
+    """Its checksum is right, but applied it would ignore a target of another row."""
+    store = Confused("train", CORPUS.tokens, CORPUS.masks, CORPUS.starts)
+    with (
+        serving({"train": dataset_of(store, TokenChecks())}) as peer,
+        RemoteBatches(peer.address, B, T, seed=7, mask_borders=True, **ALONE) as feed,
+    ):
+        found = delivered(itertools.islice(feed, 5))
+
+    assert store.confused == 1
+    assert found == expected(CORPUS, "random-1", range(5 * B), borders=True)
 
 
 # --- mixtures ---
