@@ -37,6 +37,7 @@ from .feed.streamed_dataset import FeedStream, StreamedDataset
 from .local.choice import open_target
 from .runtime.counters import Counters
 from .stream.row_stream import PREFETCH_BYTES
+from .stream.wanted_planes import LOSS_MASKS, LossMask, WantedPlanes
 from .transport.addresses import Targets
 from .transport.credentials import Credentials
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -75,6 +76,8 @@ class RemoteBatches(IterableDataset[Batch]):
         rank: int | None = None,
         world_size: int | None = None,
         group: Group | None = None,
+        loss_mask: LossMask = "apply",
+        mask_borders: bool = False,
         start_step: int = 0,
         start_sample: int | None = None,
         num_batches: int | None = None,
@@ -101,6 +104,10 @@ class RemoteBatches(IterableDataset[Batch]):
         window once per epoch).
         rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh that
         has them.  By default those of torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
+        loss_mask: "apply" (where a corpus has a loss mask, y is -100 at tokens that it masks, so
+        that a loss ignores them) or "ignore" (every token is a target).
+        mask_borders: whether y is -100 too where its token begins another document than that of x.
+        The documents of all datasets have to be known.
         start_step: batches of all ranks to begin after, at this batch size and world size.
         start_sample: the same as a sample index, independent of both sizes.  num_batches: length
         of the stream from there on; None is endless.
@@ -159,6 +166,11 @@ class RemoteBatches(IterableDataset[Batch]):
             ),
             num_batches,
         )
+        planes = WantedPlanes(
+            loss_mask=validation.one_of("loss_mask", loss_mask, LOSS_MASKS) == "apply",
+            document_starts=validation.flag("mask_borders", mask_borders),
+        )
+        self._masks = planes.kinds
         self._end_sample = SAMPLE_END
         if num_batches is not None:
             self._end_sample = request.position.batch_first_sample(num_batches)
@@ -174,6 +186,7 @@ class RemoteBatches(IterableDataset[Batch]):
             timeouts=timeouts,
             credentials=credentials,
             client_name=validation.name_of_client(client_name, ranks.rank),
+            planes=planes,
         )
         source = open_dataset(
             request,
@@ -258,7 +271,7 @@ class RemoteBatches(IterableDataset[Batch]):
             if at_sample is None and stream.request.position.world_size > 1:
                 raise InvalidRequest("at_sample", "is required with several ranks")
             changed, begin = stream.changed(weights, at_sample, self)
-            ranks_compare = None if self._agreement is None else changed.parts()
+            ranks_compare = None if self._agreement is None else changed.compared()
         except BaseException as error:
             if self._agreement is not None:
                 self._agreement.refuse(str(error) or repr(error))
@@ -501,7 +514,7 @@ class RemoteBatches(IterableDataset[Batch]):
         shape = (position.batch_size, self._spec.context_length)
         # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
-        transfer = transfer_for(self._device, shape, self._x_dtype)
+        transfer = transfer_for(self._device, shape, self._x_dtype, masks=self._masks)
         return BatchReader(self._dataset, request, rows, transfer)
 
     def _continue(
@@ -519,8 +532,7 @@ class RemoteBatches(IterableDataset[Batch]):
         )
         try:
             if self._agreement is not None:
-                identity = continued.parts().fingerprint
-                self._agreement.require_same_state(number, sample, identity)
+                self._agreement.require_same_state(number, sample, continued.identity())
         except BaseException:
             continued.close_unless(self._stream)
             raise

@@ -16,6 +16,7 @@ from .feed.loaders import require_own_batches
 from .feed.mixture.recipe import Mixture
 from .feed.ranks.coordinates import Group
 from .stream.row_stream import PREFETCH_BYTES
+from .stream.wanted_planes import LossMask
 from .transport.addresses import Targets
 from .transport.credentials import Credentials
 from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -35,6 +36,8 @@ def validation_feeds(
     rank: int | None = None,
     world_size: int | None = None,
     group: Group | None = None,
+    loss_mask: LossMask = "apply",
+    mask_borders: bool = False,
     prefetch_bytes: int = PREFETCH_BYTES,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
     credentials: Credentials | None = None,
@@ -73,6 +76,8 @@ def validation_feeds(
                 rank=rank,
                 world_size=world_size,
                 group=group,
+                loss_mask=loss_mask,
+                mask_borders=mask_borders,
                 prefetch_bytes=prefetch_bytes,
                 timeouts=timeouts,
                 credentials=credentials,

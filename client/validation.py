@@ -61,6 +61,20 @@ def text(name: str, value: str | None) -> str:
     return value
 
 
+def one_of(name: str, value: str, values: tuple[str, ...]) -> str:
+    """Return value.  Raises: InvalidRequest unless it is one of values."""
+    if not isinstance(value, str) or value not in values:
+        raise InvalidRequest(name, f"{shown(value)} is not one of {', '.join(values)}")
+    return value
+
+
+def flag(name: str, value: bool) -> bool:
+    """Return value.  Raises: InvalidRequest unless it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidRequest(name, f"{shown(value)} is neither True nor False")
+    return value
+
+
 def hash_digits(name: str, value: str | None) -> bytes | None:
     """Return the 32 bytes of a hash written as 64 hexadecimal digits; None stays None.  Raises:
     InvalidRequest.

@@ -22,6 +22,7 @@ from ..feed.mixture.toml_text import mixture_toml
 from ..feed.stats import SourceStats
 from ..local.choice import open_target
 from ..stream.usable import counted_rows
+from ..stream.wanted_planes import WantedPlanes
 from ..transport.timeouts import Timeouts
 from . import WAIT_SECONDS
 from .plan_input import ORDER, Asked, read_asked, read_end_sample, read_tokens
@@ -90,7 +91,12 @@ def _described(target: str, asked: Asked) -> tuple[pb.Dataset, ...]:
     not those of the state.
     """
     request = StreamRequest(asked.spec, Position(0, 1))
-    dataset = open_target(target, request, timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS))
+    dataset = open_target(
+        target,
+        request,
+        timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS),
+        planes=WantedPlanes(loss_mask=False),
+    )
     try:
         described = dataset.await_described()
     finally:

@@ -17,6 +17,7 @@ from tokenfeed.wire.request import StreamRequest
 from ..local.choice import open_target
 from ..runtime.counters import Counters
 from ..stream.row_stream import PREFETCH_BYTES
+from ..stream.wanted_planes import WantedPlanes
 from ..transport.timeouts import Timeouts
 from ..validation import first_position, text
 from . import WAIT_SECONDS
@@ -39,7 +40,10 @@ def run_show(arguments: argparse.Namespace) -> None:
         num_batches=1,
     )
     dataset = open_target(
-        arguments.target, request, timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS)
+        arguments.target,
+        request,
+        timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS),
+        planes=WantedPlanes(loss_mask=False),
     )
     rows = dataset.open_rows(request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     rows.start()

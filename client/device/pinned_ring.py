@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from .widening import join_into, narrow_dtype, widen_there
+from .widening import join_into, narrow_dtype, narrow_shape, widen_there
 
 SLOTS = 4
 """Batches whose memory the device may use while the host continues."""
@@ -39,16 +39,23 @@ class _Slot:
 class PinnedRing:
     """A queue of slots: batches are staged at one end and taken at the other."""
 
-    def __init__(self, engine: CudaCopyEngine, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        engine: CudaCopyEngine,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        masks: Collection[int] = (),
+    ) -> None:
         """Allocate the slots.
 
         shape: (B, T + 1).  dtype: of the served tokens, signed; wider tokens may follow later.
+        masks: kinds of planes that all rows have and that mask targets. Their bits are in the same
+        slot and the same copy as the tokens.
         """
         self._engine = engine
         self._shape = shape
-        self._free: deque[_Slot] = deque(
-            _Slot(engine.pinned(shape, dtype), engine.buffer(shape, dtype)) for _ in range(SLOTS)
-        )
+        self._masks = masks
+        self._free: deque[_Slot] = deque(_Slot(*self._memory(dtype)) for _ in range(SLOTS))
         self._staged: deque[_Slot] = deque()
 
     @property
@@ -64,7 +71,7 @@ class PinnedRing:
             slot.copied.synchronize()
         if narrow_dtype(parts).itemsize > slot.pinned.itemsize:
             self._widen_slot(slot, narrow_dtype(parts))
-        join_into(parts, slot.pinned)
+        join_into(parts, slot.pinned, self._masks)
         # The buffer on the device is free only after its last batch was widened.
         slot.copied = self._engine.copy(slot.pinned, slot.buffer, slot.widened)
         self._staged.append(self._free.popleft())
@@ -74,8 +81,11 @@ class PinnedRing:
         if slot.widened is not None:
             # The old buffer may not be freed while the device reads it.
             slot.widened.synchronize()
-        slot.pinned = self._engine.pinned(self._shape, dtype)
-        slot.buffer = self._engine.buffer(self._shape, dtype)
+        slot.pinned, slot.buffer = self._memory(dtype)
+
+    def _memory(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = narrow_shape(self._shape, dtype, self._masks)
+        return self._engine.pinned(shape, dtype), self._engine.buffer(shape, dtype)
 
     def take(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Widen the oldest staged batch into x and y, on the consumer's current stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -11,11 +12,13 @@ from tokenfeed.errors import InvalidRequest
 
 from .pinned_ring import CudaCopyEngine, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
+from .target_mask import ignore_here, masks_of
 from .widening import (
     WIDE_NUMPY,
     Batch,
     join_into,
     narrow_dtype,
+    narrow_shape,
     require_tokens_fit,
     widen_here,
     widen_there,
@@ -32,10 +35,13 @@ class DeviceTransfer(Protocol):
 class CpuTransfer:
     """To the CPU: widened once, directly from the received frames."""
 
-    def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype) -> None:
-        """shape: (batch_size, context_length)."""
+    def __init__(
+        self, shape: tuple[int, int], x_dtype: torch.dtype, masks: Collection[int] = ()
+    ) -> None:
+        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets."""
         self._shape = shape
         self._x_dtype = WIDE_NUMPY[x_dtype]
+        self._masks = masks
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch in host memory."""
@@ -52,6 +58,8 @@ class CpuTransfer:
             x, y = out[0].numpy(), out[1].numpy()
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         widen_here(parts, x, y)
+        if parts[0].planes and (masks := masks_of(parts, self._masks)):
+            ignore_here(parts, y, masks)
         # Last, so that a Ctrl-C before it leaves the position of the stream unchanged.
         rows.consume(self._shape[0])
         return batch
@@ -60,11 +68,18 @@ class CpuTransfer:
 class _ToDevice:
     """Common base of the transfers to a device: size, type and device of a batch."""
 
-    def __init__(self, shape: tuple[int, int], x_dtype: torch.dtype, device: torch.device) -> None:
-        """shape: (batch_size, context_length)."""
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        x_dtype: torch.dtype,
+        device: torch.device,
+        masks: Collection[int] = (),
+    ) -> None:
+        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets."""
         self._shape = shape
         self._x_dtype = x_dtype
         self._device = device
+        self._masks = masks
 
     def _fresh(self) -> Batch:
         return (
@@ -84,8 +99,10 @@ class DirectTransfer(_ToDevice):
         batch = out or self._fresh()
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
         batch_size, context_length = self._shape
-        narrow = torch.empty((batch_size, context_length + 1), dtype=narrow_dtype(parts))
-        join_into(parts, narrow)
+        masks, dtype = masks_of(parts, self._masks), narrow_dtype(parts)
+        shape = narrow_shape((batch_size, context_length + 1), dtype, masks)
+        narrow = torch.empty(shape, dtype=dtype)
+        join_into(parts, narrow, masks)
         widen_there(narrow.to(self._device), *batch)
         rows.consume(batch_size)
         return batch
@@ -100,9 +117,10 @@ class PinnedTransfer(_ToDevice):
         x_dtype: torch.dtype,
         device: torch.device,
         engine: CudaCopyEngine,
+        masks: Collection[int] = (),
     ) -> None:
         """engine: of this device."""
-        super().__init__(shape, x_dtype, device)
+        super().__init__(shape, x_dtype, device, masks)
         self._engine = engine
         self._ring: PinnedRing | None = None
 
@@ -123,9 +141,9 @@ class PinnedTransfer(_ToDevice):
         if parts is None:
             return False
         if self._ring is None:
-            # The width of the served tokens is known from the first frame on.
-            shape = (batch_size, context_length + 1)
-            self._ring = PinnedRing(self._engine, shape, narrow_dtype(parts))
+            # The width of the tokens and their planes are known from the first frame on.
+            shape, masks = (batch_size, context_length + 1), masks_of(parts, self._masks)
+            self._ring = PinnedRing(self._engine, shape, narrow_dtype(parts), masks)
         require_tokens_fit(parts, self._x_dtype)
         self._ring.stage(parts)
         rows.consume(batch_size)
@@ -133,14 +151,21 @@ class PinnedTransfer(_ToDevice):
 
 
 def transfer_for(
-    device: torch.device, shape: tuple[int, int], x_dtype: torch.dtype
+    device: torch.device,
+    shape: tuple[int, int],
+    x_dtype: torch.dtype,
+    *,
+    masks: Collection[int],
 ) -> DeviceTransfer:
-    """Return the transfer to a device for batches of shape (batch_size, context_length)."""
+    """Return the transfer to a device for batches of shape (batch_size, context_length).
+
+    masks: kinds of planes that mask targets, where the rows have them.
+    """
     if device.type == "cpu":
-        return CpuTransfer(shape, x_dtype)
+        return CpuTransfer(shape, x_dtype, masks)
     if device.type == "cuda":
-        return PinnedTransfer(shape, x_dtype, device, cuda_copy_engine(device))
-    return DirectTransfer(shape, x_dtype, device)
+        return PinnedTransfer(shape, x_dtype, device, cuda_copy_engine(device), masks)
+    return DirectTransfer(shape, x_dtype, device, masks)
 
 
 def usable_device(device: torch.device | str) -> torch.device:

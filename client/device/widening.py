@@ -7,7 +7,7 @@ is not part of a stream's identity: it may change from server to server, even wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ import torch
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
+
+from .target_mask import bit_columns, ignore_there, write_bits
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -61,12 +63,17 @@ def require_tokens_fit(parts: Sequence[RowBlock], *dtypes: torch.dtype) -> None:
 def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Widen rows into x and y, all on one device.
 
-    narrow: int16 or int32 [B, T + 1], the served tokens.  x, y: [B, T], int64 or int32.
+    narrow: as `join_into` made it; if it has bits of targets, y is -100 where they are 0.  x, y:
+    [B, T], int64 or int32.
     """
-    for wide, tokens in ((x, narrow[:, :-1]), (y, narrow[:, 1:])):
+    row_tokens = x.shape[1] + 1
+    for wide, tokens in ((x, narrow[:, : row_tokens - 1]), (y, narrow[:, 1:row_tokens])):
         wide.copy_(tokens)
         if wide.element_size() > narrow.element_size():
             wide.bitwise_and_(_MASKS[narrow.element_size()])
+    if narrow.shape[1] > row_tokens:
+        token_bytes = row_tokens * narrow.element_size()
+        ignore_there(narrow.view(torch.uint8)[:, token_bytes:], y)
 
 
 def narrow_dtype(parts: Sequence[RowBlock]) -> torch.dtype:
@@ -74,12 +81,33 @@ def narrow_dtype(parts: Sequence[RowBlock]) -> torch.dtype:
     return NARROW[max(part.tokens.itemsize for part in parts)]
 
 
-def join_into(parts: Sequence[RowBlock], narrow: torch.Tensor) -> None:
-    """Concatenate rows into a signed tensor [B, T + 1] in host memory, at least as wide as their
-    `narrow_dtype`.
+def narrow_shape(
+    shape: tuple[int, int], dtype: torch.dtype, masks: Collection[int]
+) -> tuple[int, int]:
+    """Return the shape of the memory for a batch of rows.
+
+    shape: (B, T + 1).  dtype: of its tokens.  masks: kinds of planes that mask targets; if there
+    are any, their bits follow the tokens of each row.
+    """
+    if not masks:
+        return shape
+    return shape[0], shape[1] + bit_columns(shape[1], dtype.itemsize)
+
+
+def join_into(parts: Sequence[RowBlock], narrow: torch.Tensor, masks: Collection[int] = ()) -> None:
+    """Concatenate rows into a signed tensor in host memory.
+
+    narrow: of `narrow_shape`, contiguous, at least as wide as the rows' `narrow_dtype`.  masks: the
+    kinds of planes that mask targets.
     """
     unsigned = narrow.numpy().view(_UNSIGNED[narrow.itemsize])
-    np.concatenate([part.tokens for part in parts], out=unsigned)
+    tokens = [part.tokens for part in parts]
+    if not masks:
+        np.concatenate(tokens, out=unsigned)
+        return
+    row_tokens = parts[0].tokens.shape[1]
+    np.concatenate(tokens, out=unsigned[:, :row_tokens])
+    write_bits(parts, unsigned.view(np.uint8)[:, row_tokens * narrow.itemsize :], masks)
 
 
 def require_fits(

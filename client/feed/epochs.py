@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import Position
 
+from ..device.target_mask import IGNORED
 from ..device.widening import Batch
 from .batch_reader import BatchReader
 from .cursor import Cursor
@@ -22,9 +23,6 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 Tail = Literal["drop", "wrap", "pad"]
 TAILS: tuple[str, ...] = get_args(Tail)
-
-PADDING = -100
-"""The target that torch's cross_entropy ignores (its ignore_index)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +159,4 @@ class Epoch(IterableDataset[Batch]):
 def _pad_targets(y: torch.Tensor, own_rows: int) -> None:
     """Make a loss ignore the rows that do not belong to this epoch."""
     if own_rows < len(y):
-        y[own_rows:].fill_(PADDING)
+        y[own_rows:].fill_(IGNORED)

@@ -4,6 +4,7 @@ stream that it makes of them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -44,6 +45,11 @@ class StreamedDataset(Protocol):
 
     def await_described(self) -> tuple[pb.Dataset, ...]:
         """Return the description of each source; waits for them.  Raises: TokenfeedError."""
+
+    def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
+        """Return kind and fingerprint of the planes of each source that the feed reads; waits like
+        `await_described`.
+        """
 
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
         """Return the number of rows of an order of a dataset; per epoch if it has epochs.
@@ -92,6 +98,20 @@ class FeedStream:
         Raises: TokenfeedError.
         """
         return self.spec.parts(fingerprints_of(self.dataset.await_described()))
+
+    def compared(self) -> StreamParts | tuple[StreamParts, str]:
+        """Return what ranks compare before a change: the stream, and a hash of its planes if it has
+        any.  Raises: TokenfeedError.
+        """
+        planes = self._planes_hash()
+        return (self.parts(), planes) if planes else self.parts()
+
+    def identity(self) -> str:
+        """Return what ranks compare when they load a state: the fingerprint of `parts`, and behind
+        it a hash of the planes if there are any, 64 hexadecimal digits each.  Raises:
+        TokenfeedError.
+        """
+        return self.parts().fingerprint + self._planes_hash()
 
     def end_sample(self) -> int:
         """Return the sample at which a source of a mixture ends it, 2^63 if none does, and log it;
@@ -201,7 +221,7 @@ class FeedStream:
         stream = FeedStream(request, dataset, self.cursor, self.open_dataset, schedule)
         try:
             if dataset is not self.dataset:
-                _require_same_corpora(self.dataset.await_described(), dataset.await_described())
+                _require_same_corpora(self.dataset, dataset)
             if history.runs:
                 history = history.continued_by(stream.parts(), before=before(), sample=sample)
         except BaseException:
@@ -213,6 +233,10 @@ class FeedStream:
         """Close the dataset, unless it is that of another stream."""
         if self.dataset is not other.dataset:
             self.dataset.close()
+
+    def _planes_hash(self) -> str:
+        planes = self.dataset.plane_fingerprints()
+        return hashlib.sha256(repr(planes).encode()).hexdigest() if any(planes) else ""
 
     def _require_open(self) -> None:
         if self.dataset.closed:
@@ -231,10 +255,17 @@ def fingerprints_of(described: Sequence[pb.Dataset]) -> list[bytes]:
     return [dataset.fingerprint for dataset in described]
 
 
-def _require_same_corpora(before: Sequence[pb.Dataset], now: Sequence[pb.Dataset]) -> None:
-    """Raise StreamMismatch if a dataset has another fingerprint than before."""
-    known = {dataset.name: dataset.fingerprint for dataset in before}
-    for dataset in now:
-        if known.get(dataset.name, dataset.fingerprint) != dataset.fingerprint:
-            problem = f"is another corpus now: {dataset.fingerprint.hex()}"
-            raise StreamMismatch(f"mixture.{dataset.name}", problem)
+def _require_same_corpora(before: StreamedDataset, now: StreamedDataset) -> None:
+    """Raise StreamMismatch if a source has another fingerprint than before, or other planes."""
+    known = {
+        each.name: (each.fingerprint, planes)
+        for each, planes in zip(before.await_described(), before.plane_fingerprints(), strict=True)
+    }
+    for each, planes in zip(now.await_described(), now.plane_fingerprints(), strict=True):
+        fingerprint, planes_before = known.get(each.name, (each.fingerprint, planes))
+        if fingerprint != each.fingerprint:
+            problem = f"is another corpus now: {each.fingerprint.hex()}"
+            raise StreamMismatch(f"mixture.{each.name}", problem)
+        if planes_before != planes:
+            problem = "has another loss mask or other document starts now"
+            raise StreamMismatch(f"mixture.{each.name}", problem)

@@ -8,11 +8,14 @@ from tokenfeed.wire.request import StreamRequest
 
 from ..stream.dataset_client import Agreement
 from ..stream.row_stream import StreamClient
+from ..stream.wanted_planes import WantedPlanes
 from ..transport.addresses import Targets
 from ..transport.credentials import Credentials, with_environment
 from ..transport.timeouts import Timeouts
 from .local_files import LocalFiles
 from .target import is_local_target
+
+_MASKS = WantedPlanes()
 
 
 def open_target(
@@ -24,6 +27,7 @@ def open_target(
     client_name: str = "",
     fingerprint: bytes | None = None,
     agreement: Agreement | None = None,
+    planes: WantedPlanes = _MASKS,
 ) -> StreamClient | LocalFiles:
     """Return the dataset of a target; does no I/O. Local files need no credentials and no name.
 
@@ -40,6 +44,7 @@ def open_target(
             ),
             fingerprint=fingerprint,
             agreement=agreement,
+            planes=planes,
         )
     return StreamClient(
         target,
@@ -49,4 +54,5 @@ def open_target(
         client_name=client_name,
         fingerprint=fingerprint,
         agreement=agreement,
+        planes=planes,
     )

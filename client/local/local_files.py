@@ -20,6 +20,7 @@ from ..runtime.supervised import Supervised
 from ..runtime.supervisor import Task
 from ..stream.dataset_client import Agreement
 from ..stream.usable import Datasets, compared, counted_rows, require_windows
+from ..stream.wanted_planes import WantedPlanes
 from ..transport.addresses import Targets
 from .local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
 from .target import parse_local_target
@@ -29,6 +30,7 @@ _LOG = logging.getLogger("tokenfeed.client")
 _AHEAD_BYTES_MAX = 8 << 20
 """Local rows are at hand at once: more of them ahead would only leave the caches."""
 _LOG_SECONDS = 30.0
+_MASKS = WantedPlanes()
 
 
 class Opened(Protocol):
@@ -57,12 +59,14 @@ class LocalFiles(Supervised):
         reconnect_seconds: float,
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
+        planes: WantedPlanes = _MASKS,
     ) -> None:
         """Parse the targets; does no I/O.
 
         request: template of all streams, which differ from it only by their position.
         reconnect_seconds: how long to try again if files cannot be read.  fingerprint: of the
-        required corpus; None accepts any, and agreement then compares it between ranks.
+        required corpus; None accepts any, and agreement then compares it between ranks.  planes:
+        to read.
         Raises: InvalidRequest if a target is malformed.
         """
         super().__init__()
@@ -72,6 +76,7 @@ class LocalFiles(Supervised):
         self._reconnect_seconds = reconnect_seconds
         self._fingerprint = fingerprint
         self._agreement = agreement
+        self.planes = planes
         self._opened: Opened | None = None
         self._described: Datasets | None = None
         self._open_lock = threading.Lock()
@@ -85,6 +90,12 @@ class LocalFiles(Supervised):
             self._await_opened()
         assert self._described is not None
         return self._described
+
+    def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
+        """Return kind and fingerprint of the wanted planes of each source; waits like
+        `await_described`.
+        """
+        return self.planes.fingerprints(self.await_described())
 
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
         """Return the number of rows of an order of a dataset, per epoch if it has epochs;
@@ -119,7 +130,8 @@ class LocalFiles(Supervised):
         """Return the rows of a request; opens the files first.  Raises: like
         `_await_opened`.
         """
-        return (self._opened or self._await_opened(is_over)).blocks(request)
+        opened = self._opened or self._await_opened(is_over)
+        return opened.blocks(self.planes.request(request, self.await_described()))
 
     def _await_opened(self, is_over: Callable[[], bool] = lambda: False) -> Opened:
         """Return the opened dataset; opens it in a thread.  Raises: like `_open`; InvalidRequest
@@ -160,17 +172,20 @@ class LocalFiles(Supervised):
 
     def _accepted(self, described: Datasets) -> Datasets:
         """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus;
-        InvalidRequest if a source of a mixture has no window.
+        InvalidRequest if a source of a mixture has no window, or wanted documents are not known;
+        Unreachable if a wanted plane is still being made.
         """
         found, required = described[0].fingerprint, self._fingerprint
         if required is not None and found != required:
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
         require_windows(self._spec, described)
-        if self._agreement is not None and required is None:
+        self.planes.require_ready("target", described)
+        self.planes.require_documents(described)
+        if self._agreement is not None and (required is None or self.planes.chosen(described)):
             # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.
             name = "" if self._spec.mixture else self._spec.source.dataset
-            _, identity = compared(self._spec, described)
+            _, identity = compared(self._spec, described, self.planes)
             self._agreement.require_same(name, identity)
         return described
 

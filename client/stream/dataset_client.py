@@ -39,10 +39,12 @@ from ..transport.timeouts import Timeouts
 from .describe import describe_all
 from .failover import Failover
 from .usable import Datasets, compared, counted_rows, require_usable, with_digests
+from .wanted_planes import WantedPlanes
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 Result = TypeVar("Result")
+_MASKS = WantedPlanes()
 Ask = Callable[[float, set[DescribeCall]], Result]
 """Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
 
@@ -51,8 +53,8 @@ class Agreement(Protocol):
     """A comparison between the ranks of a feed."""
 
     def require_same(self, dataset: str, fingerprint: bytes) -> None:
-        """Compare the corpus, or the identity of a mixture, with that of other ranks.  Raises:
-        StreamMismatch.
+        """Compare the corpus, or the identity of a mixture, and their planes with those of other
+        ranks.  Raises: StreamMismatch.
         """
 
 
@@ -69,6 +71,7 @@ class DatasetClient(Supervised):
         client_name: str = "",
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
+        planes: WantedPlanes = _MASKS,
     ) -> None:
         """Remember the servers; does no I/O.
 
@@ -78,7 +81,7 @@ class DatasetClient(Supervised):
         credentials: used as they are, without the environment.  client_name: name of this client in
         server logs; "" is none.
         fingerprint: of the required corpus, for one dataset; None accepts that of the first server
-        that answers, and agreement then compares it between ranks.
+        that answers, and agreement then compares it between ranks.  planes: to request.
         Raises: InvalidRequest if a target is not an address.
         """
         super().__init__()
@@ -89,6 +92,7 @@ class DatasetClient(Supervised):
         self._context_length = request.spec.context_length
         self._fingerprint = fingerprint
         self._agreement = agreement
+        self.planes = planes
         self._timeouts = timeouts
         self._described: Datasets | None = None
         self._connect()
@@ -155,8 +159,11 @@ class DatasetClient(Supervised):
                 if self.closed:
                     raise _closed_unused()
                 described = self._describe_all(self._context_length, timeout_seconds, open_calls)
-                if self._agreement is not None and self._fingerprint is None:
-                    self._agreement.require_same(*compared(self._request.spec, described))
+                if self._agreement is not None and (
+                    self._fingerprint is None or self.planes.chosen(described)
+                ):
+                    own = compared(self._request.spec, described, self.planes)
+                    self._agreement.require_same(*own)
                 self._described = described
             return self._described
 
@@ -181,6 +188,12 @@ class DatasetClient(Supervised):
             abandoned = self._supervisor
             self._connect()
             abandoned.retire(task)
+
+    def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
+        """Return kind and fingerprint of the wanted planes of each source; waits like
+        `await_described`.
+        """
+        return self.planes.fingerprints(self.await_described())
 
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
         """Return the number of rows of an order of a dataset, per epoch if it has epochs;
@@ -213,11 +226,14 @@ class DatasetClient(Supervised):
             reference = (pb.Dataset(fingerprint=self._fingerprint),)
         found: Datasets | None = None
         refused: list[tuple[str, RequestError]] = []
+        not_ready: list[Unreachable] = []
         for answer in answers:
             try:
                 self._require_usable(answer.replica, answer.described, reference)
             except RequestError as error:  # noqa: PERF203 - another server may fit
                 refused.append((answer.replica.address, without_traceback(error)))
+            except Unreachable as error:
+                not_ready.append(without_traceback(error))
             else:
                 self._accepted.add(answer.channel)
                 # The first known digest is required of all others.
@@ -225,6 +241,8 @@ class DatasetClient(Supervised):
                 is_known = reference is not None and reference[0].name
                 reference = with_digests(reference if is_known else None, found)
         if found is None:
+            if not_ready:
+                raise not_ready[0]
             _, first = refused[0]
             if len(answers) == len(replicas):
                 raise first
@@ -232,6 +250,8 @@ class DatasetClient(Supervised):
             raise Unreachable(first.subject, first.problem)
         for address, refusal in refused:
             _LOG.error("server rejected address=%s reason=%s", address, refusal.problem)
+        for away in not_ready:
+            _LOG.warning("server left out for now address=%s reason=%s", away.subject, away.problem)
         self._learn_digests(found)
         return found
 
@@ -276,7 +296,9 @@ class DatasetClient(Supervised):
     def _require_usable(
         self, replica: Replica, described: pb.DescribeResponse, reference: Datasets | None
     ) -> None:
-        require_usable(replica.address, described, self._request, self.client_name, reference)
+        require_usable(
+            replica.address, described, self._request, self.client_name, reference, self.planes
+        )
 
 
 class _DescribeTask(AwaitedTask[Result]):

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
+from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, StreamRequest
 
-from .usable import plane_fingerprint
+from .wanted_planes import known_fingerprints, plane_fingerprint
 
 
 class KnownStream:
     """A stream, and the descriptions of the datasets that it reads."""
 
     def __init__(self, request: StreamRequest, datasets: Sequence[pb.Dataset]) -> None:
-        """datasets: of each source."""
+        """request: with the planes of the stream.  datasets: of each source."""
         self._request = request
         self._datasets = {
             source.number: dataset
@@ -41,8 +42,21 @@ class KnownStream:
             self._chain[stage + 1],
             part.spec.identity_version,
             tuple(dataset.digest for dataset in datasets),
-            # Mixtures have no planes yet.
-            tuple((kind, plane_fingerprint(datasets[0], kind)) for kind in part.spec.planes),
+            self._plane_fingerprints(part.spec) if part.spec.planes else (),
+        )
+
+    def _plane_fingerprints(self, spec: StreamSpec) -> tuple[tuple[int, bytes], ...]:
+        """Return the fingerprint of each plane, by its kind.
+
+        spec: of a part; of a mixture its stage, in which perhaps no source has the plane.
+        """
+        numbered = [(source.number, self._datasets[source.number]) for source in spec.sources]
+        if spec.mixture is None:
+            ((_, dataset),) = numbered
+            return tuple((kind, plane_fingerprint(dataset, kind)) for kind in spec.planes)
+        return tuple(
+            (kind, stage_plane_fingerprint(kind, known_fingerprints(kind, numbered)))
+            for kind in spec.planes
         )
 
 

@@ -24,6 +24,7 @@ from ..transport.replicas import Replica
 from .background_rows import BackgroundRows
 from .dataset_client import DatasetClient
 from .known_stream import KnownStream
+from .wanted_planes import require_valid
 
 PREFETCH_BYTES = 32 << 20
 """Two calls of 16 frames: one is read, one is requested ahead. As fast as one endless stream. A
@@ -132,7 +133,8 @@ class RowStream(BackgroundRows):
             failure: Exception | None = None
             try:
                 datasets = self._remote.described(timeout_seconds, self._describe_calls)
-                self._receive(channel, KnownStream(self._request, datasets))
+                request = self._remote.planes.request(self._request, datasets)
+                self._receive(channel, KnownStream(request, datasets))
             except (RpcError, ValueError) as error:
                 failure = self._failure(error, replica)
             finally:
@@ -167,6 +169,8 @@ class RowStream(BackgroundRows):
             call = self._calls[0]
             for message in call.messages:
                 rows = frame.decode(message).rows(call.stream, self._received_row)
+                if rows.planes:
+                    require_valid(rows, is_mixture=call.stream.spec.mixture is not None)
                 if self._received_row + len(rows) > call.end_row:
                     raise BadFrame("call", "the server sent more rows than were requested")
                 self._counters.reconnects += self._is_resuming

@@ -11,10 +11,11 @@ from tokenfeed.errors import (
     NotFound,
     StreamMismatch,
 )
-from tokenfeed.stream.planes import KINDS
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, require_size
+
+from .wanted_planes import WantedPlanes
 
 Datasets = tuple[pb.Dataset, ...]
 """Descriptions of the datasets of a stream, in the order of its sources."""
@@ -26,28 +27,32 @@ def require_usable(
     request: StreamRequest,
     client_name: str,
     reference: Datasets | None,
+    planes: WantedPlanes,
 ) -> None:
     """Raise RequestError, naming the server, unless it speaks this contract, accepts the requests,
-    and has the corpus that the stream began with.
+    and has the corpus and the wanted planes that the stream began with; Unreachable while it is
+    still making one of these planes.
 
     described: its description, with the datasets of the sources.  reference: None if the stream
-    begins with it.
-    Compares the fingerprint of the tokens, and digest and planes if both sides know them.
+    begins with it. A reference without a name is only a fingerprint that the user gave.
+    Compares the fingerprints of tokens and planes, and digests if both sides know them.
     """
     _require_contract(address, described, request.spec.identity_version)
     datasets = tuple(described.datasets)
     try:
         request.require_within(described.limits, max(each.token_bytes for each in datasets))
-        require_size(request, described.limits, client_name)
+        require_size(planes.request(request, datasets), described.limits, client_name)
         require_windows(request.spec, datasets)
     except (LimitExceeded, InvalidRequest) as error:
         raise type(error)(error.subject, f"{error.problem} ({address})") from None
-    for dataset in datasets:
-        for kind in request.spec.planes:
-            if not plane_fingerprint(dataset, kind):
-                raise StreamMismatch(address, f"this dataset has no plane {kind} ({KINDS[kind]})")
     for dataset, ours in zip(datasets, reference or (), strict=False):
         _require_same_corpus(address, dataset, ours, request)
+    planes.require_ready(address, datasets)
+    if reference is None or not reference[0].name:
+        planes.require_documents(datasets)
+        return
+    for dataset, ours in zip(datasets, reference, strict=True):
+        planes.require_same(address, dataset, ours)
 
 
 def require_windows(spec: StreamSpec, datasets: Datasets) -> None:
@@ -70,15 +75,6 @@ def _require_same_corpus(
     _require_same(address, f"fingerprint{of_source}", dataset.fingerprint, reference.fingerprint)
     if dataset.digest and reference.digest:
         _require_same(address, f"digest{of_source}", dataset.digest, reference.digest)
-    for kind in request.spec.planes:
-        # Empty if the reference is only a fingerprint given by the user.
-        if ours := plane_fingerprint(reference, kind):
-            _require_same(address, f"plane {kind}", plane_fingerprint(dataset, kind), ours)
-
-
-def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
-    """Return the fingerprint of a plane of a dataset; b"" if it has no such plane."""
-    return next((plane.fingerprint for plane in dataset.planes if plane.kind == kind), b"")
 
 
 def counted_rows(dataset: pb.Dataset, order: str) -> int:
@@ -105,12 +101,15 @@ def _with_digest(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
     return learned
 
 
-def compared(spec: StreamSpec, datasets: Datasets) -> tuple[str, bytes]:
-    """Return what ranks compare: name and fingerprint of a dataset, or identity of a mixture."""
+def compared(spec: StreamSpec, datasets: Datasets, planes: WantedPlanes) -> tuple[str, bytes]:
+    """Return what ranks compare: name and fingerprint of a dataset, or identity of a mixture; and
+    behind it 32 bytes for each plane of the stream.
+    """
     fingerprints = [dataset.fingerprint for dataset in datasets]
+    of_planes = planes.compared(datasets)
     if spec.mixture is not None:
-        return "", spec.identity(fingerprints)
-    return datasets[0].name, fingerprints[0]
+        return "", spec.identity(fingerprints) + of_planes
+    return datasets[0].name, fingerprints[0] + of_planes
 
 
 def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:

@@ -296,7 +296,8 @@ def test_a_device_without_a_ring_gets_the_same_batches(
 ) -> None:
     """MPS and others: one narrow copy, widened there."""
     monkeypatch.setattr(
-        "client.batches.transfer_for", lambda *place: DirectTransfer(place[1], place[2], place[0])
+        "client.batches.transfer_for",
+        lambda *place, masks: DirectTransfer(place[1], place[2], place[0], masks),
     )
     with RemoteBatches(scripted.address, 3, 5, num_batches=4) as feed:
         batches = list(feed)
@@ -311,8 +312,8 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     """Each call sends the following batch on its way, and none is lost in between."""
     device = Device()
 
-    def staged(*place: Any) -> PinnedTransfer:
-        return PinnedTransfer(place[1], place[2], place[0], device)
+    def staged(*place: Any, masks: tuple[int, ...]) -> PinnedTransfer:
+        return PinnedTransfer(place[1], place[2], place[0], device, masks)
 
     monkeypatch.setattr("client.batches.transfer_for", staged)
     with RemoteBatches(scripted.address, 3, 5, num_batches=40) as feed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.identity import plane_fingerprint
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 
 
@@ -39,12 +40,13 @@ class MemoryStore:
         self,
         name: str,
         shards: Sequence[npt.NDArray[np.integer]],
-        planes: Mapping[int, Sequence[npt.NDArray[np.uint8]]] | None = None,
+        loss_masks: Sequence[npt.ArrayLike] | None = None,
+        document_starts: Sequence[npt.ArrayLike] | None = None,
     ) -> None:
         """Hold tokens: one array per shard, all of one type.
 
-        planes: by kind, for each shard one byte per token. A row's plane is the bytes of its
-        tokens; its padding has none.
+        loss_masks: for each shard one value per token, 1 if it is to be learned, else 0.
+        document_starts: for each shard the tokens with which its documents begin, ascending.
         """
         self.name = name
         self.stored = shards[0].dtype
@@ -55,7 +57,12 @@ class MemoryStore:
             for index, shard in enumerate(shards)
         ]
         self._tokens = shards
-        self._planes = planes or {}
+        given = {DOCUMENT_STARTS: (document_starts, "<u8"), LOSS_MASK: (loss_masks, np.uint8)}
+        self._planes = {
+            kind: [np.asarray(part, dtype) for part in parts]
+            for kind, (parts, dtype) in given.items()
+            if parts is not None
+        }
         self.planes = {kind: _fingerprint(kind, parts) for kind, parts in self._planes.items()}
         self.shapes = (self.shape,)
         self.failed = False
@@ -76,14 +83,20 @@ class MemoryStore:
     ) -> None:
         self.require_intact()
         tokens[:] = 0
-        for row, own in enumerate(self._rows(spans, self._tokens)):
-            tokens[row, : len(own)] = own
+        for row in range(len(spans)):
+            place = 0
+            for shard, first, end in _spans_of(spans, row):
+                tokens[row, place : place + end - first] = self._tokens[shard][first:end]
+                place += end - first
 
     def gather_planes(
         self, spans: Spans, planes: Sequence[int], patient: bool = True
     ) -> tuple[Plane, ...]:
         self.require_intact()
-        return tuple(_plane(kind, self._rows(spans, self._planes[kind])) for kind in planes)
+        return tuple(
+            _plane(kind, [self._plane_row(kind, spans, row) for row in range(len(spans))])
+            for kind in planes
+        )
 
     def advise(self, spans: Spans) -> None:
         """All of it is in memory."""
@@ -118,30 +131,35 @@ class MemoryStore:
     def close(self) -> None:
         self.failed = True
 
-    def _rows(
-        self, spans: Spans, content: Sequence[npt.NDArray[np.generic]]
-    ) -> list[npt.NDArray[np.generic]]:
-        """Return the content of each row, its spans end to end."""
-        return [
-            np.concatenate(
-                [content[0][:0]]
-                + [
-                    content[spans.shard[span]][spans.token_offset[span] :][
-                        : spans.token_count[span]
-                    ]
-                    for span in range(spans.first_span[row], spans.first_span[row + 1])
-                ]
-            )
-            for row in range(len(spans))
-        ]
+    def _plane_row(self, kind: int, spans: Spans, row: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a row's plane, as docs/protocol.md, Planes, has them."""
+        starts: list[int] = []
+        mask = np.zeros(spans.row_tokens, np.uint8)
+        place = 0
+        for shard, first, end in _spans_of(spans, row):
+            content = self._planes[kind][shard]
+            if kind == LOSS_MASK:
+                mask[place : place + end - first] = content[first:end]
+            else:
+                starts += [place + int(one) - first for one in content if first <= one < end]
+            place += end - first
+        if kind == LOSS_MASK:
+            return np.packbits(mask, bitorder="little")
+        return np.array([one for one in starts if one], "<u4").view(np.uint8)
 
 
-def _fingerprint(kind: int, parts: Sequence[npt.NDArray[np.uint8]]) -> bytes:
+def _spans_of(spans: Spans, row: int) -> Iterator[tuple[int, int, int]]:
+    """Yield shard, first and end token of each span of a row, which lie end to end in it."""
+    for span in range(spans.first_span[row], spans.first_span[row + 1]):
+        first = int(spans.token_offset[span])
+        yield int(spans.shard[span]), first, first + int(spans.token_count[span])
+
+
+def _fingerprint(kind: int, parts: Sequence[npt.NDArray[np.generic]]) -> bytes:
     digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).digest()
     return plane_fingerprint(kind, [part.size for part in parts], [digest])
 
 
-def _plane(kind: int, rows: Sequence[npt.NDArray[np.generic]]) -> Plane:
+def _plane(kind: int, rows: Sequence[npt.NDArray[np.uint8]]) -> Plane:
     lengths = np.array([row.size for row in rows], dtype=np.uint32)
-    content = np.concatenate([np.empty(0, np.uint8), *rows]).astype(np.uint8)
-    return Plane(kind, lengths, content)
+    return Plane(kind, lengths, np.concatenate([np.empty(0, np.uint8), *rows]))

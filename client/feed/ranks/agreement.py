@@ -29,6 +29,7 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 _STORE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
+_HASH_DIGITS = 64
 _ALL_RANKS_SECONDS = 480.0
 """Below the 600 s after which the watchdog of NCCL ends a job."""
 _MADE: dict[str, Iterator[int]] = {}
@@ -67,7 +68,8 @@ class RankAgreement:
         Does not wait for other ranks: one exchange with the store, queued behind other requests of
         this process to the store. If the store is unavailable or does not answer within 3 s,
         nothing is compared, and this is logged.
-        dataset: its name; different datasets are not compared.  fingerprint: 32 bytes.
+        dataset: its name; different datasets are not compared.  fingerprint: 32 bytes, and behind
+        them 32 bytes for each plane of the stream.
         Raises: StreamMismatch, naming both ranks and both fingerprints.
         """
         own = fingerprint.hex()
@@ -81,12 +83,21 @@ class RankAgreement:
             raise StreamMismatch(
                 "mixture",
                 f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
-                "their orders, seeds, max_epochs or corpora differ. Give all ranks the same "
-                "mixture. The same error occurs if ranks create their feeds in different orders",
+                "their orders, seeds, max_epochs, corpora or planes differ. Give all ranks the "
+                "same mixture. The same error occurs if ranks create their feeds in different "
+                "orders",
+            )
+        if own[:_HASH_DIGITS] == its[:_HASH_DIGITS]:
+            raise StreamMismatch(
+                "planes",
+                f"of rank {self._rank} are not those of rank {first_rank}: their corpus is the "
+                "same, but loss masks or document starts differ. Give all ranks the same files, "
+                "or servers of them, and the same loss_mask and mask_borders",
             )
         raise StreamMismatch(
             "fingerprint",
-            f"rank {self._rank} reads corpus {own}, and rank {first_rank} reads {its}. Give "
+            f"rank {self._rank} reads corpus {own[:_HASH_DIGITS]}, and rank {first_rank} reads "
+            f"{its[:_HASH_DIGITS]}. Give "
             "all ranks the same files, or servers of them; fingerprint= selects the corpus. "
             "The same error occurs if ranks create their feeds in different orders",
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from client.device.target_mask import ignore_there
 from client.device.widening import widen_there
 
 
@@ -71,3 +72,53 @@ class Device:
 
         self._queues[queue].append(piece)
         return mark
+
+
+class FaultyDevice(Device):
+    """A device that treats tokens well, and the bits of targets behind them badly."""
+
+    def __init__(self, row_tokens: int) -> None:
+        """row_tokens: columns of a slot that hold tokens."""
+        super().__init__()
+        self.row_tokens = row_tokens
+
+
+class DropsMasks(FaultyDevice):
+    """Copies the tokens of a slot alone."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Event | None) -> Event:
+        tokens = slice(0, self.row_tokens)
+        return self._enqueue(0, lambda: target[:, tokens].copy_(source[:, tokens]), after)
+
+
+class CopiesMasksLate(FaultyDevice):
+    """Copies the bits behind the event that says that the slot was copied."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Event | None) -> Event:
+        tokens, bits = slice(0, self.row_tokens), slice(self.row_tokens, None)
+        copied = self._enqueue(0, lambda: target[:, tokens].copy_(source[:, tokens]), after)
+        self._enqueue(0, lambda: target[:, bits].copy_(source[:, bits]), None)
+        return copied
+
+
+class CopiesMasksEarly(FaultyDevice):
+    """Copies the bits when the copy is enqueued: into a slot that is perhaps not widened yet."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, after: Event | None) -> Event:
+        target[:, self.row_tokens :] = source[:, self.row_tokens :]
+        return super().copy(source, target, after)
+
+
+class AppliesMasksLate(FaultyDevice):
+    """Widens the tokens in time, and reads the bits later, when the slot may be in use again."""
+
+    def widen(self, source: torch.Tensor, x: torch.Tensor, y: torch.Tensor, after: Event) -> Event:
+        tokens = source[:, : self.row_tokens]
+        widened = self._enqueue(1, lambda: widen_there(tokens, x, y), after)
+        if source.shape[1] > self.row_tokens:
+            bits = source.view(torch.uint8)[:, self.row_tokens * source.itemsize :]
+            self._enqueue(1, lambda: ignore_there(bits, y), None)
+        return widened
+
+
+FAULTY = (DropsMasks, CopiesMasksLate, CopiesMasksEarly, AppliesMasksLate)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 import torch
 
 from client import RemoteBatches
+from server.datasets.dataset import TokenChecks, dataset_of
 from tests.conftest import Serve, WriteTokens
+from tests.server.rpc.test_service import serving
+from tests.support import reference
+from tests.support.memory_store import MemoryStore
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.errors import InvalidRequest
 
@@ -112,6 +117,100 @@ def test_a_graph_is_captured_while_batches_arrive(
             assert feed.copy_into(x, y)
 
     assert np.array_equal(torch.cat(rows).numpy(), expected[: 99 * B, :-1])
+
+
+@pytest.fixture
+def masked() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """A server's address, the rows of its samples 0 to 1,599 with seed 0, and their targets, by a
+    loss mask and by documents.
+    """
+    numbers = np.random.default_rng(1)
+    tokens = np.arange(60_000, dtype="<u2")
+    mask, starts = numbers.integers(0, 2, tokens.size), np.arange(7, tokens.size, 211)
+    counts = mask.astype(bool)
+    counts[starts] = False
+    rows = np.frombuffer(
+        b"".join(reference.rows([tokens.tobytes()], 2, "random-1", 0, T, range(100 * B))), "<u2"
+    )
+    rows = rows.reshape(-1, T + 1).astype(np.int64)
+    # Each token is at the place that it names.
+    targets = np.where(counts[rows[:, 1:]], rows[:, 1:], -100)
+    dataset = dataset_of(MemoryStore("train", [tokens], [mask], [starts]), TokenChecks())
+    with serving({"train": dataset}) as peer:
+        yield peer.address, rows, targets
+
+
+@pytest.mark.parametrize("x_dtype", [torch.int64, torch.int32])
+def test_targets_that_do_not_count_are_ignored_while_the_device_is_far_behind(
+    masked: tuple[str, np.ndarray, np.ndarray], x_dtype: torch.dtype
+) -> None:
+    """The bits of a slot that is used again too early would mask another batch."""
+    address, rows, targets = masked
+    busy = torch.randn(4096, 4096, device="cuda")
+    kept = []
+    with RemoteBatches(
+        address, B, T, device="cuda", x_dtype=x_dtype, mask_borders=True, num_batches=100
+    ) as feed:
+        for x, y in feed:
+            for _ in range(3):
+                busy = torch.tanh(busy @ busy)
+            kept.append((x.clone(), y.clone()))
+            del x, y
+
+    assert np.array_equal(torch.cat([x for x, _ in kept]).cpu().numpy(), rows[:, :-1])
+    assert np.array_equal(torch.cat([y for _, y in kept]).cpu().numpy(), targets)
+
+
+def test_a_graph_reads_masked_targets_from_its_static_tensors(
+    masked: tuple[str, np.ndarray, np.ndarray],
+) -> None:
+    """copy_into fills x and y between two replays, without a wait for the device."""
+    address, rows, targets = masked
+    x = torch.zeros(B, T, dtype=torch.int64, device="cuda")
+    y = torch.zeros(B, T, dtype=torch.int32, device="cuda")
+    seen_x, seen_y = torch.zeros_like(x), torch.zeros_like(y)
+    with RemoteBatches(address, B, T, device="cuda", mask_borders=True, num_batches=100) as feed:
+        assert feed.copy_into(x, y)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            seen_x.copy_(x + 1)
+            seen_y.copy_(y + 1)
+        found = []
+        while True:
+            graph.replay()
+            found.append(((seen_x - 1).clone(), (seen_y - 1).clone()))
+            if not feed.copy_into(x, y):
+                break
+
+    assert np.array_equal(torch.cat([one for one, _ in found]).cpu().numpy(), rows[:, :-1])
+    assert np.array_equal(torch.cat([one for _, one in found]).cpu().numpy(), targets)
+
+
+def test_a_masked_batch_takes_one_copy_and_no_wait_for_the_device(
+    masked: tuple[str, np.ndarray, np.ndarray],
+) -> None:
+    """The bits are in the copy of the tokens, and are unpacked where they arrive."""
+    address, _, _ = masked
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    with RemoteBatches(address, B, T, device="cuda", mask_borders=True, num_batches=40) as feed:
+        for _ in range(10):
+            next(feed)
+        torch.cuda.synchronize()
+        with profiler, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
+            # Raises where the host waits for the device without an event.
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(20):
+                    next(feed)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
+    copies = [event for event in profiler.events() if "Memcpy HtoD" in event.name]
+
+    assert 0 < len(copies) <= 21
+    assert all("Pinned" in event.name for event in copies)
 
 
 def test_a_batch_is_no_part_of_a_graph(feeds: tuple[str, np.ndarray]) -> None:

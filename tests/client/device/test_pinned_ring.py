@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.device.pinned_ring import SLOTS, PinnedRing
-from client.device.widening import NARROW
-from tests.client.device.simulated_device import Device
+from client.device.widening import NARROW, join_into
+from tests.client.device.simulated_device import FAULTY, Device, FaultyDevice
+from tests.support.targets import mask_plane, starts_plane, targets
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import RowBlock
 
 B, T = 3, 5
@@ -25,17 +27,39 @@ def rows_of(batch: int, width: int) -> np.ndarray:
     return numbers.integers(0, 1 << 8 * width, (B, T + 1), dtype=f"<u{width}")
 
 
-def pass_through(device: Device, width: int, choices: random.Random) -> list[bool]:
+MASKS = (DOCUMENT_STARTS, LOSS_MASK)
+
+
+def block_of(batch: int, width: int) -> RowBlock:
+    """The rows of a batch, of which the first has no mask, and different planes for each batch."""
+    masks, starts = planes_of(batch)
+    return RowBlock(rows_of(batch, width), (starts_plane(starts), mask_plane(masks)))
+
+
+def planes_of(batch: int) -> tuple[list[list[int] | None], list[list[int]]]:
+    numbers = np.random.default_rng(batch + BATCHES)
+    masks = [None, *numbers.integers(0, 2, (B - 1, T + 1)).tolist()]
+    return masks, [[batch % T + 1], [], [1 + row for row in range(batch % T)]]
+
+
+def masked_targets(batch: int, width: int) -> list[list[int]]:
+    rows = zip(rows_of(batch, width).tolist(), *planes_of(batch), strict=True)
+    return [targets(*row) for row in rows]
+
+
+def pass_through(
+    device: Device, width: int, choices: random.Random, *, masked: bool = False
+) -> list[bool]:
     """Send batches through a ring while the device works now and then; which came out right?"""
-    ring = PinnedRing(device, (B, T + 1), NARROW[width])
+    ring = PinnedRing(device, (B, T + 1), NARROW[width], MASKS if masked else ())
     batches = []
     staged = 0
     while len(batches) < BATCHES:
         for _ in range(choices.randrange(4)):
             device.step(choices.randrange(2))
         if staged < BATCHES and ring.staged_count < SLOTS and choices.random() < 0.6:
-            rows = rows_of(staged, width)
-            ring.stage([RowBlock(rows[:1]), RowBlock(rows[1:])])
+            block = block_of(staged, width) if masked else RowBlock(rows_of(staged, width))
+            ring.stage([block[:1], block[1:]])
             staged += 1
         elif ring.staged_count:
             x, y = (torch.full((B, T), -3, dtype=torch.int64) for _ in range(2))
@@ -44,25 +68,89 @@ def pass_through(device: Device, width: int, choices: random.Random) -> list[boo
     device.finish()
     return [
         np.array_equal(x.numpy(), rows_of(index, width)[:, :-1])
-        and np.array_equal(y.numpy(), rows_of(index, width)[:, 1:])
+        and (
+            y.tolist() == masked_targets(index, width)
+            if masked
+            else np.array_equal(y.numpy(), rows_of(index, width)[:, 1:])
+        )
         for index, (x, y) in enumerate(batches)
     ]
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("width", [2, 4])
 @given(seed=st.integers(0, 2**32))
 def test_every_batch_comes_out_as_it_went_in_however_late_the_device_is(
-    width: int, seed: int
+    width: int, masked: bool, seed: int
 ) -> None:
     """The copy engine reads pinned memory long after `next` has returned."""
-    assert all(pass_through(Device(), width, random.Random(seed)))
+    assert all(pass_through(Device(), width, random.Random(seed), masked=masked))
 
 
-def test_a_device_that_does_not_wait_spoils_batches() -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_device_that_does_not_wait_spoils_batches(masked: bool) -> None:
     """Or the test above could not fail: the ring stands on its waits."""
-    runs = [pass_through(Device(waits=False), 2, random.Random(seed)) for seed in range(50)]
+    runs = [
+        pass_through(Device(waits=False), 2, random.Random(seed), masked=masked)
+        for seed in range(50)
+    ]
 
     assert not all(all(run) for run in runs)
+
+
+@pytest.mark.parametrize("faulty", FAULTY)
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_mask_that_is_not_in_the_copy_of_its_tokens_is_found(
+    faulty: type[FaultyDevice], width: int
+) -> None:
+    """Each of these devices treats batches without a mask right."""
+    runs = {}
+    for masked in (False, True):
+        runs[masked] = [
+            pass_through(faulty(T + 1), width, random.Random(seed), masked=masked)
+            for seed in range(50)
+        ]
+
+    assert all(all(run) for run in runs[False])
+    assert not all(all(run) for run in runs[True])
+
+
+class ReusesMasks(PinnedRing):
+    """Writes the bits of the next batch into a slot that the device may still have to copy."""
+
+    def stage(self, parts: list[RowBlock]) -> None:
+        pinned = self._free[0].pinned
+        before = pinned.clone()
+        join_into(parts, pinned, MASKS)
+        pinned[:, : T + 1] = before[:, : T + 1]
+        super().stage(parts)
+
+
+def test_bits_that_are_written_before_their_slot_was_copied_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tokens of a slot wait for its last copy, and so have its bits to."""
+    monkeypatch.setitem(globals(), "PinnedRing", ReusesMasks)
+    runs = [pass_through(Device(), 2, random.Random(seed), masked=True) for seed in range(50)]
+
+    assert not all(all(run) for run in runs)
+
+
+def test_a_batch_with_masks_takes_one_copy() -> None:
+    """A second one would cost as much as the copy of the tokens of a small batch."""
+    device = Device()
+    ring = PinnedRing(device, (B, T + 1), torch.int16, MASKS)
+    ring.stage([block_of(0, 2)])
+
+    assert device.step(0)
+    assert not device.step(0)
+
+
+def test_slots_without_masks_hold_tokens_alone() -> None:
+    """What most streams transfer does not grow."""
+    ring = PinnedRing(Device(), (B, T + 1), torch.int16)
+
+    assert ring._free[0].pinned.shape == ring._free[0].buffer.shape == (B, T + 1)
 
 
 def test_the_host_waits_only_when_it_is_a_whole_ring_ahead() -> None:
@@ -79,26 +167,33 @@ def test_the_host_waits_only_when_it_is_a_whole_ring_ahead() -> None:
     assert ring._staged[0].pinned.numpy().view(np.uint16).tolist() == rows_of(SLOTS, 2).tolist()
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("widths", [(2, 4), (4, 2)])
 @given(seed=st.integers(0, 2**32))
-def test_a_ring_takes_tokens_of_another_width(widths: tuple[int, int], seed: int) -> None:
+def test_a_ring_takes_tokens_of_another_width(
+    widths: tuple[int, int], masked: bool, seed: int
+) -> None:
     """The replica that takes over may serve uint32 where the first served uint16: the width is no
     part of what a stream is.
     """
     device, choices = Device(), random.Random(seed)
-    ring = PinnedRing(device, (B, T + 1), NARROW[widths[0]])
+    ring = PinnedRing(device, (B, T + 1), NARROW[widths[0]], MASKS if masked else ())
     outcomes = []
     for batch in range(BATCHES):
-        first, second = rows_of(batch, widths[0]), rows_of(batch, widths[1])
+        first, second = block_of(batch, widths[0]), block_of(batch, widths[1])
+        if not masked:
+            first, second = RowBlock(first.tokens), RowBlock(second.tokens)
         parts = [[first], [first[:1], second[1:]], [second]][batch * 3 // BATCHES]
-        ring.stage([RowBlock(part) for part in parts])
+        ring.stage(parts)
         for _ in range(choices.randrange(4)):
             device.step(choices.randrange(2))
         x, y = (torch.full((B, T), -3, dtype=torch.int64) for _ in range(2))
         ring.take(x, y)
-        outcomes.append((x, y, np.concatenate(parts).astype(np.int64)))
+        rows = np.concatenate([part.tokens for part in parts]).tolist()
+        planes = planes_of(batch) if masked else ([None] * B, [[]] * B)
+        outcomes.append((x, y, rows, [targets(*row) for row in zip(rows, *planes, strict=True)]))
     device.finish()
 
-    for x, y, rows in outcomes:
-        assert x.tolist() == rows[:, :-1].tolist()
-        assert y.tolist() == rows[:, 1:].tolist()
+    for x, y, rows, expected in outcomes:
+        assert x.tolist() == [row[:-1] for row in rows]
+        assert y.tolist() == expected

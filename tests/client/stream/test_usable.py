@@ -6,19 +6,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import grpc
 import pytest
 
 from client import RemoteBatches
-from client.stream.usable import require_usable
+from client.stream.usable import compared, require_usable
+from client.stream.wanted_planes import WantedPlanes
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
-from tokenfeed.errors import ContractMismatch, LimitExceeded, StreamMismatch
+from tokenfeed.errors import (
+    ContractMismatch,
+    InvalidRequest,
+    LimitExceeded,
+    StreamMismatch,
+    Unreachable,
+)
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION
 
 B, T = 3, 4
+MASKS = WantedPlanes()
 LANDED = bytes.fromhex("28 01")
 """What a server from before revision 2 says of versions: field 5, the number 1."""
 
@@ -50,7 +57,7 @@ def test_a_server_of_another_contract_is_named_with_who_has_to_be_upgraded(
     described = answer(contract_revisions=revisions)
 
     with pytest.raises(ContractMismatch, match=problem) as caught:
-        require_usable("a:1", described, wanted(T, B), "", None)
+        require_usable("a:1", described, wanted(T, B), "", None, MASKS)
 
     assert caught.value.subject == "a:1"
 
@@ -59,7 +66,7 @@ def test_a_server_may_speak_older_contracts_as_well() -> None:
     """Servers are upgraded before their clients."""
     described = answer(contract_revisions=[CONTRACT_REVISION, CONTRACT_REVISION + 1])
 
-    require_usable("a:1", described, wanted(T, B), "", None)
+    require_usable("a:1", described, wanted(T, B), "", None, MASKS)
 
 
 def test_what_a_server_before_revision_2_says_is_read_as_no_revision() -> None:
@@ -83,7 +90,7 @@ def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
 ) -> None:
     """gRPC answers a request that is too large with the status of a busy server: for ever."""
     with pytest.raises(LimitExceeded, match=problem) as caught:
-        require_usable("a:1", answer(limits=limits), wanted(T, B), "", None)
+        require_usable("a:1", answer(limits=limits), wanted(T, B), "", None, MASKS)
 
     assert caught.value.subject == subject
     assert "a:1" in caught.value.problem
@@ -91,42 +98,107 @@ def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
 
 def test_a_limit_that_is_not_said_is_not_checked() -> None:
     """Another server's may leave out what it does not limit."""
-    require_usable("a:1", answer(limits=pb.Limits()), wanted(1 << 40, B), "x" * 128, None)
+    require_usable("a:1", answer(limits=pb.Limits()), wanted(1 << 40, B), "x" * 128, None, MASKS)
 
 
-def test_planes_are_compared_by_their_fingerprints() -> None:
+def with_planes(fingerprints: dict[int, bytes], name: str = "train") -> pb.Dataset:
+    """A description with these planes."""
+    planes = [pb.DatasetPlane(kind=kind, fingerprint=one) for kind, one in fingerprints.items()]
+    return pb.Dataset(name=name, token_bytes=2, fingerprint=FINGERPRINT, planes=planes)
+
+
+NEITHER, BORDERS = WantedPlanes(loss_mask=False), WantedPlanes(document_starts=True)
+ONE, OTHER = bytes([1] * 32), bytes([2] * 32)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "problem"),
+    [
+        ({51: ONE}, {51: OTHER}, "has another loss mask of dataset 'train': fingerprint 0202"),
+        ({51: ONE}, {}, "lacks the loss mask of dataset 'train', with which this stream began"),
+        ({}, {51: ONE}, "has the loss mask of dataset 'train', without which this stream began"),
+    ],
+)
+def test_a_server_with_another_loss_mask_is_refused_and_its_plane_is_named(
+    ours: dict[int, bytes], theirs: dict[int, bytes], problem: str
+) -> None:
     """Replicas with other masks train other targets, with the same tokens."""
-    plain = wanted(T, B)
-    asked = replace(plain, spec=replace(plain.spec, planes=(51,)))
-    one, other = (
-        pb.Dataset(
-            name="train",
-            token_bytes=2,
-            fingerprint=FINGERPRINT,
-            planes=[pb.DatasetPlane(kind=51, fingerprint=bytes([number] * 32))],
-        )
-        for number in (1, 2)
-    )
+    known, described = (with_planes(ours),), answer(datasets=[with_planes(theirs)])
 
-    require_usable("a:1", answer(datasets=[one]), asked, "", (one,))
-    with pytest.raises(StreamMismatch, match="plane 51"):
-        require_usable("a:1", answer(datasets=[other]), asked, "", (one,))
-    require_usable("a:1", answer(datasets=[other]), wanted(T, B), "", (one,))
+    with pytest.raises(StreamMismatch, match=problem) as caught:
+        require_usable("a:1", described, wanted(T, B), "", known, MASKS)
+
+    assert caught.value.subject == "a:1"
+    require_usable("a:1", answer(datasets=[with_planes(ours)]), wanted(T, B), "", known, MASKS)
+    require_usable("a:1", described, wanted(T, B), "", known, NEITHER)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "problem"),
+    [
+        ({50: OTHER}, "has other document starts of dataset 'train': fingerprint 0202"),
+        ({}, "lacks the document starts of dataset 'train', with which this stream began"),
+    ],
+)
+def test_a_server_with_other_documents_is_refused_if_their_borders_are_wanted(
+    theirs: dict[int, bytes], problem: str
+) -> None:
+    """And only then: without borders the rows are the same."""
+    known, described = (with_planes({50: ONE}),), answer(datasets=[with_planes(theirs)])
+
+    with pytest.raises(StreamMismatch, match=problem):
+        require_usable("a:1", described, wanted(T, B), "", known, BORDERS)
+    require_usable("a:1", described, wanted(T, B), "", known, MASKS)
+
+
+def test_borders_of_a_corpus_without_known_documents_are_refused_with_the_cure() -> None:
+    """Silence would mean a model that learns across documents."""
+    described = answer(datasets=[with_planes({51: ONE})])
+
+    with pytest.raises(
+        InvalidRequest, match=r"'train' are not known.*--document-end-token"
+    ) as found:
+        require_usable("a:1", described, wanted(T, B), "", None, BORDERS)
+
+    assert found.value.subject == "mask_borders"
+
+
+@pytest.mark.parametrize("known", [None, (with_planes({50: ONE}),)], ids=["first", "replica"])
+def test_a_server_that_still_searches_for_its_documents_is_tried_again(
+    known: tuple[pb.Dataset, ...] | None,
+) -> None:
+    """It has the plane, without a fingerprint so far; to others it is an ordinary server."""
+    described = answer(datasets=[with_planes({50: b""})])
+
+    with pytest.raises(Unreachable, match="not ready: it still determines the document starts"):
+        require_usable("a:1", described, wanted(T, B), "", known, BORDERS)
+    require_usable("a:1", described, wanted(T, B), "", known, MASKS)
 
 
 def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
     """fingerprint= is that of the tokens."""
-    asked = replace(wanted(T, B), spec=replace(wanted(T, B).spec, planes=(51,)))
-    given = pb.Dataset(fingerprint=FINGERPRINT)
-    masked = pb.Dataset(
-        name="train",
-        fingerprint=FINGERPRINT,
-        planes=[pb.DatasetPlane(kind=51, fingerprint=bytes([1] * 32))],
-    )
+    given = (pb.Dataset(fingerprint=FINGERPRINT),)
 
-    require_usable("a:1", answer(datasets=[masked]), asked, "", (given,))
-    with pytest.raises(StreamMismatch, match=r"has no plane 51 \(loss_mask\)"):
-        require_usable("a:1", answer(), asked, "", (given,))
+    for planes in ({}, {51: ONE}):
+        described = answer(datasets=[with_planes(planes)])
+        require_usable("a:1", described, wanted(T, B), "", given, MASKS)
+
+
+def test_what_ranks_compare_changes_with_a_plane_and_is_the_fingerprint_without_one() -> None:
+    """Ranks of one job may be of two releases, of which one knows no planes."""
+    spec = wanted(T, B).spec
+
+    def value(fingerprints: dict[int, bytes], planes: WantedPlanes) -> bytes:
+        name, found = compared(spec, (with_planes(fingerprints),), planes)
+        assert name == "train"
+        return found
+
+    assert value({}, MASKS) == value({50: ONE, 51: ONE}, NEITHER) == FINGERPRINT
+    assert value({50: OTHER}, MASKS) == FINGERPRINT
+    found = [value({50: ONE, 51: ONE}, MASKS), value({50: ONE, 51: OTHER}, MASKS)]
+    found += [value({50: one, 51: ONE}, BORDERS) for one in (ONE, OTHER)]
+    assert len({FINGERPRINT, *found}) == 5
+    assert all(one.startswith(FINGERPRINT) for one in found)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +213,7 @@ def test_a_server_that_cannot_compare_our_identity_is_left_out(
 ) -> None:
     """It would refuse every request."""
     with pytest.raises(ContractMismatch, match=problem):
-        require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None)
+        require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None, MASKS)
 
 
 def test_a_replica_of_another_contract_is_left_out_and_named(

@@ -137,10 +137,10 @@ def test_windows_are_gathered_as_any_other_spans() -> None:
 
 
 def test_planes_come_with_their_rows() -> None:
-    """A mask, or where documents start: as many bytes as a row has tokens of its own."""
+    """A mask, and where documents start, also of rows that are made of several spans."""
     shards = [np.arange(10, dtype="<u2"), np.arange(100, 120, dtype="<u2")]
-    masks = [np.arange(10, dtype=np.uint8), np.arange(50, 70, dtype=np.uint8)]
-    store = MemoryStore("train", shards, {LOSS_MASK: masks, DOCUMENT_STARTS: masks})
+    masks = [np.ones(10), [1, 0, 1, *[0] * 15, 1, 1]]
+    store = MemoryStore("train", shards, masks, [[0, 8, 9], [0, 2, 17, 19]])
     spans = Spans(
         6,
         np.zeros(3, dtype=np.int64),
@@ -155,8 +155,11 @@ def test_planes_come_with_their_rows() -> None:
         [0] * 6,
     ]
     assert [plane.kind for plane in block.planes] == [DOCUMENT_STARTS, LOSS_MASK]
-    assert block.planes[0].row_lengths.tolist() == [5, 5, 0]
-    assert block.planes[0].content.tolist() == [8, 9, 50, 51, 52, 65, 66, 67, 68, 69]
+    starts, mask = block.planes
+    assert starts.row_lengths.tolist() == [12, 8, 0]
+    assert starts.content.view("<u4").tolist() == [1, 2, 4, 2, 4]
+    assert mask.row_lengths.tolist() == [1, 1, 1]
+    assert mask.content.tolist() == [0b010111, 0b011000, 0]
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i8"])

@@ -1,0 +1,106 @@
+"""Targets that do not count: loss masks and document borders -> y = -100.
+
+The host combines all that makes a target count or not into bits, like those of the plane loss_mask:
+T + 1 bits for each row, and bit j % 8 of byte j // 8 is 1 if token j counts as a target. On the way
+to a device they lie behind the tokens of their row, so that one copy brings both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.wire.row_block import Plane, RowBlock
+
+IGNORED = -100
+"""The target that torch's cross_entropy ignores (its ignore_index)."""
+
+Bits = npt.NDArray[np.uint8]
+
+
+def masks_of(parts: Sequence[RowBlock], masks: Collection[int]) -> tuple[int, ...]:
+    """Return the kinds of planes that mask the targets of these rows.
+
+    parts: at least one; all of them have the same planes.  masks: kinds that mask targets.
+    """
+    return tuple([plane.kind for plane in parts[0].planes if plane.kind in masks])
+
+
+def bit_columns(row_tokens: int, token_bytes: int) -> int:
+    """Return how many columns of this width, behind the tokens of a row, hold its bits."""
+    return -(-_bit_bytes(row_tokens) // token_bytes)
+
+
+def write_bits(parts: Sequence[RowBlock], bits: Bits, masks: Collection[int]) -> None:
+    """Write which tokens count as targets.
+
+    parts: B rows in all.  bits: uint8 [B, at least (T + 8) // 8].  masks: kinds of planes to apply.
+    Bits behind the last token of a row are undefined.
+    """
+    first = 0
+    for part in parts:
+        end = first + len(part)
+        own = bits[first:end, : _bit_bytes(part.tokens.shape[1])]
+        planes = {plane.kind: plane for plane in part.planes if plane.kind in masks}
+        _write_mask(planes.get(LOSS_MASK), own)
+        if DOCUMENT_STARTS in planes:
+            _clear_starts(planes[DOCUMENT_STARTS], own)
+        first = end
+
+
+def ignore_here(
+    parts: Sequence[RowBlock], y: npt.NDArray[np.signedinteger], masks: Collection[int]
+) -> None:
+    """Make a loss ignore the targets that do not count, on the CPU.
+
+    parts: B rows in all.  y: [B, T], their targets.  masks: kinds of planes to apply.
+    """
+    batch_size, context_length = y.shape
+    bits = np.empty((batch_size, _bit_bytes(context_length + 1)), np.uint8)
+    write_bits(parts, bits, masks)
+    counts = np.unpackbits(bits, axis=1, count=context_length + 1, bitorder="little")
+    np.putmask(y, counts[:, 1:] == 0, IGNORED)
+
+
+def ignore_there(bits: torch.Tensor, y: torch.Tensor) -> None:
+    """Make a loss ignore the targets that do not count, on the device of both. Only enqueues work.
+
+    bits: uint8 [B, at least (T + 8) // 8].  y: [B, T], int64 or int32.
+    """
+    # Made on the device: a copy from the host would wait for it.
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    counts = bits.unsqueeze(2).bitwise_right_shift(places).bitwise_and_(1).flatten(1)
+    y.masked_fill_(counts[:, 1 : y.shape[1] + 1] == 0, IGNORED)
+
+
+def _bit_bytes(row_tokens: int) -> int:
+    return (row_tokens + 7) // 8
+
+
+def _write_mask(plane: Plane | None, bits: Bits) -> None:
+    """Write the mask of rows; all tokens count in rows without one.  bits: [rows, bytes]."""
+    if plane is None or not plane.content.size:
+        bits[:] = 0xFF
+    elif plane.content.size == bits.size:
+        bits[:] = plane.content.reshape(bits.shape)
+    else:
+        bits[:] = 0xFF
+        bits[plane.row_lengths > 0] = plane.content.reshape(-1, bits.shape[1])
+
+
+def _clear_starts(plane: Plane, bits: Bits) -> None:
+    """Clear the bit of each token that begins a document: its input is of another document."""
+    starts = plane.content.view("<u4")
+    if not starts.size:
+        return
+    rows = np.repeat(np.arange(len(bits)), plane.row_lengths // starts.itemsize)
+    # Ascending. Several documents may begin in a byte, which is changed once.
+    places = rows * bits.shape[1] + starts // 8
+    firsts = np.flatnonzero(np.diff(places, prepend=-1))
+    begun = np.bitwise_or.reduceat(np.left_shift(1, starts % 8, dtype=np.uint32), firsts)
+    row, byte = np.divmod(places[firsts], bits.shape[1])
+    bits[row, byte] &= ~begun.astype(np.uint8)

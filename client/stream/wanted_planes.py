@@ -1,0 +1,160 @@
+"""The planes that a feed reads: which of them, and what servers have to have in common. Pure.
+
+The descriptions of the datasets decide it, once, when they are accepted: a request has a plane if
+the feed wants it and a dataset has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from tokenfeed.errors import BadFrame, InvalidRequest, StreamMismatch, Unreachable
+from tokenfeed.stream.identity import stage_plane_fingerprint
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.row_block import Plane, RowBlock
+
+LossMask = Literal["apply", "ignore"]
+LOSS_MASKS: tuple[str, ...] = get_args(LossMask)
+
+_NAMES = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}
+_START_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPlanes:
+    """What a feed wants of its datasets.
+
+    loss_mask: the mask of each dataset that has one; False declines it.  document_starts: those of
+    each dataset; all of them have to know their documents.
+    """
+
+    loss_mask: bool = True
+    document_starts: bool = False
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """Kinds of the wanted planes, ascending."""
+        wanted = {DOCUMENT_STARTS: self.document_starts, LOSS_MASK: self.loss_mask}
+        return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
+
+    def chosen(self, datasets: Sequence[pb.Dataset]) -> tuple[int, ...]:
+        """Return the kinds of planes to request of the datasets of a stream, ascending."""
+        return tuple(
+            kind
+            for kind in self.kinds
+            if any(plane_fingerprint(dataset, kind) for dataset in datasets)
+        )
+
+    def request(self, request: StreamRequest, datasets: Sequence[pb.Dataset]) -> StreamRequest:
+        """Return the request of a stream of these datasets, with its planes."""
+        spec = replace(request.spec, planes=self.chosen(datasets))
+        return replace(request, spec=spec, declined_planes=() if self.loss_mask else (LOSS_MASK,))
+
+    def fingerprints(
+        self, datasets: Sequence[pb.Dataset]
+    ) -> tuple[tuple[tuple[int, bytes], ...], ...]:
+        """Return for each dataset the kinds and fingerprints of its wanted planes."""
+        return tuple(
+            tuple(
+                (kind, found) for kind in self.kinds if (found := plane_fingerprint(dataset, kind))
+            )
+            for dataset in datasets
+        )
+
+    def compared(self, datasets: Sequence[pb.Dataset]) -> bytes:
+        """Return what ranks compare: 32 bytes for each chosen plane."""
+        return b"".join(
+            stage_plane_fingerprint(kind, known_fingerprints(kind, enumerate(datasets)))
+            for kind in self.chosen(datasets)
+        )
+
+    def require_ready(self, address: str, datasets: Sequence[pb.Dataset]) -> None:
+        """Raise Unreachable while a server is still making a wanted plane: its fingerprint is
+        empty.
+        """
+        for dataset in datasets:
+            for plane in dataset.planes:
+                if plane.kind in self.kinds and not plane.fingerprint:
+                    name = f"{_NAMES[plane.kind]} of dataset {dataset.name!r}"
+                    raise Unreachable(address, f"is not ready: it still determines the {name}")
+
+    def require_documents(self, datasets: Sequence[pb.Dataset]) -> None:
+        """Raise InvalidRequest unless the wanted documents of each dataset are known."""
+        for dataset in datasets if self.document_starts else ():
+            if not plane_fingerprint(dataset, DOCUMENT_STARTS):
+                raise InvalidRequest(
+                    "mask_borders",
+                    f"is set, but the documents of dataset {dataset.name!r} are not known; start "
+                    "its server with --document-end-token",
+                )
+
+    def require_same(self, address: str, dataset: pb.Dataset, reference: pb.Dataset) -> None:
+        """Raise StreamMismatch unless the wanted planes of a dataset are those of the reference."""
+        for kind in self.kinds:
+            theirs, ours = plane_fingerprint(dataset, kind), plane_fingerprint(reference, kind)
+            if theirs == ours:
+                continue
+            name = f"{_NAMES[kind]} of dataset {reference.name!r}"
+            if not theirs:
+                problem = f"lacks the {name}, with which this stream began"
+            elif not ours:
+                problem = f"has the {name}, without which this stream began"
+            else:
+                problem = f"has another {name}: fingerprint {theirs.hex()}, not {ours.hex()}"
+                if kind == DOCUMENT_STARTS:
+                    problem = problem.replace("another", "other", 1)
+            raise StreamMismatch(
+                address, f"{problem}; serve the files there that this stream began with"
+            )
+
+
+def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
+    """Return the fingerprint of a plane of a dataset; b"" if it has no such plane."""
+    return next((plane.fingerprint for plane in dataset.planes if plane.kind == kind), b"")
+
+
+def known_fingerprints(
+    kind: int, numbered: Iterable[tuple[int, pb.Dataset]]
+) -> list[tuple[int, bytes]]:
+    """Return number and fingerprint of each dataset that has a plane.
+
+    numbered: numbers of sources, ascending, with their datasets.
+    """
+    return [
+        (number, found)
+        for number, dataset in numbered
+        if (found := plane_fingerprint(dataset, kind))
+    ]
+
+
+def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
+    """Check the content of received planes: what reads them relies on it.
+
+    is_mixture: rows may then lack a plane.  Raises: BadFrame.
+    """
+    row_tokens = rows.tokens.shape[1]
+    for plane in rows.planes:
+        if plane.kind == LOSS_MASK:
+            allowed = [(row_tokens + 7) // 8, *([0] if is_mixture else [])]
+            is_valid = bool(np.isin(plane.row_lengths, allowed).all())
+        else:
+            is_valid = _are_starts(plane, row_tokens)
+        if not is_valid:
+            raise BadFrame("frame", f"has {_NAMES[plane.kind]} that no row of {row_tokens} has")
+
+
+def _are_starts(plane: Plane, row_tokens: int) -> bool:
+    """Return whether each row has offsets in [1, row_tokens), ascending."""
+    if (plane.row_lengths % _START_BYTES).any():
+        return False
+    starts = plane.content.view("<u4").astype(np.int64)
+    rows = np.repeat(np.arange(plane.row_lengths.size), plane.row_lengths // _START_BYTES)
+    # Ascending within each row, since each row has numbers of its own.
+    ascending = np.diff(rows * row_tokens + starts) > 0
+    return bool(((starts >= 1) & (starts < row_tokens)).all() and ascending.all())

@@ -1,0 +1,110 @@
+"""Which planes a stream requests, and what it accepts of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from client.stream.known_stream import KnownStream
+from client.stream.wanted_planes import WantedPlanes, require_valid
+from tests.client.conftest import wanted
+from tests.support import reference
+from tests.support.mixtures import MIXTURE, NAMES, T
+from tests.support.targets import mask_plane, starts_plane
+from tokenfeed.errors import BadFrame
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.position import Position
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.row_block import Plane, RowBlock
+
+ROW_TOKENS = 12
+
+
+def described(*kinds: int, number: int = 0) -> pb.Dataset:
+    """A dataset with some planes, each with a fingerprint of its own."""
+    planes = [pb.DatasetPlane(kind=kind, fingerprint=bytes([kind + number] * 32)) for kind in kinds]
+    return pb.Dataset(name="train", fingerprint=bytes([number] * 32), planes=planes)
+
+
+@pytest.mark.parametrize(
+    ("wanted_planes", "datasets", "kinds"),
+    [
+        (WantedPlanes(), [()], ()),
+        (WantedPlanes(), [(50, 51, 52)], (51,)),
+        (WantedPlanes(), [(), (51,)], (51,)),
+        (WantedPlanes(document_starts=True), [(50,)], (50,)),
+        (WantedPlanes(document_starts=True), [(50,), (50, 51)], (50, 51)),
+        (WantedPlanes(loss_mask=False), [(50, 51)], ()),
+        (WantedPlanes(loss_mask=False, document_starts=True), [(50, 51)], (50,)),
+    ],
+)
+def test_a_plane_is_requested_if_it_is_wanted_and_a_dataset_has_it(
+    wanted_planes: WantedPlanes, datasets: list[tuple[int, ...]], kinds: tuple[int, ...]
+) -> None:
+    """A mask that is not wanted is declined, or the server refuses."""
+    request = wanted_planes.request(wanted(4, 3), [described(*each) for each in datasets])
+
+    assert request.spec.planes == kinds
+    assert request.declined_planes == (() if wanted_planes.loss_mask else (51,))
+
+
+def test_each_stage_expects_the_planes_of_those_of_its_sources_that_have_them() -> None:
+    """In one stage of this mixture no source has a mask, and it is requested all the same."""
+    spec = MIXTURE.schedule(T, "shuffled", 9).spec()
+    with_mask = {"web": True, "code": False, "math": False, "news": True}
+    datasets = [
+        described(*[51] * with_mask[name], number=number) for number, name in enumerate(NAMES)
+    ]
+    plain = StreamRequest(spec, Position(0, 4))
+    known = KnownStream(WantedPlanes().request(plain, datasets), datasets)
+    begins = [stage.first_sample for stage in spec.mixture.stages]
+    found = []
+    for begin in begins:
+        part, expected = known.part(begin, begin + 4)
+        assert part.spec.planes == (51,)
+        found.append(expected.planes)
+
+    web, news = ((number, bytes([51 + number] * 32)) for number in (0, 3))
+    assert found == [
+        ((51, reference.stage_plane_fingerprint(51, sources)),)
+        for sources in ([web], [], [web, news])
+    ]
+
+
+def block(*planes: Plane) -> RowBlock:
+    return RowBlock(np.zeros((2, ROW_TOKENS), "<u2"), planes)
+
+
+MASK = [1] * ROW_TOKENS
+
+
+def test_planes_that_rows_can_have_are_accepted() -> None:
+    """Starts of the next row may be below those of the row before."""
+    mask = mask_plane([MASK, MASK])
+
+    require_valid(block(starts_plane([[1, 5, 11], [3]]), mask), is_mixture=False)
+    require_valid(block(starts_plane([[], [11]]), mask), is_mixture=False)
+    require_valid(block(starts_plane([[], []]), mask_plane([None, MASK])), is_mixture=True)
+
+
+@pytest.mark.parametrize(
+    ("plane", "is_mixture"),
+    [
+        (mask_plane([None, MASK]), False),
+        (mask_plane([MASK, [1] * 16 + [1]]), True),
+        (mask_plane([MASK, [1] * 8]), True),
+        (starts_plane([[0], []]), True),
+        (starts_plane([[], [ROW_TOKENS]]), True),
+        (starts_plane([[5, 5], []]), True),
+        (starts_plane([[7, 2], []]), True),
+        (starts_plane([[1 << 31], []]), True),
+        (Plane(DOCUMENT_STARTS, np.array([3, 1], np.uint32), np.zeros(4, np.uint8)), True),
+    ],
+)
+def test_planes_that_no_row_can_have_are_not_accepted(plane: Plane, is_mixture: bool) -> None:
+    """A wrong offset would ignore a target of another row."""
+    name = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}[plane.kind]
+
+    with pytest.raises(BadFrame, match=name):
+        require_valid(block(plane), is_mixture=is_mixture)

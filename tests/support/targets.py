@@ -1,0 +1,45 @@
+"""Planes of rows, and the targets that they leave: token by token, as a second implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.wire.row_block import Plane
+
+Mask = Sequence[int] | None
+"""For each token of a row 1 if it counts as a target, else 0; None if the row has no mask."""
+Starts = Sequence[int]
+"""The tokens of a row, but for its first, with which documents begin."""
+
+
+def targets(tokens: Sequence[int], mask: Mask, starts: Starts) -> list[int]:
+    """The targets of a row of T + 1 tokens."""
+    return [
+        -100 if (mask is not None and not mask[place]) or place in starts else int(tokens[place])
+        for place in range(1, len(tokens))
+    ]
+
+
+def mask_plane(masks: Sequence[Mask]) -> Plane:
+    """Plane 51 of rows."""
+    rows = []
+    for mask in masks:
+        row = bytearray(0 if mask is None else (len(mask) + 7) // 8)
+        for place, counts in enumerate(mask or ()):
+            row[place // 8] |= counts << place % 8
+        rows.append(bytes(row))
+    return _plane(LOSS_MASK, rows)
+
+
+def starts_plane(starts: Sequence[Starts]) -> Plane:
+    """Plane 50 of rows."""
+    rows = [b"".join(place.to_bytes(4, "little") for place in row) for row in starts]
+    return _plane(DOCUMENT_STARTS, rows)
+
+
+def _plane(kind: int, rows: Sequence[bytes]) -> Plane:
+    lengths = np.array([len(row) for row in rows], np.uint32)
+    return Plane(kind, lengths, np.frombuffer(b"".join(rows), np.uint8))
