@@ -17,8 +17,14 @@ from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_er
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.stream.position import require_range
 
-from .cli.dataset_options import add_dataset_arguments, parse_dataset
+from .cli.dataset_options import (
+    add_dataset_arguments,
+    add_plane_arguments,
+    parse_dataset,
+    parse_planes,
+)
 from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
+from .storage.borders import BorderSearch
 from .storage.choice import Storing
 from .storage.store import TokenStore
 
@@ -33,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: tokenfeed inspect shards/*.bin --tokenizer tokenizer.json",
     )
     add_dataset_arguments(parser)
+    add_plane_arguments(parser)
     number = partial(parser.add_argument, type=int, metavar="N")
     number("--vocab-size", help="number of token ids; an id of N or more is an error")
     number("--tokens", default=16, help="number of tokens to show (default: %(default)s)")
@@ -55,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
         checks = TokenChecks(arguments.vocab_size, serves=False)
         storing = Storing(arguments.read)
-        with closing(open_dataset(*parse_dataset(arguments), checks, storing)) as dataset:
+        source, options = parse_dataset(arguments)
+        planes = parse_planes(arguments, [source.name])[source.name]
+        with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
+            if isinstance(dataset.borders, BorderSearch):
+                dataset.borders.search_now()
             show(dataset, arguments.tokens, arguments.tokenizer)
             flush_stdout()
     except TokenfeedError as error:

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
+from ..datasets.dataset import PlaneOptions
 from ..datasets.loss_masks import OPTION
 from ..datasets.paths import MASK_SUFFIXES, expand
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
+from ..storage.borders import END_OPTION, START_OPTION, Delimiters
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS
+
+_DIGITS_MAX = 19
 
 
 def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +38,29 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
         choices=WAYS,
         help="how to read the files (default: pread on network file systems, else map)",
     )
+
+
+def add_plane_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add the options that `parse_planes` reads, but for --cache-dir."""
+    parser.add_argument(
+        OPTION,
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("[NAME=]PATH", "PATH"),
+        help="loss mask of one dataset: for each of its files, in order, a file of one byte per "
+        "token, 1 if the token is a training target, else 0; may be given several times (default: "
+        "X.ds.loss beside X.ds)",
+    )
+    for option, what in ((END_OPTION, "ends"), (START_OPTION, "begins")):
+        parser.add_argument(
+            option,
+            action="append",
+            default=[],
+            metavar="[NAME=]ID",
+            help=f"token that {what} each document of one or all datasets whose format does not "
+            "know its documents; may be given several times",
+        )
 
 
 def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, FormatOptions]:
@@ -69,7 +96,37 @@ def parse_per_dataset(
     return {name: by_name.get(name, general) for name in names}
 
 
-def parse_loss_masks(
+def parse_planes(
+    arguments: argparse.Namespace, names: Sequence[str], cache_dir: str | None = None
+) -> dict[str, PlaneOptions]:
+    """Return where the planes of each dataset are.
+
+    cache_dir: that of the command line.
+    Raises: InvalidRequest, InvalidCorpus.
+    """
+    masks = _parse_loss_masks(arguments.loss_mask, names)
+    ends = parse_per_dataset(END_OPTION, arguments.document_end_token, names)
+    starts = parse_per_dataset(START_OPTION, arguments.document_start_token, names)
+    return {
+        name: PlaneOptions(
+            masks.get(name, ()),
+            Delimiters(_token(END_OPTION, ends[name]), _token(START_OPTION, starts[name])),
+            cache_dir,
+        )
+        for name in names
+    }
+
+
+def _token(option: str, word: str | None) -> int | None:
+    """Return a token id.  Raises: InvalidRequest."""
+    if word is None:
+        return None
+    if not (word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX):
+        raise InvalidRequest(option, f"{word!r} is not a token id")
+    return int(word)
+
+
+def _parse_loss_masks(
     options: Sequence[Sequence[str]], names: Sequence[str]
 ) -> dict[str, list[str]]:
     """Return the paths of the masks of datasets, by name, from the words of each --loss-mask:

@@ -11,6 +11,7 @@ from tokenfeed.commands import program
 
 from ..storage.formats import FORMAT_NAMES, STORED
 from ..storage.store import WAYS
+from .dataset_options import add_plane_arguments
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,16 +90,7 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "--check-all-tokens",
         help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
     )
-    add(
-        "--loss-mask",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar=("[NAME=]PATH", "PATH"),
-        help="loss mask of one dataset: for each of its files, in order, a file of one byte per "
-        "token, 1 if the token is a training target, else 0; may be given several times (default: "
-        "X.ds.loss beside X.ds)",
-    )
+    add_plane_arguments(group)
     add(
         "--warm-up-bytes",
         type=int,
@@ -129,7 +121,8 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="folder for ingested text (default: tokenfeed in $XDG_CACHE_HOME, or in ~/.cache)",
+        help="folder for ingested text (default: tokenfeed in $XDG_CACHE_HOME, or in ~/.cache) and "
+        "for the borders of documents (default: beside the token files)",
     )
 
 

@@ -46,7 +46,7 @@ from ..runtime.poller import Poller, RescanWorker
 from ..runtime.signals import Signals
 from ..storage.choice import Storing
 from ..storage.formats import FormatOptions
-from .dataset_options import parse_loss_masks, parse_per_dataset
+from .dataset_options import parse_per_dataset, parse_planes
 from .options import build_parser
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -116,6 +116,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         pollers.append(Poller({"tokens": tokens.poll}))
     server.start()
     _print_line(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
+    for dataset in datasets.values():
+        dataset.start_search()
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
     for _ in reloads:
         if tokens:
@@ -183,16 +185,14 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     formats = parse_per_dataset("--format", arguments.format, names)
     dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
     reads = parse_per_dataset("--read", arguments.read, names)
-    masks = parse_loss_masks(arguments.loss_mask, names)
+    planes = parse_planes(arguments, names, arguments.cache_dir)
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     poll_rate = PollRate(never=arguments.immutable)
     datasets = {}
     for source in sources:
         options = FormatOptions.parse(formats[source.name], dtypes[source.name], source.tensor)
         storing = Storing(reads[source.name], poll_rate)
-        dataset = open_dataset(
-            source, options, checks, storing, loss_masks=masks.get(source.name, ())
-        )
+        dataset = open_dataset(source, options, checks, storing, planes=planes[source.name])
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets

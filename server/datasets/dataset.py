@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from ..runtime.exceptions import log_safe_name
 from ..runtime.poll_rate import pause_seconds
 from ..runtime.poller import Poller
+from ..storage.borders import Borders, BorderSearch, Delimiters, borders_of
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
@@ -51,8 +52,8 @@ class Dataset:
     """What is served under one name.
 
     fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
-    while it is served.  why_store: the reason for its kind of store.  loss_mask: None if it has
-    none.
+    while it is served.  why_store: the reason for its kind of store.  loss_mask, borders: None if
+    it has none.
     """
 
     name: str
@@ -61,13 +62,21 @@ class Dataset:
     digest: bytes
     why_store: str = "unknown"
     loss_mask: LossMask | None = None
+    borders: Borders | BorderSearch | None = None
 
     @property
     def documents(self) -> DocumentCounts | None:
         """The known document counts; None if no file has one."""
         known = [shard.layout.documents for shard in self.store.shards]
         counts = [documents.count for documents in known if documents is not None]
+        if not counts and self.borders is not None and self.borders.count:
+            return DocumentCounts(self.borders.count, len(known))
         return DocumentCounts(sum(counts), len(counts)) if counts else None
+
+    def start_search(self) -> None:
+        """Start to search for the borders of documents, if that takes long and is not done."""
+        if isinstance(self.borders, BorderSearch):
+            self.borders.start()
 
     def described(self, context_length: int | None = None) -> pb.Dataset:
         """Return its description.  context_length: T of the rows to count; None counts none."""
@@ -198,34 +207,57 @@ class TokenChecks:
     serves: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class PlaneOptions:
+    """Where the planes of a dataset are.
+
+    loss_masks: paths of masks, one for each file; none: those beside the files.  delimiters: tokens
+    that separate documents, where the format knows nothing of them.  cache_dir: folder for the
+    borders of documents; None: beside the files.
+    """
+
+    loss_masks: Sequence[str] = ()
+    delimiters: Delimiters = field(default_factory=Delimiters)
+    cache_dir: str | None = None
+
+
 def open_dataset(
     source: DatasetSource,
     options: FormatOptions,
     checks: TokenChecks,
     storing: Storing | None = None,
     *,
-    loss_masks: Sequence[str] = (),
+    planes: PlaneOptions | None = None,
     share: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Dataset:
     """Open a dataset's files, check them and compute their fingerprint.
 
     Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
-    loss_masks: paths of masks, one for each file; by default those beside the files.
+    planes: where its planes are; by default beside the files.
     share: whether to use the scan of another process of this machine (`scan_once`).  stopped:
     whether to stop reading, which raises InvalidCorpus.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
     if source.split is not None:
         require_listed(source.split)
-    storing = storing or Storing()
-    masks = loss_masks or masks_beside(source.paths)
+    storing, planes = storing or Storing(), planes or PlaneOptions()
+    masks = planes.loss_masks or masks_beside(source.paths)
     store, why_store = open_store(source.name, source.paths, options, storing)
     try:
         dataset = dataset_of(store, checks, source.split, why_store, share=share, stopped=stopped)
         if masks:
             dataset.loss_mask = open_loss_mask(store, masks, storing, stopped)
             store.add_plane(dataset.loss_mask)
+        dataset.borders = borders_of(
+            store,
+            planes.delimiters,
+            planes.cache_dir,
+            vocab_size=checks.vocab_size,
+            stopped=stopped,
+        )
+        if dataset.borders is not None:
+            store.add_plane(dataset.borders)
     except BaseException:
         store.close()
         raise

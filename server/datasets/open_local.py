@@ -30,11 +30,20 @@ from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.poll_rate import PollRate
+from ..storage.borders import END_OPTION, START_OPTION, Delimiters
 from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.mixed_store import MixedStore
 from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, RowStore, gather_block
-from .dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, log_opened, open_dataset, start_polling
+from .dataset import (
+    VOCAB_SIZE_MAX,
+    Dataset,
+    PlaneOptions,
+    TokenChecks,
+    log_opened,
+    open_dataset,
+    start_polling,
+)
 from .loss_masks import OPTION as MASK_OPTION
 from .paths import MASK_SUFFIXES, expand
 from .planned_rows import PlannedRows
@@ -42,14 +51,18 @@ from .sources import DatasetSource, is_text, parse_datasets, require_distinct_na
 
 _LOSS_MASK = MASK_OPTION.removeprefix("--")
 _VOCAB_SIZE = "vocab-size"
+_END_TOKEN, _START_TOKEN = (option.removeprefix("--") for option in (END_OPTION, START_OPTION))
+_NUMBERS = {_VOCAB_SIZE: (1, VOCAB_SIZE_MAX), _END_TOKEN: (0, VOCAB_SIZE_MAX)}
+_NUMBERS[_START_TOKEN] = _NUMBERS[_END_TOKEN]
+"""Options that are numbers, and the limits of each."""
 _IMMUTABLE = "immutable"
 OPTIONS: Mapping[str, Sequence[str] | None] = {
     "format": FORMAT_NAMES,
     "dtype": tuple(STORED),
     "read": WAYS,
-    _VOCAB_SIZE: None,
     _IMMUTABLE: ("",),
     _LOSS_MASK: None,
+    **dict.fromkeys(_NUMBERS),
 }
 """The options of a target, as those of `tokenfeed serve`, and their values; None: others."""
 _LOG_SAYS = "the log names the file"
@@ -96,11 +109,15 @@ def _open(
     formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
     poll_rate = _poll_rate(os.getpid()) if _IMMUTABLE not in options else PollRate(never=True)
     storing = Storing(options.get("read"), poll_rate)
-    checks = TokenChecks(_vocab_size(options.get(_VOCAB_SIZE)))
-    masks = expand(options[_LOSS_MASK], MASK_SUFFIXES) if _LOSS_MASK in options else ()
-    dataset = open_dataset(
-        source, formats, checks, storing, loss_masks=masks, share=True, stopped=stopped
+    checks = TokenChecks(_number(_VOCAB_SIZE, options))
+    planes = PlaneOptions(
+        expand(options[_LOSS_MASK], MASK_SUFFIXES) if _LOSS_MASK in options else (),
+        Delimiters(_number(_END_TOKEN, options), _number(_START_TOKEN, options)),
     )
+    dataset = open_dataset(
+        source, formats, checks, storing, planes=planes, share=True, stopped=stopped
+    )
+    dataset.start_search()
     log_opened(dataset)
     return dataset
 
@@ -199,7 +216,7 @@ def _for_targets(problem: str) -> str:
     def as_in_a_target(found: re.Match[str]) -> str:
         option, space, word = found.groups()
         values = OPTIONS[option]
-        is_value = word.isdecimal() if option == _VOCAB_SIZE else word in (values or ())
+        is_value = word.isdecimal() if option in _NUMBERS else word in (values or ())
         return f"?{option}={word}" if word and is_value else f"?{option}{space}{word}"
 
     return re.sub(rf"--({'|'.join(OPTIONS)})\b( ?)(\w*)", as_in_a_target, problem)
@@ -217,14 +234,17 @@ def _for_readers(problem: str) -> str:
     return f"{problem}; {_LOG_SAYS}"
 
 
-def _vocab_size(text: str | None) -> int | None:
-    """Return the number of token ids.  Raises: InvalidRequest."""
+def _number(option: str, options: Mapping[str, str]) -> int | None:
+    """Return the value of an option; None if it is not given.  Raises: InvalidRequest."""
+    text = options.get(option)
     if text is None:
         return None
-    if re.fullmatch("[0-9]{1,10}", text) and 1 <= int(text) <= VOCAB_SIZE_MAX:
+    least, most = _NUMBERS[option]
+    if re.fullmatch("[0-9]{1,10}", text) and least <= int(text) <= most:
         return int(text)
-    limits = f"it takes a number from 1 to {VOCAB_SIZE_MAX}"
-    raise InvalidRequest("target", f"{_VOCAB_SIZE} is {text!r}; {limits}")
+    raise InvalidRequest(
+        "target", f"{option} is {text!r}; it takes a number from {least} to {most}"
+    )
 
 
 def _sources(words: Sequence[str]) -> list[DatasetSource]:

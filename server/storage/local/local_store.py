@@ -150,9 +150,10 @@ class LocalStore(OpenedShards, ABC):
 
     def close(self) -> None:
         """Release everything. A gather in progress fails with CorpusChanged."""
-        super().close()
+        # First: a search for documents reads the tokens.
         for reader in self._planes.values():
             reader.close()
+        super().close()
 
     def advise(self, spans: Spans) -> None:
         """Start to read rows that will be gathered soon, if the store seems cold."""

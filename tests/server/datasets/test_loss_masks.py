@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.datasets.dataset import Dataset, TokenChecks, open_dataset, start_polling
+from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset, start_polling
 from server.datasets.sources import DatasetSource
 from server.storage import choice
 from server.storage.choice import Storing
@@ -57,7 +57,8 @@ def masked(tmp_path: Path, storing: Storing) -> Iterator[Masked]:
             mask_paths.append(str(mask_path))
         source = DatasetSource(name, tuple(paths))
         given = mask_paths if named else ()
-        opened.append(open_dataset(source, options(), TokenChecks(), storing, loss_masks=given))
+        planes = PlaneOptions(given)
+        opened.append(open_dataset(source, options(), TokenChecks(), storing, planes=planes))
         return opened[-1]
 
     yield open_masked
@@ -174,7 +175,7 @@ def test_each_file_needs_a_named_mask(masked: Masked) -> None:
     source = DatasetSource("x", tuple(shard.path for shard in dataset.store.shards))
 
     with pytest.raises(InvalidCorpus, match=r"2 file\(s\) of masks do not match 3 of tokens"):
-        open_dataset(source, options(), TokenChecks(), loss_masks=[source.paths[0]] * 2)
+        open_dataset(source, options(), TokenChecks(), planes=PlaneOptions([source.paths[0]] * 2))
 
 
 @pytest.mark.parametrize("finder", ["gather", "poll"])
