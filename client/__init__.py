@@ -43,7 +43,7 @@ else:
     from .transport.timeouts import Timeouts
 
     if TYPE_CHECKING:
-        from .batches import RemoteBatches
+        from .batches import RemoteBatches, RichBatch
         from .evaluation import validation_feeds
         from .feed.mixture.recipe import Mixture
 
@@ -61,6 +61,7 @@ __all__ = [
     "NotFound",
     "RemoteBatches",
     "RequestError",
+    "RichBatch",
     "SamplesExhausted",
     "ServerUnavailable",
     "StreamMismatch",
@@ -73,9 +74,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("RemoteBatches", "validation_feeds"):
+    if name in ("RemoteBatches", "RichBatch", "validation_feeds"):
         try:
-            from .batches import RemoteBatches
+            from .batches import RemoteBatches, RichBatch
             from .evaluation import validation_feeds
         except ModuleNotFoundError as error:
             from tokenfeed.commands.extras import missing
@@ -83,7 +84,8 @@ def __getattr__(name: str) -> object:
             if error.name != "torch":
                 raise
             raise ModuleNotFoundError(missing(error, "torch"), name=error.name) from None
-        return RemoteBatches if name == "RemoteBatches" else validation_feeds
+        own = {kind.__name__: kind for kind in (RemoteBatches, RichBatch)}
+        return own.get(name, validation_feeds)
     if name == "Mixture":
         from .feed.mixture.recipe import Mixture
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +19,7 @@ from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from . import validation
+from .device.rich_batch import RichBatch as RichBatch
 from .device.transfer import indexed, transfer_for, usable_device
 from .device.widening import WIDE_NUMPY, Batch, require_fits
 from .feed.batch_reader import BatchReader
@@ -31,7 +32,7 @@ from .feed.mixture.schedule import Schedule
 from .feed.ranks.agreement import rank_agreement
 from .feed.ranks.coordinates import Group, data_parallel
 from .feed.rescale import is_rescaled, rescaled
-from .feed.state import log_differences, read_history, read_state, require_same_stream, write_state
+from .feed.state import log_differences, read_history, read_state, require_same_stream
 from .feed.stats import FeedPosition, FeedStats
 from .feed.streamed_dataset import FeedStream, StreamedDataset
 from .local.choice import open_target
@@ -171,6 +172,7 @@ class RemoteBatches(IterableDataset[Batch]):
             document_starts=validation.flag("mask_borders", mask_borders),
         )
         self._masks = planes.kinds
+        self._is_rich = False
         self._end_sample = SAMPLE_END
         if num_batches is not None:
             self._end_sample = request.position.batch_first_sample(num_batches)
@@ -219,6 +221,24 @@ class RemoteBatches(IterableDataset[Batch]):
         if batch is None:
             raise StopIteration
         return batch
+
+    def batches(self) -> Iterator[RichBatch]:
+        """Return an iterator over batches that carry more than x and y: whole rows, documents in
+        each form that frameworks take, source and sample of each row, and states. Each still
+        unpacks as x, y; the rest is computed when it is accessed.
+
+            for batch in feed.batches():
+                x, y = batch
+                loss = model(x, y, positions=batch.positions)
+
+        The rows bring where documents begin, if all datasets know it. Like the feed, a second
+        `for` continues after the last delivered batch.  Raises: as for iterating.
+        """
+        if not self._is_rich:
+            self._is_rich = True
+            self._drop_reader()
+            self._dataset.read_documents()
+        return iter(self._next_rich, None)
 
     def copy_into(self, x: torch.Tensor, y: torch.Tensor) -> bool:
         """Copy the next batch into the caller's tensors, such as the static inputs of a CUDA graph.
@@ -335,8 +355,7 @@ class RemoteBatches(IterableDataset[Batch]):
         Asks the server for the fingerprint of the corpus if nothing was read yet.
         """
         stream = self._stream
-        sample, _, history = stream.cursor.now
-        return write_state(sample, stream.parts(), history)
+        return stream.state_at(stream.cursor.current)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Resume from a saved position, with its history.
@@ -498,6 +517,22 @@ class RemoteBatches(IterableDataset[Batch]):
             self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
         return batch
 
+    def _next_rich(self) -> RichBatch | None:
+        stream = self._stream
+        before = stream.cursor.current
+        batch = self._next(None)
+        if batch is None or self._reader is None or self._reader.noted is None:
+            return None
+        rows = cache(partial(stream.rows_at, before[0]))
+        return RichBatch(
+            *batch,
+            self._reader.noted,
+            samples=lambda: rows().samples,
+            sources=lambda: rows().sources,
+            state_before=partial(stream.state_at, before),
+            state_after=partial(stream.state_at, stream.cursor.current),
+        )
+
     def _open(self, sample: int, num_batches: int) -> BatchReader:
         """Start to read batches from a sample on."""
         if get_worker_info() is not None:
@@ -514,7 +549,9 @@ class RemoteBatches(IterableDataset[Batch]):
         shape = (position.batch_size, self._spec.context_length)
         # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
-        transfer = transfer_for(self._device, shape, self._x_dtype, masks=self._masks)
+        transfer = transfer_for(
+            self._device, shape, self._x_dtype, masks=self._masks, notes=self._is_rich
+        )
         return BatchReader(self._dataset, request, rows, transfer)
 
     def _continue(

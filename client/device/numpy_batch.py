@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,21 @@ IGNORED_TARGET = -100
 Array = TypeVar("Array")
 
 
-def last_tokens(parts: Sequence[RowBlock]) -> npt.NDArray[np.int64]:
-    """Return the last token of each row, a copy.  parts: B rows in all.  Returns: int64[B]."""
-    return np.concatenate([part.tokens[:, -1] for part in parts]).astype(np.int64)
+class HostPart(NamedTuple):
+    """What the host knows of a batch that is on its way to the device.
+
+    last_tokens: int64[B], the last token of each row.  documents: None if the rows come without
+    document starts.
+    """
+
+    last_tokens: npt.NDArray[np.int64]
+    documents: BatchDocuments | None
+
+    @classmethod
+    def of(cls, parts: Sequence[RowBlock]) -> HostPart:
+        """Copy it from received rows.  parts: B rows in all.  Raises: BadFrame."""
+        last_tokens = np.concatenate([part.tokens[:, -1] for part in parts]).astype(np.int64)
+        return cls(last_tokens, BatchDocuments.of_parts(parts))
 
 
 class BatchAttributes(ABC, Generic[Array]):
@@ -45,25 +57,24 @@ class BatchAttributes(ABC, Generic[Array]):
         self,
         x: Array,
         y: Array,
+        host: HostPart,
         *,
-        last_tokens: npt.NDArray[np.int64],
-        documents: BatchDocuments | None,
         samples: Callable[[], npt.NDArray[np.integer]],
         sources: Callable[[], npt.NDArray[np.integer]],
         state_before: Callable[[], dict[str, Any]],
         state_after: Callable[[], dict[str, Any]],
     ) -> None:
-        """x, y: integers [B, T]; y may hold -100.  last_tokens: int64[B], the last token of each
-        row, which y may no longer have.  documents: None if the stream has no document starts.
+        """x, y: integers [B, T]; y may hold -100.  host: of the same rows.
+
         samples, sources: int[B] of the rows.  state_before, state_after: state of the feed before
         and after this batch. These four are called at most once, on first access, on the thread
         that asks; they must not refer to what changes until then.
         """
         self.x = x
         self.y = y
-        self.documents = documents
+        self.documents = host.documents
         """Where documents begin, in host memory; None if the stream does not have it."""
-        self._last_tokens = last_tokens
+        self._last_tokens = host.last_tokens
         self._samples = samples
         self._sources = sources
         self._state_before = state_before
@@ -193,8 +204,8 @@ class BatchAttributes(ABC, Generic[Array]):
         if self.documents is None:
             raise InvalidRequest(
                 attribute,
-                "requires to know where documents begin, which the rows of this stream do not say; "
-                "request the plane document_starts of a dataset that has it",
+                "needs to know where documents begin, which not all datasets of this stream do; "
+                "start their server with --document-end-token",
             )
         return self.documents
 

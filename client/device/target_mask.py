@@ -16,8 +16,7 @@ import torch
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import Plane, RowBlock
 
-IGNORED = -100
-"""The target that torch's cross_entropy ignores (its ignore_index)."""
+from .numpy_batch import IGNORED_TARGET
 
 Bits = npt.NDArray[np.uint8]
 
@@ -63,7 +62,7 @@ def ignore_here(
     bits = np.empty((batch_size, _bit_bytes(context_length + 1)), np.uint8)
     write_bits(parts, bits, masks)
     counts = np.unpackbits(bits, axis=1, count=context_length + 1, bitorder="little")
-    np.putmask(y, counts[:, 1:] == 0, IGNORED)
+    np.putmask(y, counts[:, 1:] == 0, IGNORED_TARGET)
 
 
 def ignore_there(bits: torch.Tensor, y: torch.Tensor) -> None:
@@ -74,7 +73,7 @@ def ignore_there(bits: torch.Tensor, y: torch.Tensor) -> None:
     # Made on the device: a copy from the host would wait for it.
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     counts = bits.unsqueeze(2).bitwise_right_shift(places).bitwise_and_(1).flatten(1)
-    y.masked_fill_(counts[:, 1 : y.shape[1] + 1] == 0, IGNORED)
+    y.masked_fill_(counts[:, 1 : y.shape[1] + 1] == 0, IGNORED_TARGET)
 
 
 def _bit_bytes(row_tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import torch
 
 from tokenfeed.errors import InvalidRequest
 
+from .numpy_batch import HostPart
 from .pinned_ring import CudaCopyEngine, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
 from .target_mask import ignore_here, masks_of
@@ -26,7 +28,12 @@ from .widening import (
 
 
 class DeviceTransfer(Protocol):
-    """Moves batches from a source of rows to the device of the model."""
+    """Moves batches from a source of rows to the device of the model.
+
+    noted: what the host knows of the batch that was returned last, if that is asked for.
+    """
+
+    noted: HostPart | None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch, in out if given, else in new tensors; None at the end. Waits."""
@@ -36,12 +43,21 @@ class CpuTransfer:
     """To the CPU: widened once, directly from the received frames."""
 
     def __init__(
-        self, shape: tuple[int, int], x_dtype: torch.dtype, masks: Collection[int] = ()
+        self,
+        shape: tuple[int, int],
+        x_dtype: torch.dtype,
+        masks: Collection[int] = (),
+        *,
+        notes: bool = False,
     ) -> None:
-        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets."""
+        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets.  notes:
+        whether to set `noted`.
+        """
         self._shape = shape
         self._x_dtype = WIDE_NUMPY[x_dtype]
         self._masks = masks
+        self._notes = notes
+        self.noted: HostPart | None = None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch in host memory."""
@@ -60,6 +76,8 @@ class CpuTransfer:
         widen_here(parts, x, y)
         if parts[0].planes and (masks := masks_of(parts, self._masks)):
             ignore_here(parts, y, masks)
+        if self._notes:
+            self.noted = HostPart.of(parts)
         # Last, so that a Ctrl-C before it leaves the position of the stream unchanged.
         rows.consume(self._shape[0])
         return batch
@@ -74,12 +92,18 @@ class _ToDevice:
         x_dtype: torch.dtype,
         device: torch.device,
         masks: Collection[int] = (),
+        *,
+        notes: bool = False,
     ) -> None:
-        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets."""
+        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets.  notes:
+        whether to set `noted`.
+        """
         self._shape = shape
         self._x_dtype = x_dtype
         self._device = device
         self._masks = masks
+        self._notes = notes
+        self.noted: HostPart | None = None
 
     def _fresh(self) -> Batch:
         return (
@@ -104,6 +128,8 @@ class DirectTransfer(_ToDevice):
         narrow = torch.empty(shape, dtype=dtype)
         join_into(parts, narrow, masks)
         widen_there(narrow.to(self._device), *batch)
+        if self._notes:
+            self.noted = HostPart.of(parts)
         rows.consume(batch_size)
         return batch
 
@@ -118,10 +144,13 @@ class PinnedTransfer(_ToDevice):
         device: torch.device,
         engine: CudaCopyEngine,
         masks: Collection[int] = (),
+        *,
+        notes: bool = False,
     ) -> None:
         """engine: of this device."""
-        super().__init__(shape, x_dtype, device, masks)
+        super().__init__(shape, x_dtype, device, masks, notes=notes)
         self._engine = engine
+        self._staged_notes: deque[HostPart] = deque()
         self._ring: PinnedRing | None = None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
@@ -131,6 +160,8 @@ class PinnedTransfer(_ToDevice):
         assert self._ring is not None
         batch = out or self._fresh()
         self._ring.take(*batch)
+        if self._notes:
+            self.noted = self._staged_notes.popleft()
         if rows.ready(self._shape[0]):
             self._stage(rows)
         return batch
@@ -145,6 +176,9 @@ class PinnedTransfer(_ToDevice):
             shape, masks = (batch_size, context_length + 1), masks_of(parts, self._masks)
             self._ring = PinnedRing(self._engine, shape, narrow_dtype(parts), masks)
         require_tokens_fit(parts, self._x_dtype)
+        if self._notes:
+            # Now: its rows are freed before the batch is taken.
+            self._staged_notes.append(HostPart.of(parts))
         self._ring.stage(parts)
         rows.consume(batch_size)
         return True
@@ -156,16 +190,19 @@ def transfer_for(
     x_dtype: torch.dtype,
     *,
     masks: Collection[int],
+    notes: bool = False,
 ) -> DeviceTransfer:
     """Return the transfer to a device for batches of shape (batch_size, context_length).
 
-    masks: kinds of planes that mask targets, where the rows have them.
+    masks: kinds of planes that mask targets, where the rows have them.  notes: whether to set
+    `noted`.
     """
     if device.type == "cpu":
-        return CpuTransfer(shape, x_dtype, masks)
+        return CpuTransfer(shape, x_dtype, masks, notes=notes)
     if device.type == "cuda":
-        return PinnedTransfer(shape, x_dtype, device, cuda_copy_engine(device), masks)
-    return DirectTransfer(shape, x_dtype, device, masks)
+        engine = cuda_copy_engine(device)
+        return PinnedTransfer(shape, x_dtype, device, engine, masks, notes=notes)
+    return DirectTransfer(shape, x_dtype, device, masks, notes=notes)
 
 
 def usable_device(device: torch.device | str) -> torch.device:

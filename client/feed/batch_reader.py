@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.wire.request import StreamRequest
 
+from ..device.numpy_batch import HostPart
 from ..device.row_source import RowSource
 from ..device.transfer import DeviceTransfer
 from ..device.widening import Batch
@@ -38,6 +39,11 @@ class BatchReader:
         if self._spec is None:
             self._spec = self._request.spec.parts(fingerprints_of(self._dataset.await_described()))
         return self._spec
+
+    @property
+    def noted(self) -> HostPart | None:
+        """What the host knows of the last batch; None unless the transfer notes it."""
+        return self._transfer.noted
 
     def next(self, out: Batch | None = None) -> Batch | None:
         """Return the next batch, in out if given; None at the end, or after close. Waits.

@@ -58,7 +58,11 @@ class Cursor:
     @property
     def now(self) -> tuple[int, int, History]:
         """The next sample, batches delivered by this feed, and the history, as one snapshot."""
-        sample, run = self.current
+        return self.at(self.current)
+
+    def at(self, snapshot: tuple[int, OpenRun]) -> tuple[int, int, History]:
+        """Return the same of an earlier value of `current`."""
+        sample, run = snapshot
         if run.spec is None:
             return sample, run.batches, run.earlier
         batches = run.batches + (sample - run.first_sample) // self._stride

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import Position
 
-from ..device.target_mask import IGNORED
+from ..device.numpy_batch import IGNORED_TARGET
 from ..device.widening import Batch
 from .batch_reader import BatchReader
 from .cursor import Cursor
@@ -159,4 +159,4 @@ class Epoch(IterableDataset[Batch]):
 def _pad_targets(y: torch.Tensor, own_rows: int) -> None:
     """Make a loss ignore the rows that do not belong to this epoch."""
     if own_rows < len(y):
-        y[own_rows:].fill_(IGNORED)
+        y[own_rows:].fill_(IGNORED_TARGET)

@@ -7,9 +7,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -18,14 +22,14 @@ from tokenfeed.wire.request import StreamRequest
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
 from ..validation import integer
-from .cursor import Cursor
+from .cursor import Cursor, OpenRun
 from .history import History
 from .mixture.counts import source_stats
 from .mixture.exhaustion import exhausted
 from .mixture.past import require_same_length_and_seed, require_same_sources
 from .mixture.recipe import checked_weights
 from .mixture.schedule import Schedule
-from .state import MIXTURE, require_known_permissions
+from .state import MIXTURE, require_known_permissions, write_state
 from .stats import SourceStats
 
 
@@ -51,6 +55,13 @@ class StreamedDataset(Protocol):
         `await_described`.
         """
 
+    @property
+    def reads_documents(self) -> bool:
+        """Whether `read_documents` was called."""
+
+    def read_documents(self) -> None:
+        """Read document starts too from now on, where all datasets know them; does no I/O."""
+
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
         """Return the number of rows of an order of a dataset; per epoch if it has epochs.
 
@@ -71,6 +82,13 @@ class StreamedDataset(Protocol):
 
     def close(self) -> None:
         """End all streams of it. May be called twice, from any thread."""
+
+
+class Rows(NamedTuple):
+    """The rows of a batch.  samples: int64[B].  sources: int16[B], numbers of sources."""
+
+    samples: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +116,26 @@ class FeedStream:
         Raises: TokenfeedError.
         """
         return self.spec.parts(fingerprints_of(self.dataset.await_described()))
+
+    def state_at(self, snapshot: tuple[int, OpenRun]) -> dict[str, Any]:
+        """Return the state of the feed at an earlier value of `cursor.current`.  Raises:
+        TokenfeedError.
+        """
+        sample, _, history = self.cursor.at(snapshot)
+        return write_state(sample, self.parts(), history)
+
+    def rows_at(self, sample: int) -> Rows:
+        """Return sample index and source number of each row of the batch of this rank that begins
+        at a sample of rank 0: int64[B], int16[B].
+        """
+        position = replace(self.request.position, first_sample=sample)
+        samples = position.samples(0, position.batch_size)
+        mixture = self.spec.mixture
+        if mixture is None:
+            return Rows(samples, np.zeros(samples.size, np.int16))
+        places, _ = locate_all(mixture, samples)
+        numbers = np.array([source.number for source in self.spec.sources], np.int16)
+        return Rows(samples, numbers[places])
 
     def compared(self) -> StreamParts | tuple[StreamParts, str]:
         """Return what ranks compare before a change: the stream, and a hash of its planes if it has
@@ -218,6 +256,8 @@ class FeedStream:
             self._require_open()
             dataset = self.open_dataset(request)
             dataset.end_with(owner)
+            if self.dataset.reads_documents:
+                dataset.read_documents()
         stream = FeedStream(request, dataset, self.cursor, self.open_dataset, schedule)
         try:
             if dataset is not self.dataset:

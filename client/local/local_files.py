@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -90,6 +91,15 @@ class LocalFiles(Supervised):
             self._await_opened()
         assert self._described is not None
         return self._described
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether `read_documents` was called."""
+        return self.planes.known_starts
+
+    def read_documents(self) -> None:
+        """Read document starts too from now on, where all datasets know them."""
+        self.planes = replace(self.planes, known_starts=True)
 
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
         """Return kind and fingerprint of the wanted planes of each source; waits like

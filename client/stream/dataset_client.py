@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -38,7 +39,7 @@ from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .describe import describe_all
 from .failover import Failover
-from .usable import Datasets, compared, counted_rows, require_usable, with_digests
+from .usable import Datasets, compared, counted_rows, require_usable, with_hashes
 from .wanted_planes import WantedPlanes
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -131,7 +132,7 @@ class DatasetClient(Supervised):
                         channel, self._context_length, timeout_seconds, open_calls
                     )
                     self._require_usable(replica, answer, reference)
-                    self._learn_digests(tuple(answer.datasets))
+                    self._learn_hashes(tuple(answer.datasets))
                     self._accepted.add(channel)
                 yield channel
         except InvalidRequest as error:
@@ -189,6 +190,18 @@ class DatasetClient(Supervised):
             self._connect()
             abandoned.retire(task)
 
+    @property
+    def reads_documents(self) -> bool:
+        """Whether `read_documents` was called."""
+        return self.planes.known_starts
+
+    def read_documents(self) -> None:
+        """Request document starts too from now on, where all datasets know them. Servers that were
+        accepted without a look at them are checked again.
+        """
+        self.planes = replace(self.planes, known_starts=True)
+        self._accepted = weakref.WeakSet()
+
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
         """Return kind and fingerprint of the wanted planes of each source; waits like
         `await_described`.
@@ -237,9 +250,9 @@ class DatasetClient(Supervised):
             else:
                 self._accepted.add(answer.channel)
                 # The first known digest is required of all others.
-                found = with_digests(found, tuple(answer.described.datasets))
+                found = with_hashes(found, tuple(answer.described.datasets))
                 is_known = reference is not None and reference[0].name
-                reference = with_digests(reference if is_known else None, found)
+                reference = with_hashes(reference if is_known else None, found)
         if found is None:
             if not_ready:
                 raise not_ready[0]
@@ -252,13 +265,13 @@ class DatasetClient(Supervised):
             _LOG.error("server rejected address=%s reason=%s", address, refusal.problem)
         for away in not_ready:
             _LOG.warning("server left out for now address=%s reason=%s", away.subject, away.problem)
-        self._learn_digests(found)
+        self._learn_hashes(found)
         return found
 
-    def _learn_digests(self, datasets: Datasets) -> None:
-        """Store the digests that were not known yet. Later checks compare them."""
+    def _learn_hashes(self, datasets: Datasets) -> None:
+        """Store the hashes that were not known yet. Later checks compare them."""
         if self._described is not None:
-            self._described = with_digests(self._described, datasets)
+            self._described = with_hashes(self._described, datasets)
 
     def _describe(
         self,

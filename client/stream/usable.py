@@ -15,7 +15,7 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, require_size
 
-from .wanted_planes import WantedPlanes
+from .wanted_planes import WantedPlanes, plane_fingerprint
 
 Datasets = tuple[pb.Dataset, ...]
 """Descriptions of the datasets of a stream, in the order of its sources."""
@@ -85,20 +85,22 @@ def counted_rows(dataset: pb.Dataset, order: str) -> int:
     raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
 
-def with_digests(known: Datasets | None, other: Datasets) -> Datasets:
-    """Return the known descriptions, with the digests of others where they have none."""
+def with_hashes(known: Datasets | None, other: Datasets) -> Datasets:
+    """Return the known descriptions, with digests and fingerprints of planes of others where they
+    have none.
+    """
     if known is None:
         return other
-    return tuple(_with_digest(old, new) for old, new in zip(known, other, strict=True))
+    return tuple(_with_hashes(old, new) for old, new in zip(known, other, strict=True))
 
 
-def _with_digest(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
-    if known.digest or not other.digest:
-        return known
+def _with_hashes(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
     learned = pb.Dataset()
     learned.CopyFrom(known)
-    learned.digest = other.digest
-    return learned
+    learned.digest = known.digest or other.digest
+    for plane in learned.planes:
+        plane.fingerprint = plane.fingerprint or plane_fingerprint(other, plane.kind)
+    return known if learned == known else learned
 
 
 def compared(spec: StreamSpec, datasets: Datasets, planes: WantedPlanes) -> tuple[str, bytes]:

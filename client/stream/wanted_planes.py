@@ -31,25 +31,35 @@ class WantedPlanes:
     """What a feed wants of its datasets.
 
     loss_mask: the mask of each dataset that has one; False declines it.  document_starts: those of
-    each dataset; all of them have to know their documents.
+    each dataset; all of them have to know their documents.  known_starts: the same, but none if a
+    dataset does not know them.
     """
 
     loss_mask: bool = True
     document_starts: bool = False
+    known_starts: bool = False
 
     @property
     def kinds(self) -> tuple[int, ...]:
         """Kinds of the wanted planes, ascending."""
-        wanted = {DOCUMENT_STARTS: self.document_starts, LOSS_MASK: self.loss_mask}
+        starts = self.document_starts or self.known_starts
+        wanted = {DOCUMENT_STARTS: starts, LOSS_MASK: self.loss_mask}
         return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
+
+    @property
+    def masks(self) -> WantedPlanes:
+        """Those of the wanted planes that mask targets."""
+        return replace(self, known_starts=False)
 
     def chosen(self, datasets: Sequence[pb.Dataset]) -> tuple[int, ...]:
         """Return the kinds of planes to request of the datasets of a stream, ascending."""
-        return tuple(
-            kind
+        had = {
+            kind: [bool(plane_fingerprint(dataset, kind)) for dataset in datasets]
             for kind in self.kinds
-            if any(plane_fingerprint(dataset, kind) for dataset in datasets)
-        )
+        }
+        # A row of unknown documents would pass for one document.
+        enough = {DOCUMENT_STARTS: all, LOSS_MASK: any}
+        return tuple(kind for kind, by_dataset in had.items() if enough[kind](by_dataset))
 
     def request(self, request: StreamRequest, datasets: Sequence[pb.Dataset]) -> StreamRequest:
         """Return the request of a stream of these datasets, with its planes."""
@@ -68,10 +78,10 @@ class WantedPlanes:
         )
 
     def compared(self, datasets: Sequence[pb.Dataset]) -> bytes:
-        """Return what ranks compare: 32 bytes for each chosen plane."""
+        """Return what ranks compare: 32 bytes for each chosen plane that masks targets."""
         return b"".join(
             stage_plane_fingerprint(kind, known_fingerprints(kind, enumerate(datasets)))
-            for kind in self.chosen(datasets)
+            for kind in self.masks.chosen(datasets)
         )
 
     def require_ready(self, address: str, datasets: Sequence[pb.Dataset]) -> None:
@@ -98,7 +108,7 @@ class WantedPlanes:
         """Raise StreamMismatch unless the wanted planes of a dataset are those of the reference."""
         for kind in self.kinds:
             theirs, ours = plane_fingerprint(dataset, kind), plane_fingerprint(reference, kind)
-            if theirs == ours:
+            if theirs == ours or _is_being_made(reference, kind):
                 continue
             name = f"{_NAMES[kind]} of dataset {reference.name!r}"
             if not theirs:
@@ -117,6 +127,10 @@ class WantedPlanes:
 def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
     """Return the fingerprint of a plane of a dataset; b"" if it has no such plane."""
     return next((plane.fingerprint for plane in dataset.planes if plane.kind == kind), b"")
+
+
+def _is_being_made(dataset: pb.Dataset, kind: int) -> bool:
+    return any(plane.kind == kind and not plane.fingerprint for plane in dataset.planes)
 
 
 def known_fingerprints(

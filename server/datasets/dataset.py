@@ -78,6 +78,14 @@ class Dataset:
         if isinstance(self.borders, BorderSearch):
             self.borders.start()
 
+    def await_search(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Search for the borders of documents now, if that is not done.  stopped: whether to stop.
+
+        Raises: TokenfeedError.
+        """
+        if isinstance(self.borders, BorderSearch):
+            self.borders.search_now(stopped)
+
     def described(self, context_length: int | None = None) -> pb.Dataset:
         """Return its description.  context_length: T of the rows to count; None counts none."""
         shape = self.store.shape

@@ -117,7 +117,11 @@ def _open(
     dataset = open_dataset(
         source, formats, checks, storing, planes=planes, share=True, stopped=stopped
     )
-    dataset.start_search()
+    try:
+        dataset.await_search(stopped)
+    except BaseException:
+        dataset.close()
+        raise
     log_opened(dataset)
     return dataset
 

@@ -67,9 +67,10 @@ class BorderSearch:
         """Start the thread; once."""
         self._thread.start()
 
-    def search_now(self) -> None:
-        """Search in this thread instead.  Raises: TokenfeedError."""
-        borders = self._search(self._closed.is_set, self._take_progress)
+    def search_now(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Search in this thread instead.  stopped: whether to stop.  Raises: TokenfeedError."""
+        is_over = self._closed.is_set
+        borders = self._search(lambda: is_over() or stopped(), self._take_progress)
         with self._closing:
             self._borders = borders
             if self._closed.is_set():

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from client.device.documents import BatchDocuments
-from client.device.numpy_batch import BatchAttributes, NumpyRichBatch, last_tokens
+from client.device.numpy_batch import BatchAttributes, HostPart, NumpyRichBatch
 from client.device.rich_batch import RichBatch
 from tests.support.rows_with_documents import rows_with_documents
 from tokenfeed.errors import InvalidRequest
@@ -29,26 +29,28 @@ Kind = Callable[..., BatchAttributes[Any]]
 
 def as_tensors(dtype: type = np.int64, device: str = "cpu", **known: Any) -> RichBatch:
     """A batch of TOKENS, of which some targets are masked."""
-    arguments = arguments_of(dtype) | known
+    arguments = arguments_of(dtype, **known)
     x, y = (torch.from_numpy(arguments.pop(name)).to(device) for name in "xy")
     return RichBatch(x, y, **arguments)
 
 
 def as_arrays(dtype: type = np.int64, **known: Any) -> NumpyRichBatch:
-    return NumpyRichBatch(**arguments_of(dtype) | known)
+    return NumpyRichBatch(**arguments_of(dtype, **known))
 
 
-def arguments_of(dtype: type) -> dict[str, Any]:
-    parts = rows_with_documents(TOKENS, STARTS, split=2)
+def arguments_of(dtype: type, **known: Any) -> dict[str, Any]:
+    host = HostPart.of(rows_with_documents(TOKENS, STARTS, split=2))
+    if "documents" in known:
+        host = host._replace(documents=known.pop("documents"))
     return {
         "x": TOKENS[:, :-1].astype(dtype),
         "y": np.where(MASKED, -100, TOKENS[:, 1:]),
-        "last_tokens": last_tokens(parts),
-        "documents": BatchDocuments.of_parts(parts),
+        "host": host,
         "samples": lambda: np.array([70, 71, 72]),
         "sources": lambda: np.array([1, 0, 300]),
         "state_before": lambda: {"sample": 70},
         "state_after": lambda: {"sample": 76},
+        **known,
     }
 
 
@@ -89,7 +91,7 @@ def test_the_loss_mask_is_where_y_is_not_ignored(kind: Kind) -> None:
 @kinds
 def test_every_form_of_documents_is_that_of_the_starts(kind: Kind) -> None:
     """On the way to the device nothing changes, neither value nor type."""
-    batch, documents = kind(), arguments_of(np.int64)["documents"]
+    batch, documents = kind(), arguments_of(np.int64)["host"].documents
 
     found = [
         batch.positions,
@@ -199,10 +201,10 @@ def test_what_depends_on_unknown_documents_is_refused_and_the_rest_is_there(kind
     batch = kind(documents=None)
 
     for name in DOCUMENT_ATTRIBUTES:
-        with pytest.raises(InvalidRequest, match=f"^{name}: requires .* request the plane"):
+        with pytest.raises(InvalidRequest, match=f"^{name}: needs .* --document-end-token"):
             getattr(batch, name)
     for name in DOCUMENT_METHODS:
-        with pytest.raises(InvalidRequest, match=f"^{name}: requires .* request the plane"):
+        with pytest.raises(InvalidRequest, match=f"^{name}: needs .* --document-end-token"):
             getattr(batch, name)()
     assert batch.tokens.tolist() == TOKENS.tolist()
     assert batch.loss_mask.sum() == B * T - 4

@@ -5,6 +5,7 @@ the way: against a naive reader, which knows each token by its number.
 from __future__ import annotations
 
 import gzip
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from client import RemoteBatches
 from tests.conftest import Serve
 from tests.server.storage.formats.writing import megatron_index
-from tokenfeed.errors import StreamMismatch, TokenfeedError
+from tokenfeed.errors import InvalidRequest, StreamMismatch, TokenfeedError
 
 B, T = 4, 61
 END = 0
@@ -177,6 +178,59 @@ def test_masks_follow_their_rows_to_any_rank_and_after_any_resume(
     assert [row for first in sorted(found) for row in found[first]] == wanted
 
 
+def positions(corpus: Corpus, row: Sequence[int]) -> list[int]:
+    """Positions within documents of the T tokens of x, by a walk along them."""
+    firsts = frozenset().union(*corpus.starts)
+    found: list[int] = []
+    for place, token in enumerate(row[:-1]):
+        begins = token in firsts or (place > 0 and row[place - 1] == END)
+        found.append(0 if not place or begins else found[-1] + 1)
+    return found
+
+
+@pytest.mark.parametrize("order", ["random", "shuffled", "sequential"])
+def test_batches_say_where_documents_begin(target: str, corpus: Corpus, order: str) -> None:
+    """And which samples they are; and they still unpack as x and y."""
+    options = {"order": order, "rank": 1, "world_size": 2, "loss_mask": "ignore"}
+    batches = 100
+    with RemoteBatches(target, B, T, **options) as feed:
+        x, y = taken(feed, batches)
+    rows = np.concatenate([x, y[:, -1:]], axis=1).tolist()
+
+    with RemoteBatches(target, B, T, **options) as feed:
+        for number, batch in enumerate(itertools.islice(feed.batches(), batches)):
+            own = rows[number * B : (number + 1) * B]
+            own_x, own_y = batch
+            assert [*map(list, zip(*own, strict=True))][:-1] == own_x.T.tolist()
+            assert own_y.tolist() == [row[1:] for row in own]
+            assert batch.tokens.tolist() == own
+            assert batch.positions.tolist() == [positions(corpus, row) for row in own]
+            assert batch.sample.tolist() == [(2 * number + 1) * B + row for row in range(B)]
+            assert batch.source.tolist() == [0] * B
+
+
+def test_the_states_of_a_batch_are_those_before_and_after_it(target: str) -> None:
+    """Also when they are asked for later, and of pairs and batches in turn."""
+    options = {"order": "shuffled", "rank": 0, "world_size": 1}
+    with RemoteBatches(target, B, T, **options) as feed:
+        next(feed)
+        before = feed.state_dict()
+        rich = feed.batches()
+        batch = next(rich)
+        after = feed.state_dict()
+        following = next(feed)
+        next(rich)
+
+        assert batch.state_before == before
+        assert batch.state_after == after
+    with RemoteBatches(target, B, T, **options) as feed:
+        feed.load_state_dict(batch.state_before)
+        again = next(feed.batches())
+        assert torch.equal(again.tokens, batch.tokens)
+        assert torch.equal(again.positions, batch.positions)
+        assert torch.equal(next(feed)[0], following[0])
+
+
 def test_a_mixture_has_the_masks_of_its_sources(serve: Serve, tmp_path: Path) -> None:
     """One source has a mask, one has none; both know their documents."""
     first = write_corpus(tmp_path / "a", "datatrove", "masked", 1)
@@ -198,6 +252,18 @@ def test_a_mixture_has_the_masks_of_its_sources(serve: Serve, tmp_path: Path) ->
     ]
     assert y.tolist() == wanted
     assert {max(row) < 20_000 for row in rows} == {True, False}
+
+    with RemoteBatches(address, B, T, mask_borders=True, **options) as feed:
+        for number, batch in enumerate(itertools.islice(feed.batches(), 100)):
+            own = rows[number * B : (number + 1) * B]
+            assert batch.y.tolist() == wanted[number * B : (number + 1) * B]
+            assert batch.tokens.tolist() == own
+            sources = [int(max(row) >= 20_000) for row in own]
+            assert batch.source.tolist() == sources
+            corpora = [second if source else first for source in sources]
+            assert batch.positions.tolist() == [
+                positions(corpus, row) for corpus, row in zip(corpora, own, strict=True)
+            ]
 
 
 Change = Callable[[Path], None]
@@ -257,6 +323,39 @@ def test_a_state_of_a_masked_stream_goes_on_after_a_restart(serve: Serve, tmp_pa
         again_x, again_y = taken(feed, 203)
     assert np.array_equal(np.concatenate([x, more_x]), again_x)
     assert np.array_equal(np.concatenate([y, more_y]), again_y)
+
+
+def test_a_source_of_unknown_documents_makes_all_unknown(serve: Serve, tmp_path: Path) -> None:
+    """Its rows would pass for one document each."""
+    known = write_corpus(tmp_path / "a", "megatron", "known")
+    np.arange(20_000, 22_000, dtype="<u2").tofile(tmp_path / "plain.bin")
+    server = serve(*known.words, "--data", tmp_path / "plain.bin")
+    options = {"mixture": {"known": 2, "plain": 1}, "rank": 0, "world_size": 1}
+
+    with RemoteBatches(server.address, B, T, **options) as feed:
+        batch = next(feed.batches())
+
+        assert batch.tokens.shape == (B, T + 1)
+        with pytest.raises(InvalidRequest, match="--document-end-token"):
+            _ = batch.positions
+
+
+def test_a_mixture_that_changes_keeps_its_documents(serve: Serve, tmp_path: Path) -> None:
+    """The new source brings its own."""
+    first = write_corpus(tmp_path / "a", "datatrove", "masked", 1)
+    second = write_corpus(tmp_path / "b", "olmo", "later", 20_000)
+    address = serve(*first.words, *second.words).address
+    with RemoteBatches(address, B, T, mixture={"masked": 1}, rank=0, world_size=1) as feed:
+        rich = feed.batches()
+        next(rich)
+        feed.change_mixture({"masked": 1, "later": 1})
+        seen = set()
+        for batch in itertools.islice(rich, 50):
+            for row, own in zip(batch.tokens.tolist(), batch.positions.tolist(), strict=True):
+                corpus = second if max(row) >= 20_000 else first
+                assert own == positions(corpus, row)
+                seen.add(corpus is second)
+        assert seen == {True, False}
 
 
 def test_borders_that_are_not_known_cannot_be_masked(serve: Serve, tmp_path: Path) -> None:

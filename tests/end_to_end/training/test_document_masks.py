@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client.device.documents import BatchDocuments
-from client.device.numpy_batch import last_tokens
+from client.device.numpy_batch import HostPart
 from client.device.rich_batch import RichBatch
 from tests.support.rows_with_documents import rows_with_documents
 
@@ -86,8 +85,7 @@ def batch_of(tokens: np.ndarray, starts: list[list[int]]) -> RichBatch:
     return RichBatch(
         rows[:, :-1],
         rows[:, 1:],
-        last_tokens=last_tokens(parts),
-        documents=BatchDocuments.of_parts(parts),
+        HostPart.of(parts),
         samples=lambda: np.arange(len(tokens)),
         sources=lambda: np.zeros(len(tokens), np.int16),
         state_before=dict,
