@@ -55,6 +55,7 @@ def borders_of(
     delimiters.require_fit(store.shards, store.stored, vocab_size)
     known = all_known(store.shards)
     if known is None and not delimiters.options:
+        _log_unknown(store)
         return None
     job = _Job(store, cache_dir, known, _facts(store, delimiters, known))
     if (found := job.found_again()) is not None:
@@ -64,6 +65,19 @@ def borders_of(
     if store.shape.token_count * store.stored.itemsize > BACKGROUND_BYTES_MIN:
         return BorderSearch(store.name, partial(job.searched, delimiters))
     return job.made(delimited_parts(store.shards, delimiters, store.read, stopped))
+
+
+def _log_unknown(store: TokenStore) -> None:
+    """Log which file is the reason why borders are unknown, if others know their documents."""
+    unknown = [shard for shard in store.shards if shard.layout.documents is None]
+    if len(unknown) < len(store.shards):
+        _LOG.warning(
+            "document borders unknown dataset=%s: %d of %d files have no index, first=%s",
+            store.name,
+            len(unknown),
+            len(store.shards),
+            log_safe_name(unknown[0].path),
+        )
 
 
 def _facts(

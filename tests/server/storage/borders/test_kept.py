@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -20,8 +21,12 @@ from tests.conftest import WriteTokens
 from tests.server.storage.borders.naive import (
     Corpus,
     borders,
+    naive_fingerprint,
+    naive_rows,
     opened,
+    random_windows,
     require_agreement,
+    rows_of,
     starts_by,
     write_datatrove,
     write_megatron,
@@ -29,6 +34,8 @@ from tests.server.storage.borders.naive import (
 )
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.stream import identity
+from tokenfeed.stream.planes import DOCUMENT_STARTS
 
 END = 3
 
@@ -189,9 +196,8 @@ def overwrite(first_byte: int, content: bytes) -> Callable[[Path], None]:
     return change
 
 
-def describe_anew(**changes: Any) -> Callable[[Path], None]:
+def describe_otherwise(**changes: Any) -> Callable[[Path], None]:
     """Replace a part of the description, and seal it again."""
-    import hashlib
 
     def change(path: Path) -> None:
         data = path.read_bytes()
@@ -237,16 +243,16 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "noise": lambda path: path.write_bytes(os.urandom(path.stat().st_size)),
     "a pipe": become_a_pipe,
     "a link": become_a_link,
-    "of another version": describe_anew(version=2),
-    "of another type": describe_anew(dtype="uint32"),
-    "with other counts": describe_anew(entries=[499, 501, 500]),
-    "with a count of 0": describe_anew(entries=[0, 1000, 500]),
-    "with huge counts": describe_anew(entries=[1 << 70, 500, 500]),
-    "with too few counts": describe_anew(entries=[1500]),
-    "with words as counts": describe_anew(entries=["x", "y", "z"]),
-    "with another fingerprint": describe_anew(fingerprint="00" * 32),
-    "with no fingerprint": describe_anew(fingerprint="none"),
-    "with another hash": describe_anew(sparse_sha256="00" * 32),
+    "of another version": describe_otherwise(version=2),
+    "of another type": describe_otherwise(dtype="uint32"),
+    "with other counts": describe_otherwise(entries=[499, 501, 500]),
+    "with a count of 0": describe_otherwise(entries=[0, 1000, 500]),
+    "with huge counts": describe_otherwise(entries=[1 << 70, 500, 500]),
+    "with too few counts": describe_otherwise(entries=[1500]),
+    "with words as counts": describe_otherwise(entries=["x", "y", "z"]),
+    "with another fingerprint": describe_otherwise(fingerprint="00" * 32),
+    "with no fingerprint": describe_otherwise(fingerprint="none"),
+    "with another hash": describe_otherwise(sparse_sha256="00" * 32),
 }
 
 
@@ -266,6 +272,54 @@ def test_a_damaged_file_is_a_warning_and_made_again(
     with borders(corpus) as found:
         require_agreement(found, corpus)
     require_found(caplog)
+
+
+def test_the_first_entry_of_each_file_has_to_be_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the hashes are those of the entries: another program may have made it."""
+    corpus = write_datatrove(tmp_path, [[5] * 500] * 3)
+    with borders(corpus):
+        require_made(caplog)
+    (path,) = kept(tmp_path)
+    overwrite(8 * 500, b"\1")(path)
+    wrong = naive_fingerprint([corpus.starts[0], [1, *corpus.starts[1][1:]], corpus.starts[2]])
+    describe_otherwise(fingerprint=wrong.hex())(path)
+
+    with borders(corpus) as found:
+        require_agreement(found, corpus)
+    require_made(caplog, "it has entries that do not ascend")
+
+
+@pytest.fixture
+def sampled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fingerprint covers a sample of the entries, as it does above 2^30 bytes."""
+    monkeypatch.setattr(identity, "COMPLETE_BYTES_MAX", 1 << 12)
+    monkeypatch.setattr(identity, "SPREAD_BLOCKS", 9)
+    monkeypatch.setattr(identity, "SPREAD_BLOCK_BYTES", 100)
+
+
+@pytest.mark.usefixtures("sampled_blocks")
+@pytest.mark.parametrize("entry", [0, 3, 1499])
+def test_of_many_entries_a_sample_is_checked(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture, entry: int
+) -> None:
+    """Its blocks begin within entries. Not all of a terabyte is read at each start."""
+    content = b"".join(np.array(one, "<i8").tobytes() for one in corpus.starts)
+    blocks = [hashlib.sha256(content[a:b]).digest() for a, b in identity.content_blocks(12_000)]
+    assert len(blocks) == 9
+    expected = identity.plane_fingerprint(DOCUMENT_STARTS, [500] * 3, blocks)
+    for require in (require_made, require_found):
+        with borders(corpus) as found:
+            assert found.fingerprint == expected
+            spans = random_windows(corpus.counts, 100)
+            assert rows_of(found.read(spans)) == naive_rows(corpus.starts, spans)
+        require(caplog)
+
+    overwrite(8 * entry, b"\xfe")(kept(folder_of(corpus))[0])
+    with borders(corpus) as found:
+        assert found.fingerprint == expected
+    require_made(caplog, "document borders ignored")
 
 
 def test_a_folder_in_its_place_is_a_warning_and_a_temporary_file(

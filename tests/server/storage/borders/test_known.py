@@ -102,12 +102,16 @@ def test_a_file_whose_index_lists_nothing_is_one_document(tmp_path: Path) -> Non
         require_agreement(found, corpus)
 
 
-def test_documents_are_unknown_if_those_of_one_file_are(tmp_path: Path) -> None:
-    """Rows of that file would seem to have one document each."""
+def test_documents_are_unknown_if_those_of_one_file_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of that file would seem to have one document each. The log names it."""
     corpus = write_datatrove(tmp_path, [[3, 4], [5, 6]])
     Path(f"{corpus.paths[1]}.index").unlink()
     with opened(Corpus(corpus.paths, [], [], "<u2")) as store:
         assert borders_of(store) is None
+    expected = "document borders unknown dataset=train: 1 of 2 files have no index, first=00001.ds"
+    assert caplog.messages == [expected]
 
 
 def test_documents_of_raw_tokens_are_unknown(write_tokens: WriteTokens) -> None:

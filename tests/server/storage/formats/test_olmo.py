@@ -42,6 +42,18 @@ def test_documents_are_those_of_the_lines_beside_it(path: Path) -> None:
     assert (layout.documents.count, ends(layout)) == (3, [4, 6, 11])
 
 
+def test_where_documents_begin_is_read_too(path: Path) -> None:
+    """Tokens between two documents belong to neither."""
+    describe(path, "1,4,id-1,source.gz\n4,6,id-2\n8,9\n")
+
+    documents = read(path, "<u4").documents
+
+    assert documents is not None
+    assert documents.pairs is not None
+    assert [block.tolist() for block in documents.pairs()] == [[1, 4, 4, 6, 8, 9]]
+    assert [block.tolist() for block in documents.ends()] == [[4, 6, 9]]
+
+
 def test_more_documents_than_are_read_at_once_are_all_there(tmp_path: Path) -> None:
     path = tmp_path / "many.npy"
     np.zeros(40_000, "<u2").tofile(path)
@@ -56,7 +68,9 @@ def test_more_documents_than_are_read_at_once_are_all_there(tmp_path: Path) -> N
         "0,4\n4,3\n",
         "0,12\n",
         "0\n",
+        "0\n4\n",
         "a,b\n",
+        "a,4\n",
         "0,-1\n",
         f"0,{10**30}\n",
         "0," + "9" * 9000,
