@@ -662,6 +662,35 @@ def test_what_ranks_compare_of_a_mixture_contains_its_planes() -> None:
         assert ignored.identity() == ignored.parts().fingerprint
 
 
+def test_ranks_find_out_that_a_new_source_has_another_mask() -> None:
+    """In a change by all of them, and when they load a state that has such a change."""
+    other = {**SOURCES, "chat": with_other_bit(SOURCES["chat"])}
+    store = dist.HashStore()
+    before, after = {"web": 0.5, "math": 0.5}, {"web": 1, "chat": 3}
+    with served_mixture() as one, served_mixture(other) as two, ExitStack() as opened:
+        feeds = [
+            opened.enter_context(
+                RemoteBatches(
+                    address, B, T, mixture=before, order="shuffled", rank=rank, world_size=2
+                )
+            )
+            for rank, address in enumerate((one, two))
+        ]
+        with RemoteBatches(one, B, T, mixture=before, order="shuffled", **ALONE) as changed:
+            changed.change_mixture(after)
+            state = changed.state_dict()
+        for rank, feed in enumerate(feeds):
+            feed._agreement = RankAgreement(lambda: store, "key", rank, 2, of_mixture=())
+        with ThreadPoolExecutor(2) as pool:
+            changes = [pool.submit(feed.change_mixture, after, 200) for feed in feeds]
+            errors = [change.exception(timeout=15) for change in changes]
+
+        assert all("nothing is changed on any rank" in str(error) for error in errors)
+        feeds[0].load_state_dict(state)
+        with pytest.raises(StreamMismatch, match="state: of rank 1"):
+            feeds[1].load_state_dict(state)
+
+
 def test_every_source_of_a_mixture_has_to_know_its_documents() -> None:
     """The sentence names the one that does not."""
     sources = {**SOURCES, "code": replace(SOURCES["code"], starts=None)}
