@@ -22,7 +22,7 @@ Bits = npt.NDArray[np.uint8]
 
 
 def _greatest(dtype: type[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
-    """Return for each byte of bits the greatest value of its 8 targets, -100 if one does not count."""
+    """Return the greatest values of 8 targets for each byte of bits; -100 where none counts."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return np.where(bits == 1, np.iinfo(dtype).max, IGNORED_TARGET).astype(dtype)
 
