@@ -24,7 +24,6 @@ from .cli.dataset_options import (
     parse_planes,
 )
 from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
-from .storage.borders import BorderSearch
 from .storage.choice import Storing
 from .storage.store import TokenStore
 
@@ -65,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         source, options = parse_dataset(arguments)
         planes = parse_planes(arguments, [source.name])[source.name]
         with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
-            if isinstance(dataset.borders, BorderSearch):
-                dataset.borders.search_now()
+            dataset.search_now()
             show(dataset, arguments.tokens, arguments.tokenizer)
             flush_stdout()
     except TokenfeedError as error:

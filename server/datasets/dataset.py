@@ -78,6 +78,19 @@ class Dataset:
         if isinstance(self.borders, BorderSearch):
             self.borders.start()
 
+    def search_now(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Search in this thread instead.  stopped: whether to stop, which raises InvalidCorpus.
+
+        Raises: InvalidCorpus, CorpusChanged, Unreadable.
+        """
+        if isinstance(self.borders, BorderSearch):
+            self.borders.search_now(stopped)
+
+    def require_searched(self) -> None:
+        """Raise Unreadable, with the progress or the failure, unless a search has ended."""
+        if isinstance(self.borders, BorderSearch):
+            self.borders.require_done()
+
     def described(self, context_length: int | None = None) -> pb.Dataset:
         """Return its description.  context_length: T of the rows to count; None counts none."""
         shape = self.store.shape

@@ -117,7 +117,13 @@ def _open(
     dataset = open_dataset(
         source, formats, checks, storing, planes=planes, share=True, stopped=stopped
     )
-    dataset.start_search()
+    try:
+        # Not in the background: nothing would wait for it, since a feed either has all of its
+        # planes when it opens its files, or closes them.
+        dataset.search_now(stopped)
+    except BaseException:
+        dataset.close()
+        raise
     log_opened(dataset)
     return dataset
 

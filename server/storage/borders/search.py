@@ -67,9 +67,12 @@ class BorderSearch:
         """Start the thread; once."""
         self._thread.start()
 
-    def search_now(self) -> None:
-        """Search in this thread instead.  Raises: TokenfeedError."""
-        borders = self._search(self._closed.is_set, self._take_progress)
+    def search_now(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Search in this thread instead.  stopped: whether to stop, which raises InvalidCorpus.
+
+        Raises: TokenfeedError.
+        """
+        borders = self._search(lambda: self._closed.is_set() or stopped(), self._take_progress)
         with self._closing:
             self._borders = borders
             if self._closed.is_set():
@@ -77,8 +80,12 @@ class BorderSearch:
 
     def read(self, spans: Spans, patient: bool = True) -> Plane:
         """Like `Borders.read`; raises Unreadable until the search is done."""
+        return self.require_done().read(spans, patient)
+
+    def require_done(self) -> Borders:
+        """Return what was found.  Raises: Unreadable, with the progress or the failure."""
         if self._borders is not None:
-            return self._borders.read(spans, patient)
+            return self._borders
         if self._problem:
             problem = "has no document borders: the search for them failed"
             cure = "the log of its server says why"
