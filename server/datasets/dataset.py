@@ -266,6 +266,7 @@ def open_dataset(
             store,
             planes.delimiters,
             planes.cache_dir,
+            fingerprint=dataset.fingerprint,
             vocab_size=checks.vocab_size,
             stopped=stopped,
         )

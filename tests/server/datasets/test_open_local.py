@@ -389,6 +389,28 @@ def test_documents_of_a_large_corpus_are_known_once_it_is_open(
     assert described.documents.count == 10
 
 
+def test_documents_that_were_kept_of_other_tokens_are_not_believed(
+    opened: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an image of a container all files may have one time, and shards have one size."""
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    path = Path(write_tokens(np.arange(1000) % 100, "a.bin"))
+    os.utime(path, ns=(0, 0))
+
+    def count() -> int:
+        return opened("a.bin?document-end-token=99").described(T)[0].documents.count
+
+    assert count() == 10
+    (kept,) = Path().glob(".a.bin.*")
+    made_at = kept.stat().st_mtime_ns
+    assert count() == 10
+    assert kept.stat().st_mtime_ns == made_at
+    (np.arange(1000, dtype="<u2") % 200).tofile(path)
+    os.utime(path, ns=(0, 0))
+
+    assert count() == 5 + 1
+
+
 def test_a_search_for_documents_that_ends_early_closes_the_files(
     write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
