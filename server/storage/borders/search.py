@@ -36,6 +36,7 @@ class BorderSearch:
     """
 
     kind = DOCUMENT_STARTS
+    cold = False
 
     def __init__(self, name: str, search: Search) -> None:
         """Start nothing yet.  name: of the dataset."""
@@ -94,6 +95,9 @@ class BorderSearch:
             problem = f"is still being searched for document borders; {done}"
             cure = "retry later, or on another server"
         raise Unreadable("dataset", f"{self._name!r} {problem}; {cure}")
+
+    def advise(self, spans: Spans) -> None:
+        """Do nothing, like `Borders.advise`."""
 
     def close(self) -> None:
         """End the thread, or abandon it if it waits for a disk. May be called twice."""
