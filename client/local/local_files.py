@@ -172,15 +172,13 @@ class LocalFiles(Supervised):
 
     def _accepted(self, described: Datasets) -> Datasets:
         """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus;
-        InvalidRequest if a source of a mixture has no window, or wanted documents are not known;
-        Unreachable if a wanted plane is still being made.
+        InvalidRequest if a source of a mixture has no window, or wanted documents are not known.
         """
         found, required = described[0].fingerprint, self._fingerprint
         if required is not None and found != required:
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
         require_windows(self._spec, described)
-        self.planes.require_ready("target", described)
         self.planes.require_documents(described)
         if self._agreement is not None:
             # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.

@@ -410,7 +410,7 @@ def test_a_rank_without_a_mask_finds_out_too(corpora: tuple[Corpus, ...], given:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A target that reads the corpus without a server; files have no planes of their own yet."""
+    """A target that reads the corpus without a server."""
 
     def opened(_: LocalFiles) -> LocalDatasets:
         return LocalDatasets([CORPUS.dataset()], lambda: False, polls=False)
