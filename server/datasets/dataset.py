@@ -125,11 +125,6 @@ class Dataset:
         return (self,) if self.loss_mask is None else (self, self.loss_mask)
 
     @property
-    def stores(self) -> Sequence[TokenStore]:
-        """The stores of all its files."""
-        return (self.store,) if self.loss_mask is None else (self.store, self.loss_mask.store)
-
-    @property
     def file_count(self) -> int:
         """How many files of tokens to poll."""
         return len(self.store.shards)
