@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         source, options = parse_dataset(arguments)
         planes = parse_planes(arguments, [source.name])[source.name]
         with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
-            dataset.await_search()
+            dataset.search_now()
             show(dataset, arguments.tokens, arguments.tokenizer)
             flush_stdout()
     except TokenfeedError as error:

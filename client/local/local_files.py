@@ -66,8 +66,8 @@ class LocalFiles(Supervised):
 
         request: template of all streams, which differ from it only by their position.
         reconnect_seconds: how long to try again if files cannot be read.  fingerprint: of the
-        required corpus; None accepts any, and agreement then compares it between ranks.  planes:
-        to read.
+        required corpus; None accepts any.  agreement: compares the corpus and its planes between
+        ranks that do not require different ones.  planes: to read.
         Raises: InvalidRequest if a target is malformed.
         """
         super().__init__()
@@ -182,21 +182,19 @@ class LocalFiles(Supervised):
 
     def _accepted(self, described: Datasets) -> Datasets:
         """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus;
-        InvalidRequest if a source of a mixture has no window, or wanted documents are not known;
-        Unreachable if a wanted plane is still being made.
+        InvalidRequest if a source of a mixture has no window, or wanted documents are not known.
         """
         found, required = described[0].fingerprint, self._fingerprint
         if required is not None and found != required:
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
         require_windows(self._spec, described)
-        self.planes.require_ready("target", described)
         self.planes.require_documents(described)
-        if self._agreement is not None and (required is None or self.planes.chosen(described)):
+        if self._agreement is not None:
             # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.
             name = "" if self._spec.mixture else self._spec.source.dataset
-            _, identity = compared(self._spec, described, self.planes)
-            self._agreement.require_same(name, identity)
+            own = compared(self._spec, described, self.planes, name=name, required=required)
+            self._agreement.require_same(*own)
         return described
 
     def _close_files(self) -> None:

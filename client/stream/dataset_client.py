@@ -82,7 +82,8 @@ class DatasetClient(Supervised):
         credentials: used as they are, without the environment.  client_name: name of this client in
         server logs; "" is none.
         fingerprint: of the required corpus, for one dataset; None accepts that of the first server
-        that answers, and agreement then compares it between ranks.  planes: to request.
+        that answers.  agreement: compares the corpus and its planes between ranks that do not
+        require different ones.  planes: to request.
         Raises: InvalidRequest if a target is not an address.
         """
         super().__init__()
@@ -160,10 +161,14 @@ class DatasetClient(Supervised):
                 if self.closed:
                     raise _closed_unused()
                 described = self._describe_all(self._context_length, timeout_seconds, open_calls)
-                if self._agreement is not None and (
-                    self._fingerprint is None or self.planes.chosen(described)
-                ):
-                    own = compared(self._request.spec, described, self.planes)
+                if self._agreement is not None:
+                    own = compared(
+                        self._request.spec,
+                        described,
+                        self.planes,
+                        name=described[0].name,
+                        required=self._fingerprint,
+                    )
                     self._agreement.require_same(*own)
                 self._described = described
             return self._described

@@ -103,15 +103,27 @@ def _with_hashes(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
     return known if learned == known else learned
 
 
-def compared(spec: StreamSpec, datasets: Datasets, planes: WantedPlanes) -> tuple[str, bytes]:
+def compared(
+    spec: StreamSpec,
+    datasets: Datasets,
+    planes: WantedPlanes,
+    *,
+    name: str,
+    required: bytes | None = None,
+) -> tuple[str, bytes]:
     """Return what ranks compare: name and fingerprint of a dataset, or identity of a mixture; and
     behind it 32 bytes for each plane of the stream.
+
+    name: of the only dataset.  required: the fingerprint that the user requires, if any. Ranks that
+    require different corpora are then not compared: they do so on purpose.
     """
     fingerprints = [dataset.fingerprint for dataset in datasets]
     of_planes = planes.compared(datasets)
     if spec.mixture is not None:
         return "", spec.identity(fingerprints) + of_planes
-    return datasets[0].name, fingerprints[0] + of_planes
+    if required is not None:
+        name = f"{name} {required.hex()}"
+    return name, fingerprints[0] + of_planes
 
 
 def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:

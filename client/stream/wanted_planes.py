@@ -92,7 +92,9 @@ class WantedPlanes:
             for plane in dataset.planes:
                 if plane.kind in self.kinds and not plane.fingerprint:
                     name = f"{_NAMES[plane.kind]} of dataset {dataset.name!r}"
-                    raise Unreachable(address, f"is not ready: it still determines the {name}")
+                    more = "its log says how far it is, or what failed"
+                    problem = f"is not ready: it has not determined the {name} yet; {more}"
+                    raise Unreachable(address, problem)
 
     def require_documents(self, datasets: Sequence[pb.Dataset]) -> None:
         """Raise InvalidRequest unless the wanted documents of each dataset are known."""

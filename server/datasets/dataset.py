@@ -78,13 +78,18 @@ class Dataset:
         if isinstance(self.borders, BorderSearch):
             self.borders.start()
 
-    def await_search(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Search for the borders of documents now, if that is not done.  stopped: whether to stop.
+    def search_now(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Search in this thread instead.  stopped: whether to stop, which raises InvalidCorpus.
 
-        Raises: TokenfeedError.
+        Raises: InvalidCorpus, CorpusChanged, Unreadable.
         """
         if isinstance(self.borders, BorderSearch):
             self.borders.search_now(stopped)
+
+    def require_searched(self) -> None:
+        """Raise Unreadable, with the progress or the failure, unless a search has ended."""
+        if isinstance(self.borders, BorderSearch):
+            self.borders.require_done()
 
     def described(self, context_length: int | None = None) -> pb.Dataset:
         """Return its description.  context_length: T of the rows to count; None counts none."""
@@ -118,11 +123,6 @@ class Dataset:
     def polled(self) -> Sequence[Polled]:
         """What has files to poll: its tokens, and its loss mask."""
         return (self,) if self.loss_mask is None else (self, self.loss_mask)
-
-    @property
-    def stores(self) -> Sequence[TokenStore]:
-        """The stores of all its files."""
-        return (self.store,) if self.loss_mask is None else (self.store, self.loss_mask.store)
 
     @property
     def file_count(self) -> int:
@@ -261,6 +261,7 @@ def open_dataset(
             store,
             planes.delimiters,
             planes.cache_dir,
+            fingerprint=dataset.fingerprint,
             vocab_size=checks.vocab_size,
             stopped=stopped,
         )

@@ -119,10 +119,12 @@ class LossMask:
         self.store = store
         self.fingerprint = fingerprint
         self._tokens = tokens
+        self._is_used = False
 
     def read(self, spans: Spans, patient: bool = True) -> Plane:
         """Return the mask of the rows of spans, which are windows: one bit per token."""
         assert spans.are_windows
+        self._is_used = True
         try:
             content = self.store.gather_stored(spans, patient)
         except CorpusChanged:
@@ -136,6 +138,15 @@ class LossMask:
         bits = np.packbits(rows, axis=1, bitorder="little")
         lengths = np.full(len(spans), bits.shape[1], dtype=np.uint32)
         return Plane(self.kind, lengths, bits.reshape(-1))
+
+    @property
+    def cold(self) -> bool:
+        """Whether reads seem to wait; not before the first one, as perhaps no client wants it."""
+        return self._is_used and self.store.cold
+
+    def advise(self, spans: Spans) -> None:
+        """Start to read rows that will be read soon, if they seem cold."""
+        self.store.advise(spans)
 
     @property
     def file_count(self) -> int:

@@ -118,7 +118,9 @@ def _open(
         source, formats, checks, storing, planes=planes, share=True, stopped=stopped
     )
     try:
-        dataset.await_search(stopped)
+        # Not in the background: nothing would wait for it, since a feed either has all of its
+        # planes when it opens its files, or closes them.
+        dataset.search_now(stopped)
     except BaseException:
         dataset.close()
         raise

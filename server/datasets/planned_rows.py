@@ -23,6 +23,7 @@ class PlannedRows:
     def __init__(self, store: RowStore, request: StreamRequest) -> None:
         """Begin at the request's first row."""
         self._store = store
+        self._planes = request.spec.planes
         self.row = self._advised_row = request.first_row
         self.end_row = request.end_row
         self._plan = LookaheadPlan(
@@ -39,7 +40,7 @@ class PlannedRows:
         first, end = self.row, min(self.row + row_count, self.end_row)
         ahead = end + self._rows_ahead
         if self._store.cold:
-            self._store.advise(self._plan.rows(self._advised_row, ahead))
+            self._store.advise(self._plan.rows(self._advised_row, ahead), self._planes)
         self._advised_row = min(ahead, self.end_row)
         spans = self._plan.rows(first, end)
         self._plan.discard_before(end)

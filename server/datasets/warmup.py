@@ -57,8 +57,7 @@ class WarmUp:
             if bytes_max is None:
                 bytes_max = int(_ROOM_SHARE * memory_limit.available_bytes())
             unknown = {dataset.store for dataset in self._datasets if not dataset.digest}
-            stores = [store for dataset in self._datasets for store in dataset.stores]
-            for store in fitting(stores, bytes_max):
+            for store in _chosen(self._datasets, bytes_max):
                 reading = InOrder(store)
                 on_piece = reading.add if store in unknown else None
                 if warm(store, self._closed.is_set, on_piece) == store.memory_bytes:
@@ -85,6 +84,16 @@ class WarmUp:
         except Exception:  # noqa: BLE001 - the other digests must still be computed
             log_exception(logging.ERROR, "digest failed dataset=%s", dataset.name)
             return "its computation failed"
+
+
+def _chosen(datasets: Sequence[Dataset], bytes_max: int) -> list[TokenStore]:
+    """Return the stores to preload: tokens, and loss masks where they leave room. Masks are
+    smaller, but some clients do without them.
+    """
+    tokens = fitting([dataset.store for dataset in datasets], bytes_max)
+    left_bytes = bytes_max - sum(store.memory_bytes for store in tokens)
+    masks = [dataset.loss_mask.store for dataset in datasets if dataset.loss_mask is not None]
+    return tokens + fitting(masks, left_bytes)
 
 
 def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:

@@ -14,14 +14,7 @@ from functools import lru_cache
 import grpc
 
 from tokenfeed import __version__
-from tokenfeed.errors import (
-    InvalidRequest,
-    NotFound,
-    StreamMismatch,
-    Unreadable,
-    listed,
-    shortened,
-)
+from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, shortened
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.stream.identity import VERSIONS_SERVED, stage_plane_fingerprint
@@ -227,8 +220,8 @@ def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec)
         planes = dataset.store.planes
         if kind in planes:
             if not planes[kind]:
-                problem = f"{dataset.name!r}: its plane {kind} ({KINDS[kind]}) is still being made"
-                raise Unreadable("dataset", f"{problem}; retry later")
+                dataset.require_searched()
+                planes = dataset.store.planes
             had.append((source.number, planes[kind]))
         elif spec.mixture is None:
             problem = f"dataset {dataset.name!r} has no plane {kind} ({KINDS[kind]})"

@@ -48,13 +48,14 @@ class MixedStore:
         for store in self._stores:
             store.require_intact()
 
-    def advise(self, spans: Spans) -> None:
-        """Like `TokenStore.advise`."""
+    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
+        """Like `TokenStore.advise`. A source may lack a plane."""
         parts = list(self._by_store(spans))
         self._used = [store for store, _ in parts]
         for store, rows in parts:
             if store.cold:
-                store.advise(spans.select(rows))
+                had = [kind for kind in planes if kind in store.planes]
+                store.advise(spans.select(rows), had)
 
     def gather(
         self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True

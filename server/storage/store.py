@@ -105,8 +105,10 @@ class RowStore(Protocol):
     def require_intact(self) -> None:
         """Raise CorpusChanged if a dataset has failed."""
 
-    def advise(self, spans: Spans) -> None:
-        """Start to read rows that will be gathered soon, if the store seems cold. Never waits."""
+    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
+        """Start to read rows that will be gathered soon, and these planes of them, if they seem
+        cold. Never waits.
+        """
 
     def gather(
         self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
@@ -149,6 +151,13 @@ class PlaneReader(Protocol):
 
         Raises: Unreadable also while the plane is being made.
         """
+
+    @property
+    def cold(self) -> bool:
+        """Return whether reads seem to wait for the disk or the network."""
+
+    def advise(self, spans: Spans) -> None:
+        """Start to read rows that will be read soon, if they seem cold. Never waits."""
 
     def close(self) -> None:
         """Release everything. A read in progress may fail with CorpusChanged."""

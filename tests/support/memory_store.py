@@ -98,7 +98,7 @@ class MemoryStore:
             for kind in planes
         )
 
-    def advise(self, spans: Spans) -> None:
+    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
         """All of it is in memory."""
 
     def read_ahead(self, spans: Spans) -> None:

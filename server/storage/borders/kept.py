@@ -83,10 +83,15 @@ def kept_paths(
 
 
 def made_from(
-    store: TokenStore, delimiters: Delimiters, known: Sequence[Documents] | None
+    store: TokenStore,
+    delimiters: Delimiters,
+    known: Sequence[Documents] | None,
+    fingerprint: bytes,
 ) -> dict[str, Any]:
     """Return what entries depend on: the files as they were opened, their indices, delimiters.
 
+    fingerprint: of the tokens. Other files may have the same sizes and times, as in an image of a
+    container whose build sets all times to one.
     Raises: InvalidCorpus if an index is gone.
     """
     files = [
@@ -102,6 +107,7 @@ def made_from(
     return {
         "version": _VERSION,
         "dtype": store.stored.name,
+        "tokens": fingerprint.hex(),
         "files": files,
         "indices": None if known is None else [index_facts(one.path) for one in known],
         "document_end_token": delimiters.end,

@@ -39,15 +39,16 @@ def borders_of(
     delimiters: Delimiters | None = None,
     cache_dir: str | None = None,
     *,
+    fingerprint: bytes = b"",
     vocab_size: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Borders | BorderSearch | None:
     """Return where the documents of a dataset begin; None if that is unknown.
 
     delimiters: the tokens that separate documents, if the format knows nothing of them.
-    cache_dir: folder for files that are kept; None: they are kept beside the tokens.  vocab_size:
-    that the delimiters have to be below; None if it is unknown.  stopped: whether to stop, which
-    raises InvalidCorpus.
+    cache_dir: folder for files that are kept; None: they are kept beside the tokens.  fingerprint:
+    of the tokens, which a kept file records.  vocab_size: that the delimiters have to be below;
+    None if it is unknown.  stopped: whether to stop, which raises InvalidCorpus.
     A search that is returned has not been started. Close what is returned before the store.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
@@ -57,7 +58,7 @@ def borders_of(
     if known is None and not delimiters.options:
         _log_unknown(store)
         return None
-    job = _Job(store, cache_dir, known, _facts(store, delimiters, known))
+    job = _Job(store, cache_dir, known, _facts(store, delimiters, known, fingerprint))
     if (found := job.found_again()) is not None:
         return found
     if known is not None:
@@ -81,7 +82,10 @@ def _log_unknown(store: TokenStore) -> None:
 
 
 def _facts(
-    store: TokenStore, delimiters: Delimiters, known: Sequence[Documents] | None
+    store: TokenStore,
+    delimiters: Delimiters,
+    known: Sequence[Documents] | None,
+    fingerprint: bytes,
 ) -> dict[str, Any] | None:
     """Return what a kept file has to be made from; None if the entries are so few that none is
     kept, or if the store has no files.
@@ -89,7 +93,7 @@ def _facts(
     are_few = known is not None and count_max(known) * ENTRY.itemsize <= writing.MEMORY_BYTES_MAX
     if are_few or len(store.facts) != len(store.shards):
         return None
-    return made_from(store, delimiters, known)
+    return made_from(store, delimiters, known, fingerprint)
 
 
 @dataclass(frozen=True, slots=True)

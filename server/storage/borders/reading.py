@@ -99,6 +99,7 @@ class Borders:
 
     kind = DOCUMENT_STARTS
     progress = 1.0
+    cold = False
 
     def __init__(self, entries: Entries, count: int, fingerprint: bytes) -> None:
         """Take entries, which are closed with this."""
@@ -117,6 +118,9 @@ class Borders:
         counts, starts = self._entries.within(spans, patient)
         content = starts.astype("<u4").view(np.uint8)
         return Plane(self.kind, (4 * counts).astype(np.uint32), content)
+
+    def advise(self, spans: Spans) -> None:
+        """Do nothing: entries are few bytes beside their tokens."""
 
     def close(self) -> None:
         """Release everything. A read in progress fails with CorpusChanged. May be called twice."""

@@ -36,6 +36,7 @@ class BorderSearch:
     """
 
     kind = DOCUMENT_STARTS
+    cold = False
 
     def __init__(self, name: str, search: Search) -> None:
         """Start nothing yet.  name: of the dataset."""
@@ -68,9 +69,11 @@ class BorderSearch:
         self._thread.start()
 
     def search_now(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Search in this thread instead.  stopped: whether to stop.  Raises: TokenfeedError."""
-        is_over = self._closed.is_set
-        borders = self._search(lambda: is_over() or stopped(), self._take_progress)
+        """Search in this thread instead.  stopped: whether to stop, which raises InvalidCorpus.
+
+        Raises: TokenfeedError.
+        """
+        borders = self._search(lambda: self._closed.is_set() or stopped(), self._take_progress)
         with self._closing:
             self._borders = borders
             if self._closed.is_set():
@@ -78,8 +81,12 @@ class BorderSearch:
 
     def read(self, spans: Spans, patient: bool = True) -> Plane:
         """Like `Borders.read`; raises Unreadable until the search is done."""
+        return self.require_done().read(spans, patient)
+
+    def require_done(self) -> Borders:
+        """Return what was found.  Raises: Unreadable, with the progress or the failure."""
         if self._borders is not None:
-            return self._borders.read(spans, patient)
+            return self._borders
         if self._problem:
             problem = "has no document borders: the search for them failed"
             cure = "the log of its server says why"
@@ -88,6 +95,9 @@ class BorderSearch:
             problem = f"is still being searched for document borders; {done}"
             cure = "retry later, or on another server"
         raise Unreadable("dataset", f"{self._name!r} {problem}; {cure}")
+
+    def advise(self, spans: Spans) -> None:
+        """Do nothing, like `Borders.advise`."""
 
     def close(self) -> None:
         """End the thread, or abandon it if it waits for a disk. May be called twice."""

@@ -155,14 +155,16 @@ class LocalStore(OpenedShards, ABC):
             reader.close()
         super().close()
 
-    def advise(self, spans: Spans) -> None:
-        """Start to read rows that will be gathered soon, if the store seems cold."""
+    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
+        """Start to read rows that will be gathered soon, if they seem cold."""
         self.readahead.advise(spans)
+        for kind in planes:
+            self._planes[kind].advise(spans)
 
     @property
     def cold(self) -> bool:
         """Whether gathers seem to wait for the disk or the network."""
-        return self.readahead.cold
+        return self.readahead.cold or any(reader.cold for reader in self._planes.values())
 
     @property
     def digest_path(self) -> str:

@@ -64,8 +64,6 @@ class OpenedShards:
         """
         self.name = name
         self.shards = list(shards)
-        self.on_failure: Callable[[str], None] | None = None
-        """Called with the reason when the dataset fails: a loss mask fails its tokens."""
         self._poll_rate = poll_rate
         self._status_of = status_of
         self._failed = ""
@@ -99,8 +97,6 @@ class OpenedShards:
         """
         self._failed = client_message or _WAS_CHANGED
         _LOG.error("dataset failed dataset=%s reason=%s", self.name, reason)
-        if self.on_failure is not None:
-            self.on_failure(reason)
 
     def close(self) -> None:
         """Deliver nothing more. May be called twice."""

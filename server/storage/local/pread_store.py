@@ -201,7 +201,7 @@ class PreadStore(LocalStore):
         flags = _NO_WAIT if self._has_nowait else 0
         left: list[_Part] = []
         descriptors, preadv = self._descriptors, os.preadv
-        together = not flags and self.cold
+        together = not flags and self.readahead.cold
         place = 0
         for shard, first, size in zip(spans.shard.tolist(), firsts, sizes, strict=True):
             part = everything[place : place + size]

@@ -55,7 +55,7 @@ def test_a_target_is_read_as_it_is_written(target: str, expected: Words) -> None
             "a.bin",
             {"dtype": "uint32", "read": "pread", "format": "raw"},
         ),
-        ("a.bin?ignore-loss-mask", "a.bin", {"ignore-loss-mask": ""}),
+        ("a.bin?immutable", "a.bin", {"immutable": ""}),
         ("?.bin?read=map", "?.bin", {"read": "map"}),
         ("data/*?read=map", "data/*", {"read": "map"}),
         ("a?b=c/d?e.bin", "a?b=c/d?e.bin", {}),

@@ -170,7 +170,7 @@ def test_a_server_that_still_searches_for_its_documents_is_tried_again(
     """It has the plane, without a fingerprint so far; to others it is an ordinary server."""
     described = answer(datasets=[with_planes({50: b""})])
 
-    with pytest.raises(Unreachable, match="not ready: it still determines the document starts"):
+    with pytest.raises(Unreachable, match="not ready: it has not determined the document starts"):
         require_usable("a:1", described, wanted(T, B), "", known, BORDERS)
     require_usable("a:1", described, wanted(T, B), "", known, MASKS)
 
@@ -189,7 +189,7 @@ def test_what_ranks_compare_changes_with_a_plane_and_is_the_fingerprint_without_
     spec = wanted(T, B).spec
 
     def value(fingerprints: dict[int, bytes], planes: WantedPlanes) -> bytes:
-        name, found = compared(spec, (with_planes(fingerprints),), planes)
+        name, found = compared(spec, (with_planes(fingerprints),), planes, name="train")
         assert name == "train"
         return found
 
@@ -199,6 +199,18 @@ def test_what_ranks_compare_changes_with_a_plane_and_is_the_fingerprint_without_
     found += [value({50: one, 51: ONE}, BORDERS) for one in (ONE, OTHER)]
     assert len({FINGERPRINT, *found}) == 5
     assert all(one.startswith(FINGERPRINT) for one in found)
+
+
+def test_ranks_that_require_different_corpora_are_not_compared() -> None:
+    """As with shard-{rank}.bin: who names each fingerprint knows that they differ."""
+    spec, datasets = wanted(T, B).spec, (with_planes({51: ONE}),)
+
+    names = {
+        compared(spec, datasets, MASKS, name="train", required=required)[0]
+        for required in (None, ONE, OTHER)
+    }
+
+    assert len(names) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Planes travel with their rows, and a change on the way never becomes other rows.
 
-No store of files has planes yet: these come from memory, through the real service and client.
+They come from memory, through the real service and client.
 """
 
 from __future__ import annotations

@@ -408,10 +408,13 @@ def test_ranks_whose_servers_have_other_planes_find_out(
             two.await_described()
 
 
-def test_a_rank_without_a_mask_finds_out_too() -> None:
+@pytest.mark.parametrize("given", [False, True], ids=["any corpus", "fingerprint given"])
+@pytest.mark.parametrize("corpora", [(CORPUS, PLAIN), (PLAIN, CORPUS)], ids=["second", "first"])
+def test_a_rank_without_a_mask_finds_out_too(corpora: tuple[Corpus, ...], given: bool) -> None:
     """It would train on prompts, and the others would not."""
     store = dist.HashStore()
-    with served(CORPUS, PLAIN) as addresses, ExitStack() as opened:
+    fingerprint = CORPUS.dataset().fingerprint if given else None
+    with served(*corpora) as addresses, ExitStack() as opened:
         one, two = (
             opened.enter_context(
                 closing(
@@ -419,6 +422,7 @@ def test_a_rank_without_a_mask_finds_out_too() -> None:
                         target,
                         wanted(T, B),
                         timeouts=Timeouts(reconnect_seconds=5),
+                        fingerprint=fingerprint,
                         agreement=RankAgreement(lambda: store, "key", rank, 2),
                     )
                 )
@@ -435,7 +439,7 @@ def test_a_rank_without_a_mask_finds_out_too() -> None:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A target that reads the corpus without a server; files have no planes of their own yet."""
+    """A target that reads the corpus without a server."""
 
     def opened(_: LocalFiles) -> LocalDatasets:
         return LocalDatasets([CORPUS.dataset()], lambda: False, polls=False)
@@ -533,7 +537,7 @@ def test_a_server_that_still_searches_is_waited_for_or_left_out(
     timeouts = Timeouts(reconnect_seconds=0.5)
     with serving({"train": dataset}) as peer, served(CORPUS) as (ready,):
         feed = RemoteBatches(peer.address, B, T, **options, timeouts=timeouts)
-        with feed, pytest.raises(Unreachable, match="still determines the document starts"):
+        with feed, pytest.raises(Unreachable, match="has not determined the document starts"):
             next(feed)
         with RemoteBatches([peer.address, ready], B, T, **options) as feed:
             assert delivered(itertools.islice(feed, 3)) == expected(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset, start_polling
+from server.datasets.planned_rows import PlannedRows
 from server.datasets.sources import DatasetSource
 from server.storage import choice
 from server.storage.choice import Storing
@@ -23,7 +24,9 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import Plane
 
 T = 29
@@ -220,6 +223,33 @@ def test_a_touched_mask_with_the_same_content_is_served_further(masked: Masked) 
     look_at_all(dataset)
 
     assert not dataset.store.failed
+
+
+@pytest.mark.parametrize(("planes", "is_advised"), [((LOSS_MASK,), True), ((), False)])
+def test_a_cold_mask_is_read_ahead_for_those_who_want_it(
+    masked: Masked, monkeypatch: pytest.MonkeyPatch, planes: tuple[int, ...], is_advised: bool
+) -> None:
+    """Each row would wait for a page of its mask, though its tokens are in memory."""
+    dataset = masked(random_masks())
+    assert dataset.loss_mask is not None
+    mask = dataset.loss_mask.store
+    advised: list[Spans] = []
+    monkeypatch.setattr(mask, "seem_resident", lambda spans: False)
+    monkeypatch.setattr(mask, "read_ahead", advised.append)
+    dataset.store.readahead.cold = False  # type: ignore[attr-defined]
+    assert not dataset.store.cold, "no client has wanted the mask"
+    spec = StreamSpec.of_dataset("x", orders.latest("shuffled"), 5, T, planes)
+    rows = PlannedRows(dataset.store, StreamRequest(spec, Position(0, 4), 8))
+
+    dataset.store.gather_planes(planned(dataset, "shuffled", 4), (LOSS_MASK,))
+    mask.readahead.cold = True  # type: ignore[attr-defined]
+    assert dataset.store.cold
+    rows.take(4)
+
+    assert bool(advised) is is_advised
+    wanted = plan(spec, [dataset.store.shape], np.arange(32))
+    for spans in advised:
+        assert np.array_equal(spans.token_offset, wanted.token_offset)
 
 
 def test_a_row_of_a_source_without_a_mask_has_no_bytes_of_it(

@@ -20,12 +20,13 @@ from client.local.target import parse_local_target
 from server.datasets.dataset import Dataset
 from server.datasets.open_local import LocalDatasets, open_local
 from server.ingest.__main__ import main as ingest
+from server.storage.borders import opening
 from tests.conftest import WriteTokens
 from tests.support import reference
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, InvalidRequest, NotFound, TokenfeedError
 from tokenfeed.sampling import orders
-from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
@@ -368,6 +369,71 @@ def test_a_dataset_that_is_closed_ends_its_rows(opened: Open, write_tokens: Writ
 
     with pytest.raises(CorpusChanged):
         blocks.next()
+
+
+def test_documents_of_a_large_corpus_are_known_once_it_is_open(
+    opened: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server searches in the background. A feed that opens files would find no documents, close
+    the files, and with them the search, each time.
+    """
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    write_tokens(np.arange(1000) % 100, "a.bin")
+
+    dataset = opened("a.bin?document-end-token=99")
+    (described,) = dataset.described(T)
+
+    assert [(plane.kind, len(plane.fingerprint)) for plane in described.planes] == [
+        (DOCUMENT_STARTS, 32)
+    ]
+    assert described.documents.count == 10
+
+
+def test_documents_that_were_kept_of_other_tokens_are_not_believed(
+    opened: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an image of a container all files may have one time, and shards have one size."""
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    path = Path(write_tokens(np.arange(1000) % 100, "a.bin"))
+    os.utime(path, ns=(0, 0))
+
+    def count() -> int:
+        return opened("a.bin?document-end-token=99").described(T)[0].documents.count
+
+    assert count() == 10
+    (kept,) = Path().glob(".a.bin.*")
+    made_at = kept.stat().st_mtime_ns
+    assert count() == 10
+    assert kept.stat().st_mtime_ns == made_at
+    (np.arange(1000, dtype="<u2") % 200).tofile(path)
+    os.utime(path, ns=(0, 0))
+
+    assert count() == 5 + 1
+
+
+def test_a_search_for_documents_that_ends_early_closes_the_files(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else refers to them then."""
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    path = write_tokens(np.arange(1000) % 100, "a.bin")
+    closed = []
+    close = Dataset.close
+
+    def observed(dataset: Dataset) -> None:
+        closed.append(dataset.name)
+        close(dataset)
+
+    def search(dataset: Dataset, stopped: Callable[[], bool]) -> None:
+        right(dataset, lambda: True)
+
+    right = Dataset.search_now
+    monkeypatch.setattr(Dataset, "close", observed)
+    monkeypatch.setattr(Dataset, "search_now", search)
+    with pytest.raises(InvalidCorpus, match="was closed while its documents were searched"):
+        open_local([[str(path)]], [""], {"document-end-token": "99"})
+
+    assert closed == ["a"]
 
 
 def test_files_that_are_not_needed_any_more_are_not_read_to_their_end(

@@ -15,6 +15,7 @@ import pytest
 
 from server.datasets import warmup
 from server.datasets.dataset import Dataset
+from server.datasets.loss_masks import LossMask
 from server.datasets.warmup import WarmUp, fitting, warm
 from server.runtime import memory_limit
 from server.storage.local import syscalls
@@ -48,6 +49,12 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
     yield make
     for corpus in opened:
         corpus.close()
+
+
+def with_mask(dataset: Dataset, mask: MapStore) -> Dataset:
+    """It with a loss mask."""
+    dataset.loss_mask = LossMask(mask, dataset.store, bytes(32))
+    return dataset
 
 
 def dataset_of(corpus: MapStore, digest: bytes = bytes(32)) -> Dataset:
@@ -201,6 +208,18 @@ def test_corpora_are_chosen_by_what_fits_together_the_smallest_first(
     assert lines(caplog)[0] == (
         f"warm-up skipped dataset=large bytes={6 * PAGE_BYTES} available={3 * PAGE_BYTES}"
     )
+
+
+def test_tokens_are_preloaded_before_loss_masks(make_corpus: MakeCorpus) -> None:
+    """A mask is smaller than its tokens. It must not take their room, and with it the digest."""
+    tokens = make_corpus(4 * PAGE_BYTES)
+    mask = make_corpus(2 * PAGE_BYTES, name="mask")
+    dataset = with_mask(dataset_of(tokens), mask)
+    for room, is_warm in ((5, (True, False)), (6, (True, True))):
+        warm_up = WarmUp([dataset], room * PAGE_BYTES)
+        warm_up._thread.join(10)
+        warm_up.close()
+        assert (mapped_bytes(tokens) > 0, mapped_bytes(mask) > 0) == is_warm
 
 
 def test_a_corpus_that_does_not_fit_into_memory_is_left_alone(

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
-from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.rpc import listener
 from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
+from server.storage.borders import Delimiters, opening
 from server.storage.store import TokenStore
 from tests.server.conftest import options
+from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.identity import SourceParts, stage_identity, stream_identity
@@ -260,6 +263,48 @@ def test_a_plane_that_does_not_exist_is_not_silently_left_out(peer: Peer, plane:
     """A trainer that requests a loss mask and gets none would train on everything."""
     found = peer.refusal(asking(planes=[pb.WantedPlane(kind=plane)]))
     require_refusal(found, Status.INVALID_ARGUMENT, "planes", plane)
+
+
+def test_documents_that_are_searched_for_are_promised_and_then_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client retries, and its user learns how long that may take."""
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
+    planes = PlaneOptions(delimiters=Delimiters(end=0))
+    request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
+    with closing(open_dataset(source, options("<u2"), TokenChecks(), planes=planes)) as dataset:
+        with serving({"a": dataset}) as peer:
+            code, message = peer.refusal(request)
+            dataset.search_now()
+            (found,) = peer.frames(request)
+
+    assert code is Status.UNAVAILABLE
+    assert "'a' is still being searched for document borders; 0.0 % are done" in message
+    assert [plane.kind for plane in found.planes] == [50]
+
+
+def test_a_search_for_documents_that_has_failed_is_not_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator has to act: to wait does not help."""
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+
+    def fail(*_: object) -> None:
+        raise InvalidCorpus("a.bin", "its document borders can be written nowhere")
+
+    monkeypatch.setattr(opening._Job, "searched", fail)
+    source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
+    planes = PlaneOptions(delimiters=Delimiters(end=0))
+    request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
+    with closing(open_dataset(source, options("<u2"), TokenChecks(), planes=planes)) as dataset:
+        dataset.start_search()
+        with serving({"a": dataset}) as peer:
+            assert eventually(lambda: "failed" in peer.refusal(request)[1])
+            code, message = peer.refusal(request)
+
+    assert code is Status.UNAVAILABLE
+    assert "the search for them failed; the log of its server says why" in message
 
 
 def test_the_dataset_has_to_be_named_where_several_are_served(peer: Peer) -> None:

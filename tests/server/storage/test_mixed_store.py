@@ -197,21 +197,21 @@ def test_a_store_that_is_closed_meanwhile_delivers_nothing(
 
 
 def test_only_stores_that_are_cold_are_advised(open_store: Open) -> None:
-    """About their own rows."""
+    """About their own rows, and planes that they have."""
     stores = [open_store(tokens_of(900, seed=seed)) for seed in range(2)]
-    advised: list[tuple[str, list[int]]] = []
+    advised: list[tuple[str, list[int], list[int]]] = []
     for store in stores:
-        store.advise = lambda spans, name=store.name: advised.append(  # type: ignore[method-assign]
-            (name, spans.token_offset.tolist())
+        store.advise = lambda spans, planes, name=store.name: advised.append(  # type: ignore[method-assign]
+            (name, spans.token_offset.tolist(), planes)
         )
     mixed = MixedStore(stores)
     assert mixed.cold
     stores[0].readahead.cold = False  # type: ignore[attr-defined]
     assert mixed.cold
 
-    mixed.advise(windows([(0, 0, 1), (1, 0, 2), (1, 0, 3)]))
+    mixed.advise(windows([(0, 0, 1), (1, 0, 2), (1, 0, 3)]), (51,))
 
-    assert advised == [("s1", [2, 3])]
+    assert advised == [("s1", [2, 3], [])]
     gather_block(mixed, windows([(0, 0, 1)]))
     assert not mixed.cold, "a store that is hardly ever used does not count"
     gather_block(mixed, windows([(0, 0, 1), (1, 0, 1)]))

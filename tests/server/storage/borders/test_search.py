@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,19 @@ def test_a_search_in_this_thread_has_the_same_borders(store: TokenStore, corpus:
     with closing(found):
         found.search_now()
         require_agreement(found, corpus)
+
+
+def test_a_search_in_this_thread_ends_when_its_caller_is_stopped(
+    store: TokenStore, corpus: Corpus
+) -> None:
+    """A feed of local files that is closed does not read a terabyte first."""
+    found = borders_of(store, Delimiters(end=END))
+    assert isinstance(found, BorderSearch)
+    answers = chain([False], repeat(True))
+    with closing(found), pytest.raises(InvalidCorpus, match="was closed while its documents were"):
+        found.search_now(lambda: next(answers))
+
+    assert kept(corpus) == []
 
 
 def test_a_search_that_was_closed_ends_and_keeps_nothing(
@@ -263,9 +277,8 @@ def test_a_place_that_cannot_be_written_costs_nothing_but_a_warning(
     with closing(started(store, cache_dir=str(tmp_path / "cache"))) as found:
         assert eventually(lambda: found.progress == 1.0)
         require_agreement(found, corpus)
-    assert [message.rpartition(": ")[2] for message in caplog.messages] == [
-        "Read-only file system"
-    ] * 2
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.rpartition(": ")[2] for message in warnings] == ["Read-only file system"] * 2
 
 
 def test_a_search_logs_how_far_it_is(
