@@ -89,9 +89,7 @@ def open_loss_mask(
     if len(paths) != len(tokens.shards):
         problem = f"{len(paths)} file(s) of masks do not match {len(tokens.shards)} of tokens"
         raise InvalidCorpus(paths[0], f"{problem}; {OPTION} needs one for each, in their order")
-    if storing.read is None and not fit_into_maps(len(paths)):
-        storing = replace(storing, read="pread")
-    store, _ = open_store(tokens.name, paths, _BYTES, storing)
+    store = _open_files(tokens.name, paths, storing)
     try:
         for mask, shard in zip(store.shards, tokens.shards, strict=True):
             if (count := mask.layout.token_count) != shard.layout.token_count:
@@ -104,6 +102,21 @@ def open_loss_mask(
     except BaseException:
         store.close()
         raise
+
+
+def _open_files(name: str, paths: Sequence[str], storing: Storing) -> TokenStore:
+    """Open the masks of a dataset; by pread if there is no room for their maps.
+
+    Raises: InvalidCorpus.
+    """
+    if storing.read is not None or fit_into_maps(len(paths)):
+        return open_store(name, paths, _BYTES, storing)[0]
+    try:
+        return open_store(name, paths, _BYTES, replace(storing, read="pread"))[0]
+    except InvalidCorpus as error:
+        # Maps are what there is no room for.
+        problem = error.problem.replace("pass --read map", "raise vm.max_map_count")
+        raise InvalidCorpus(error.subject, problem) from None
 
 
 class LossMask:
