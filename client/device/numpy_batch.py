@@ -36,7 +36,7 @@ class HostPart(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[RowBlock]) -> HostPart:
-        """Copy it from received rows.  parts: B rows in all.  Raises: BadFrame."""
+        """Copy it from received rows.  parts: B rows in all."""
         last_tokens = np.concatenate([part.tokens[:, -1] for part in parts]).astype(np.int64)
         return cls(last_tokens, BatchDocuments.of_parts(parts))
 

@@ -14,7 +14,7 @@ from tokenfeed.errors import InvalidRequest
 from .numpy_batch import HostPart
 from .pinned_ring import CudaCopyEngine, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
-from .target_mask import ignore_here, masks_of
+from .target_mask import masks_of
 from .widening import (
     WIDE_NUMPY,
     Batch,
@@ -73,9 +73,7 @@ class CpuTransfer:
             batch = out
             x, y = out[0].numpy(), out[1].numpy()
         require_tokens_fit(parts, *(tensor.dtype for tensor in batch))
-        widen_here(parts, x, y)
-        if parts[0].planes and (masks := masks_of(parts, self._masks)):
-            ignore_here(parts, y, masks)
+        widen_here(parts, x, y, masks_of(parts, self._masks) if parts[0].planes else ())
         if self._notes:
             self.noted = HostPart.of(parts)
         # Last, so that a Ctrl-C before it leaves the position of the stream unchanged.

@@ -16,7 +16,7 @@ import torch
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from .target_mask import bit_columns, ignore_there, write_bits
+from .target_mask import bit_columns, ignore_there, widen_targets, write_bits
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -35,17 +35,22 @@ _INT32_MAX = (1 << 31) - 1
 _MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
 
 
-def widen_here(parts: Sequence[RowBlock], x: WideRows, y: WideRows) -> None:
+def widen_here(
+    parts: Sequence[RowBlock], x: WideRows, y: WideRows, masks: Collection[int] = ()
+) -> None:
     """Widen rows into x and y on the CPU, directly from the received frames.
 
-    parts: B rows in all.  x, y: [B, T].
+    parts: B rows in all.  x, y: [B, T].  masks: kinds of planes of these rows that mask targets.
     """
+    if masks:
+        widen_targets(parts, y, masks)
     first = 0
     for part in parts:
         tokens = part.tokens
         end = first + len(tokens)
         np.copyto(x[first:end], tokens[:, :-1], casting="unsafe")
-        np.copyto(y[first:end], tokens[:, 1:], casting="unsafe")
+        if not masks:
+            np.copyto(y[first:end], tokens[:, 1:], casting="unsafe")
         first = end
 
 

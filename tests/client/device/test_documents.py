@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from client.device.documents import BatchDocuments
 from client.device.fixed_size import least_size, require_size
 from tests.support.rows_with_documents import rows_with_documents
-from tokenfeed.errors import BadFrame, InvalidRequest
+from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane, RowBlock
 
@@ -314,25 +314,6 @@ def test_rows_without_the_plane_have_no_documents() -> None:
 
     assert BatchDocuments.of_parts([RowBlock(np.zeros((2, 9), "<u2"))]) is None
     assert BatchDocuments.of_parts([RowBlock(np.zeros((2, 9), "<u2"), (mask,))]) is None
-
-
-@pytest.mark.parametrize("starts", [[[0]], [[9]], [[3, 3]], [[5, 2]], [[1], [2, 1]]])
-def test_starts_that_a_server_must_not_send_are_refused(starts: list[list[int]]) -> None:
-    """They would reach attention as negative lengths."""
-    with pytest.raises(BadFrame, match=r"document_starts: .* \[1, 8\]"):
-        BatchDocuments.of_parts(rows_with_documents(np.zeros((len(starts), 9)), starts))
-
-
-def test_starts_of_other_sizes_are_refused() -> None:
-    """Half a number, or numbers for other rows."""
-    odd = RowBlock(
-        np.zeros((2, 9), "<u2"), (Plane(50, np.array([2, 2], np.uint32), np.zeros(4, np.uint8)),)
-    )
-
-    with pytest.raises(BadFrame, match=r"document_starts: .* 4 bytes"):
-        BatchDocuments.of_parts([odd])
-    with pytest.raises(BadFrame, match="document_starts: 1 of 2 rows"):
-        BatchDocuments(2, 8, np.array([1, 1]), np.array([3]))
 
 
 @given(batch=batches())

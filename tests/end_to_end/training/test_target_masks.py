@@ -251,10 +251,12 @@ def test_a_device_gets_the_same_targets(
     """The bits of targets travel in the copy of the tokens."""
     device = Device()
 
-    def transfer(place: torch.device, shape: Any, x_dtype: torch.dtype, *, masks: Any) -> Any:
+    def transfer(
+        place: torch.device, shape: Any, x_dtype: torch.dtype, *, masks: Any, notes: bool
+    ) -> Any:
         if kind == "direct":
-            return DirectTransfer(shape, x_dtype, place, masks)
-        return PinnedTransfer(shape, x_dtype, place, device, masks)
+            return DirectTransfer(shape, x_dtype, place, masks, notes=notes)
+        return PinnedTransfer(shape, x_dtype, place, device, masks, notes=notes)
 
     monkeypatch.setattr("client.batches.transfer_for", transfer)
     with RemoteBatches(address, B, T, seed=7, mask_borders=True, num_batches=40, **ALONE) as feed:
@@ -262,6 +264,33 @@ def test_a_device_gets_the_same_targets(
     device.finish()
 
     assert delivered(iter(batches)) == expected(CORPUS, "random-1", range(40 * B), borders=True)
+
+
+@pytest.mark.parametrize("kind", ["direct", "ring"])
+def test_a_device_gets_the_same_documents(
+    address: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Those of the batch that is taken, while the next one is already on its way."""
+    device = Device()
+
+    def transfer(
+        place: torch.device, shape: Any, x_dtype: torch.dtype, *, masks: Any, notes: bool
+    ) -> Any:
+        if kind == "direct":
+            return DirectTransfer(shape, x_dtype, place, masks, notes=notes)
+        return PinnedTransfer(shape, x_dtype, place, device, masks, notes=notes)
+
+    with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
+        wanted = [(each.tokens, each.positions, each.sample) for each in feed.batches()]
+    monkeypatch.setattr("client.batches.transfer_for", transfer)
+    with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
+        batches = list(feed.batches())
+    device.finish()
+
+    found = [(each.tokens, each.positions, each.sample) for each in batches]
+    assert len(found) == 40
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 # --- replicas and ranks ---
