@@ -45,4 +45,4 @@ def run_describe(arguments: argparse.Namespace) -> None:
             known = dataset.documents
             print(f"  documents: {known.count:,}, known of {known.file_count:,} file(s)")
         for plane in dataset.planes:
-            print(f"  plane {plane.kind}: {plane.fingerprint.hex() or 'not known yet'}")
+            print(f"  plane {plane.kind}: {plane.fingerprint.hex()}")
