@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from tokenfeed.commands import program
 from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
@@ -18,6 +19,8 @@ from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import TokenChecks, full_digest, open_dataset
+from .datasets.loss_masks import require_as_ingested
+from .datasets.manifest import ManifestSplit, read_splits
 from .datasets.sources import DatasetSource
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
@@ -53,11 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verify(source: DatasetSource, options: FormatOptions, storing: Storing | None = None) -> None:
-    """Read a dataset in full, compare its digest with the stored one, and store it.
+    """Read a dataset in full, compare its digest with the stored one, and store it. Loss masks that
+    were ingested with it are compared with their manifest.
 
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
     with closing(open_dataset(source, options, TokenChecks(serves=False), storing)) as dataset:
+        if (split := source.split or _split_around(source.paths)) is not None:
+            require_as_ingested(split)
         store = dataset.store
         known = store.kept_digest()
         found = full_digest(store)
@@ -74,6 +80,16 @@ def verify(source: DatasetSource, options: FormatOptions, storing: Storing | Non
             print(f"stored in {store.keep_digest(found)}")
         except OSError as error:
             print(f"not stored: {store.digest_path} cannot be written: {error.strerror}")
+
+
+def _split_around(paths: Sequence[str]) -> ManifestSplit | None:
+    """Return the split of an ingested folder whose shards these are; None if they are no split."""
+    shards = tuple(os.path.abspath(path) for path in paths)
+    with suppress(InvalidCorpus):  # the manifest of another tool
+        for split in read_splits(os.path.dirname(os.path.dirname(shards[0]))) or ():
+            if split.paths == shards:
+                return split
+    return None
 
 
 if __name__ == "__main__":

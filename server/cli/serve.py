@@ -129,6 +129,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         drain()
     stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
+    for dataset in datasets.values():
+        dataset.stop_search()
     rescans.close()
     for poller in pollers:
         poller.close()

@@ -78,6 +78,11 @@ class Dataset:
         if isinstance(self.borders, BorderSearch):
             self.borders.start()
 
+    def stop_search(self) -> None:
+        """End a search that is not done; a process that exits without this leaves its file."""
+        if isinstance(self.borders, BorderSearch):
+            self.borders.stop()
+
     def search_now(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Search in this thread instead.  stopped: whether to stop, which raises InvalidCorpus.
 

@@ -7,6 +7,7 @@ like token files, at the same places as the tokens.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from tokenfeed.wire.row_block import Plane
 from ..storage.choice import Storing, fit_into_maps, open_store
 from ..storage.formats import FormatOptions
 from ..storage.formats.datatrove import SUFFIX
-from ..storage.store import Submit, TokenStore, run_inline
+from ..storage.store import PIECE_BYTES, Submit, TokenStore, run_inline
 from .content import Content
 from .manifest import ManifestSplit
 
@@ -62,7 +63,7 @@ def _mask_beside(path: str) -> str:
 
 def require_listed(split: ManifestSplit) -> None:
     """Raise InvalidCorpus unless each mask of a manifest exists and has the listed size."""
-    for path, size_bytes in split.loss_masks:
+    for path, size_bytes, _ in split.loss_masks:
         try:
             found = os.stat(path).st_size
         except OSError as error:
@@ -73,6 +74,21 @@ def require_listed(split: ManifestSplit) -> None:
             problem = f"has {found} bytes, not {size_bytes}"
         cure = "restore this loss mask, or remove the folder and ingest again"
         raise InvalidCorpus(path, f"is listed in its manifest, but {problem}; {cure}")
+
+
+def require_as_ingested(split: ManifestSplit) -> None:
+    """Raise InvalidCorpus unless all masks of a manifest, which are read, have the listed hash."""
+    for path, _, sha256 in split.loss_masks:
+        found = hashlib.sha256()
+        try:
+            with open(path, "rb") as file:
+                while piece := file.read(PIECE_BYTES):
+                    found.update(piece)
+        except OSError as error:
+            raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
+        if found.digest() != sha256:
+            cure = "restore it, or remove the folder and ingest again"
+            raise InvalidCorpus(path, f"is not the loss mask that its manifest lists; {cure}")
 
 
 def open_loss_mask(
@@ -89,9 +105,7 @@ def open_loss_mask(
     if len(paths) != len(tokens.shards):
         problem = f"{len(paths)} file(s) of masks do not match {len(tokens.shards)} of tokens"
         raise InvalidCorpus(paths[0], f"{problem}; {OPTION} needs one for each, in their order")
-    if storing.read is None and not fit_into_maps(len(paths)):
-        storing = replace(storing, read="pread")
-    store, _ = open_store(tokens.name, paths, _BYTES, storing)
+    store = _open_files(tokens.name, paths, storing)
     try:
         for mask, shard in zip(store.shards, tokens.shards, strict=True):
             if (count := mask.layout.token_count) != shard.layout.token_count:
@@ -104,6 +118,21 @@ def open_loss_mask(
     except BaseException:
         store.close()
         raise
+
+
+def _open_files(name: str, paths: Sequence[str], storing: Storing) -> TokenStore:
+    """Open the masks of a dataset; by pread if there is no room for their maps.
+
+    Raises: InvalidCorpus.
+    """
+    if storing.read is not None or fit_into_maps(len(paths)):
+        return open_store(name, paths, _BYTES, storing)[0]
+    try:
+        return open_store(name, paths, _BYTES, replace(storing, read="pread"))[0]
+    except InvalidCorpus as error:
+        # Maps are what there is no room for.
+        problem = error.problem.replace("pass --read map", "raise vm.max_map_count")
+        raise InvalidCorpus(error.subject, problem) from None
 
 
 class LossMask:

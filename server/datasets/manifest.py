@@ -24,14 +24,15 @@ class ManifestSplit:
     """One dataset of a manifest.
 
     name: "train" or "val".  paths: of its shards.  fingerprint, digest: 32 bytes each.
-    loss_masks: path and size in bytes of each; empty unless prompts and responses were ingested.
+    loss_masks: path, size in bytes and SHA-256 of each; empty unless prompts and responses were
+    ingested.
     """
 
     name: str
     paths: tuple[str, ...]
     fingerprint: bytes
     digest: bytes
-    loss_masks: tuple[tuple[str, int], ...] = ()
+    loss_masks: tuple[tuple[str, int, bytes], ...] = ()
 
 
 def read_splits(folder: str) -> list[ManifestSplit] | None:
@@ -53,8 +54,11 @@ def read_splits(folder: str) -> list[ManifestSplit] | None:
                 _hash(split["fingerprint"]),
                 _hash(split["digest"]),
                 tuple(
-                    # One byte per token.
-                    (os.path.join(folder, name, shard["loss_mask"]), int(shard["tokens"]))
+                    (
+                        os.path.join(folder, name, shard["loss_mask"]),
+                        int(shard["tokens"]),  # one byte per token
+                        _hash(shard["loss_mask_sha256"]),
+                    )
                     for shard in split["shards"]
                     if "loss_mask" in shard
                 ),

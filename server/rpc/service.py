@@ -116,7 +116,7 @@ class TokenFeed:
         request, expected = from_message(message)
         spec = request.spec
         datasets = [self._dataset(source.dataset) for source in spec.sources]
-        store, scheduler = self._rows_of([dataset.name for dataset in datasets])
+        store, scheduler = self._rows_of(datasets, spec)
         store.require_intact()
         require_windows(spec, store.shapes)
         request.require_within(self._limits, store.dtype.itemsize)
@@ -143,11 +143,17 @@ class TokenFeed:
         stream = frame.Stream(spec, request.position, identity, planes)
         return FrameProducer(store, request, stream, scheduler)
 
-    def _rows_of(self, names: Sequence[str]) -> tuple[RowStore, FairScheduler]:
+    def _rows_of(
+        self, datasets: Sequence[Dataset], spec: StreamSpec
+    ) -> tuple[RowStore, FairScheduler]:
         """Return the store of one dataset, or of the sources of a mixture, and its scheduler."""
-        if len(names) == 1:
-            return self._datasets[names[0]].store, self._schedulers[names[0]]
-        return self._mixed(tuple(names)), self._mixture_scheduler
+        names = tuple(dataset.name for dataset in datasets)
+        if len(names) > 1:
+            return self._mixed(names), self._mixture_scheduler
+        store, scheduler = datasets[0].store, self._schedulers[names[0]]
+        # Another stage of the mixture may have planes that this only source lacks.
+        is_alone = spec.mixture is None or set(spec.planes) <= set(store.planes)
+        return store if is_alone else self._mixed(names), scheduler
 
     def _mix(self, names: tuple[str, ...]) -> MixedStore:
         return MixedStore([self._datasets[name].store for name in names])

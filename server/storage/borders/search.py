@@ -99,14 +99,27 @@ class BorderSearch:
     def advise(self, spans: Spans) -> None:
         """Do nothing, like `Borders.advise`."""
 
+    def stop(self) -> None:
+        """End a search that is not done, which removes its incomplete file. Borders that were found
+        can still be read. May be called twice.
+        """
+        with self._closing:
+            if self._borders is None:
+                self._closed.set()
+        self._await_thread()
+
     def close(self) -> None:
         """End the thread, or abandon it if it waits for a disk. May be called twice."""
         self._closed.set()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_SECONDS)
+        self._await_thread()
         with self._closing:
             if self._borders is not None:
                 self._borders.close()
+
+    def _await_thread(self) -> None:
+        """Wait until the thread has ended, but not for a slow disk."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         try:

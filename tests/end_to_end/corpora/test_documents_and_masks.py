@@ -17,6 +17,7 @@ import torch
 from client import RemoteBatches
 from tests.conftest import Serve
 from tests.server.storage.formats.writing import megatron_index
+from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest
 
 B, T = 4, 61
@@ -264,6 +265,52 @@ def test_a_mixture_has_the_masks_of_its_sources(serve: Serve, tmp_path: Path) ->
             assert batch.positions.tolist() == [
                 positions(corpus, row) for corpus, row in zip(corpora, own, strict=True)
             ]
+
+
+def test_a_stage_of_a_mixture_may_have_only_a_source_without_a_mask(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """The stages before it have the plane, so it is requested of all of them."""
+    first = write_corpus(tmp_path / "a", "datatrove", "masked", 1)
+    second = write_corpus(tmp_path / "b", "delimiter", "plain", 20_000)
+    address = serve(*first.words, *second.words).address
+    options = {"mixture": {"masked": 1}, "order": "shuffled", "rank": 0, "world_size": 1}
+
+    found = []
+    for masks in ({"loss_mask": "ignore"}, {"mask_borders": True}):
+        with RemoteBatches(address, B, T, **masks, **options) as feed:
+            feed.change_mixture({"masked": 1, "plain": 1}, at_sample=8 * B)
+            feed.change_mixture({"plain": 1}, at_sample=16 * B)
+            found.append(taken(feed, 24))
+
+    (x, plain), (own_x, y) = found
+    assert np.array_equal(own_x, x)
+    rows = np.concatenate([x, plain[:, -1:]], axis=1).tolist()
+    is_second = [max(row) >= 20_000 for row in rows]
+    assert y.tolist() == [
+        targets(second if other else first, row, mask=True, borders=True)
+        for row, other in zip(rows, is_second, strict=True)
+    ]
+    assert not any(is_second[: 8 * B])
+    assert all(is_second[16 * B :])
+
+
+def test_a_server_that_is_stopped_in_a_search_leaves_no_file_behind(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Each restart of a server would leave gigabytes beside the tokens."""
+    path = tmp_path / "corpus" / "train.bin"
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate((1 << 30) + 4096)  # a hole: it takes no room on the disk
+    # Each token ends a document, so what is found is more than what fits in memory.
+    options = ["--document-end-token", "0", "--vocab-size", "1000", "--warm-up-bytes", "0"]
+    server = serve("--data", path, *options)
+    assert eventually(lambda: len(list(path.parent.iterdir())) == 2)
+
+    assert server.stop() == 0
+    assert "document borders made" not in server.stderr
+    assert list(path.parent.iterdir()) == [path]
 
 
 Change = Callable[[Path], None]

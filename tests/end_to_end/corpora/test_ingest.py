@@ -17,6 +17,7 @@ import pytest
 
 from client import RemoteBatches
 from client.transport.channel import describe
+from server import verify
 from server.datasets.sources import parse_text
 from server.datasets.text_cache import TextCache
 from server.ingest.run import _require_whole
@@ -197,6 +198,21 @@ def test_a_lost_mask_of_one_of_several_shards_is_found(pairs: Path) -> None:
     (pairs / "train" / f"{first.name}.loss").unlink()
 
     assert f"{first}: has no loss mask, but another file" in failed("--data", first, last)
+
+
+def test_a_mask_that_was_changed_on_its_way_is_found_by_verify(
+    pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the right size and only valid bytes, so that a server cannot know."""
+    assert verify.main([str(pairs / "train")]) == 0
+    mask = pairs / "train" / "000001.ds.loss"
+    content = bytearray(mask.read_bytes())
+    content[100] ^= 1
+    mask.write_bytes(content)
+
+    assert verify.main([str(pairs / "val")]) == 0
+    assert verify.main([str(pairs / "train")]) == 1
+    assert f"{mask}: is not the loss mask that its manifest lists" in capsys.readouterr().err
 
 
 def test_a_mask_beside_what_a_link_leads_to_counts_too(
