@@ -205,7 +205,7 @@ class BatchAttributes(ABC, Generic[Array]):
             raise InvalidRequest(
                 attribute,
                 "needs to know where documents begin, which not all datasets of this stream do; "
-                "start their server with --document-end-token",
+                "pass --document-end-token to their server, or ?document-end-token= to local files",
             )
         return self.documents
 

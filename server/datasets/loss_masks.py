@@ -30,6 +30,7 @@ from .manifest import ManifestSplit
 
 OPTION = "--loss-mask"
 _BYTES = FormatOptions.parse("raw", "uint8", None)
+_NUMPY = b"\x93NUMPY"
 _WRONG_BYTE = "has a loss mask with a byte that is neither 0 nor 1"
 
 
@@ -107,12 +108,15 @@ def open_loss_mask(
         raise InvalidCorpus(paths[0], f"{problem}; {OPTION} needs one for each, in their order")
     store = _open_files(tokens.name, paths, storing)
     try:
-        for mask, shard in zip(store.shards, tokens.shards, strict=True):
+        for index, (mask, shard) in enumerate(zip(store.shards, tokens.shards, strict=True)):
             if (count := mask.layout.token_count) != shard.layout.token_count:
+                cure = "a mask has one byte per token"
+                if store.read(index, 0, min(count, len(_NUMPY))) == _NUMPY:
+                    cure += ", without NumPy's header; write it with numpy.ndarray.tofile"
                 raise InvalidCorpus(
                     mask.path,
                     f"is a loss mask of {count} bytes, but {shard.path} has "
-                    f"{shard.layout.token_count} tokens; a mask has one byte per token",
+                    f"{shard.layout.token_count} tokens; {cure}",
                 )
         return LossMask(store, tokens, _fingerprint(store, store.read, stopped))
     except BaseException:

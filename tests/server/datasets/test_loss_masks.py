@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -149,6 +150,13 @@ def test_a_mask_beside_some_files_only_is_refused(masked: Masked, tmp_path: Path
     assert "--loss-mask" in str(caught.value)
 
 
+def with_numpy_header(mask: Mask) -> Mask:
+    """As numpy.save writes it."""
+    file = io.BytesIO()
+    np.save(file, mask)
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -156,6 +164,7 @@ def test_a_mask_beside_some_files_only_is_refused(masked: Masked, tmp_path: Path
         (lambda mask: np.append(mask, mask[:1]), "is a loss mask of 32 bytes, but "),
         (lambda mask: np.append(mask[:-1], np.uint8(7)), "token 30 is 7, neither 0 nor 1"),
         (lambda mask: mask[:0], "is empty"),
+        (with_numpy_header, "without NumPy's header; write it with numpy.ndarray.tofile"),
     ],
 )
 def test_a_wrong_mask_is_refused_by_name(
