@@ -6,7 +6,7 @@
         ...
 
 Importing this package imports neither torch nor grpc. Accessing RemoteBatches or validation_feeds
-imports both.
+imports both; NumpyBatches, for those who have no torch, only grpc.
 """
 
 import sys
@@ -46,6 +46,7 @@ else:
         from .batches import RemoteBatches, RichBatch
         from .evaluation import validation_feeds
         from .feed.mixture.recipe import Mixture
+        from .numpy_batches import NumpyBatches, NumpyRichBatch
 
 __all__ = [
     "BadFrame",
@@ -59,6 +60,8 @@ __all__ = [
     "Mixture",
     "NotATokenfeedServer",
     "NotFound",
+    "NumpyBatches",
+    "NumpyRichBatch",
     "RemoteBatches",
     "RequestError",
     "RichBatch",
@@ -90,6 +93,10 @@ def __getattr__(name: str) -> object:
         from .feed.mixture.recipe import Mixture
 
         return Mixture
+    if name in ("NumpyBatches", "NumpyRichBatch"):
+        from . import numpy_batches
+
+        return getattr(numpy_batches, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

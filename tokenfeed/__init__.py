@@ -24,12 +24,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Credentials, Mixture, RemoteBatches, Timeouts, validation_feeds
+    from .client import (
+        Credentials,
+        Mixture,
+        NumpyBatches,
+        RemoteBatches,
+        Timeouts,
+        validation_feeds,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "Credentials",
     "Mixture",
+    "NumpyBatches",
     "RemoteBatches",
     "Timeouts",
     "__version__",

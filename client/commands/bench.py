@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TextIO
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest
 
+from ..runtime.arguments import seconds
 from ..transport.timeouts import Timeouts
-from ..validation import seconds
 from . import WAIT_SECONDS
 
 if TYPE_CHECKING:

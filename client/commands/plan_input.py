@@ -19,7 +19,7 @@ from ..feed.mixture.past import require_same_length_and_seed
 from ..feed.mixture.recipe import Mixture
 from ..feed.mixture.schedule import Schedule, planned_stages, sources_of
 from ..feed.state import read_history, read_state
-from ..validation import shown
+from ..runtime.arguments import shown
 
 ORDER = "random"
 """As that of RemoteBatches."""

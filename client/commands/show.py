@@ -15,11 +15,11 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from ..local.choice import open_target
+from ..runtime.arguments import first_position, text
 from ..runtime.counters import Counters
 from ..stream.row_stream import PREFETCH_BYTES
 from ..stream.wanted_planes import WantedPlanes
 from ..transport.timeouts import Timeouts
-from ..validation import first_position, text
 from . import WAIT_SECONDS
 
 _TOKENS_SHOWN = 16

@@ -2,7 +2,8 @@
 
 The host combines all that makes a target count or not into bits, like those of the plane loss_mask:
 T + 1 bits for each row, and bit j % 8 of byte j // 8 is 1 if token j counts as a target. On the way
-to a device they lie behind the tokens of their row, so that one copy brings both.
+to a device they lie behind the tokens of their row, so that one copy brings both. Knows nothing of
+torch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import Plane, RowBlock
@@ -85,17 +85,6 @@ def widen_targets(
             casting="unsafe",
         )
         first = end
-
-
-def ignore_there(bits: torch.Tensor, y: torch.Tensor) -> None:
-    """Make a loss ignore the targets that do not count, on the device of both. Only enqueues work.
-
-    bits: uint8 [B, at least (T + 8) // 8].  y: [B, T], int64 or int32.
-    """
-    # Made on the device: a copy from the host would wait for it.
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    counts = bits.unsqueeze(2).bitwise_right_shift(places).bitwise_and_(1).flatten(1)
-    y.masked_fill_(counts[:, 1 : y.shape[1] + 1] == 0, IGNORED_TARGET)
 
 
 def _bit_bytes(row_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Tokens as they are transferred -> (x, y) as a model takes them.
+"""Tokens as they are transferred to a device -> (x, y) as a model takes them.
 
 Tokens are transferred in the width in which they are served. torch has few operations for unsigned
 tensors, so on a device they are signed, of the same width, and a mask removes the sign. The width
@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from .target_mask import bit_columns, ignore_there, widen_targets, write_bits
+from .numpy_batch import IGNORED_TARGET
+from .target_mask import bit_columns, write_bits
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-WideRows = npt.NDArray[np.signedinteger]
 
 WIDE_NUMPY: dict[torch.dtype, np.dtype[np.signedinteger]] = {
     torch.int64: np.dtype(np.int64),
@@ -31,38 +29,7 @@ NARROW = {2: torch.int16, 4: torch.int32}
 """Width of a served token in bytes -> its type on a device until it is widened."""
 
 _UNSIGNED = {2: np.uint16, 4: np.uint32}
-_INT32_MAX = (1 << 31) - 1
 _MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
-
-
-def widen_here(
-    parts: Sequence[RowBlock], x: WideRows, y: WideRows, masks: Collection[int] = ()
-) -> None:
-    """Widen rows into x and y on the CPU, directly from the received frames.
-
-    parts: B rows in all.  x, y: [B, T].  masks: kinds of planes of these rows that mask targets.
-    """
-    if masks:
-        widen_targets(parts, y, masks)
-    first = 0
-    for part in parts:
-        tokens = part.tokens
-        end = first + len(tokens)
-        np.copyto(x[first:end], tokens[:, :-1], casting="unsafe")
-        if not masks:
-            np.copyto(y[first:end], tokens[:, 1:], casting="unsafe")
-        first = end
-
-
-def require_tokens_fit(parts: Sequence[RowBlock], *dtypes: torch.dtype) -> None:
-    """Raise InvalidRequest if a 4-byte token does not fit int32 and dtypes contains it."""
-    if torch.int32 not in dtypes or narrow_dtype(parts).itemsize < 4:
-        return
-    largest = max(int(part.tokens.max()) for part in parts)
-    if largest > _INT32_MAX:
-        raise InvalidRequest(
-            "x_dtype", f"token {largest} does not fit torch.int32; pass torch.int64"
-        )
 
 
 def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -79,6 +46,17 @@ def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     if narrow.shape[1] > row_tokens:
         token_bytes = row_tokens * narrow.element_size()
         ignore_there(narrow.view(torch.uint8)[:, token_bytes:], y)
+
+
+def ignore_there(bits: torch.Tensor, y: torch.Tensor) -> None:
+    """Make a loss ignore the targets that do not count, on the device of both. Only enqueues work.
+
+    bits: uint8 [B, at least (T + 8) // 8].  y: [B, T], int64 or int32.
+    """
+    # Made on the device: a copy from the host would wait for it.
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    counts = bits.unsqueeze(2).bitwise_right_shift(places).bitwise_and_(1).flatten(1)
+    y.masked_fill_(counts[:, 1 : y.shape[1] + 1] == 0, IGNORED_TARGET)
 
 
 def narrow_dtype(parts: Sequence[RowBlock]) -> torch.dtype:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.wire.request import StreamRequest
 
+from ..device.host_transfer import Transfer
 from ..device.numpy_batch import HostPart
 from ..device.row_source import RowSource
-from ..device.transfer import DeviceTransfer
-from ..device.widening import Batch
 from .streamed_dataset import StreamedDataset, fingerprints_of
 
+Array = TypeVar("Array")
 
-class BatchReader:
+
+class BatchReader(Generic[Array]):
     """Returns the batches of a source in order. Construction starts the prefetch."""
 
     def __init__(
@@ -20,7 +23,7 @@ class BatchReader:
         dataset: StreamedDataset,
         request: StreamRequest,
         rows: RowSource,
-        transfer: DeviceTransfer,
+        transfer: Transfer[Array],
     ) -> None:
         """Start the prefetch.  rows: those of the request, from dataset; not started yet."""
         self._transfer = transfer
@@ -45,7 +48,7 @@ class BatchReader:
         """What the host knows of the last batch; None unless the transfer notes it."""
         return self._transfer.noted
 
-    def next(self, out: Batch | None = None) -> Batch | None:
+    def next(self, out: tuple[Array, Array] | None = None) -> tuple[Array, Array] | None:
         """Return the next batch, in out if given; None at the end, or after close. Waits.
 
         Raises: InvalidRequest in a fork; the error that ended the stream.

@@ -68,6 +68,13 @@ class Cursor:
         batches = run.batches + (sample - run.first_sample) // self._stride
         return sample, batches, self._extended(run.earlier, run.first_sample, sample, run.spec)
 
+    def before(self, sample: int) -> tuple[int, OpenRun]:
+        """Return the value of `current` of a feed whose next sample is this one."""
+        if sample == self.sample:
+            return self.current
+        _, batches, history = self.now
+        return sample, OpenRun(sample, batches, history)
+
     def seek(self, sample: int, history: History | None = None) -> None:
         """Move to a sample.  history: of a loaded state; None keeps the current one."""
         self.generation += 1

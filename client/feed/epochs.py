@@ -5,24 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-import torch
-from torch.utils.data import IterableDataset
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import Position
 
 from ..device.numpy_batch import IGNORED_TARGET
-from ..device.widening import Batch
 from .batch_reader import BatchReader
-from .cursor import Cursor
-from .loaders import require_own_batches
+from .cursor import Cursor, OpenRun
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 Tail = Literal["drop", "wrap", "pad"]
 TAILS: tuple[str, ...] = get_args(Tail)
+
+Array = TypeVar("Array")
+Rich = TypeVar("Rich")
+Item = TypeVar("Item")
+Pair: TypeAlias = tuple[Array, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class EpochPlan:
         return min(max(0, self.end_sample - first_row_sample), batch_size)
 
 
-class Epoch(IterableDataset[Batch]):
+class Epoch(Generic[Array, Rich]):
     """A sized iterable over one epoch; each `for` starts at its beginning.
 
     Only the first `for` after a loaded state, `skip` or `start_sample` has set a position within
@@ -83,18 +83,24 @@ class Epoch(IterableDataset[Batch]):
         self,
         cursor: Cursor,
         make_plan: Callable[[], EpochPlan],
-        open_reader: Callable[[int, int], BatchReader],
+        open_reader: Callable[[int, int], BatchReader[Array]],
+        carry_more: Callable[[], None],
+        enriched: Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun]], Rich],
+        *,
         world_size: int,
     ) -> None:
         """Remember what to read; does no I/O.
 
         cursor: of the feed.  make_plan: asks the server for the number of windows.  open_reader:
-        starts to read, given a first sample and a number of batches.  world_size: ranks that share
-        the epoch.
+        starts to read, given a first sample and a number of batches.  carry_more: to be called
+        before rich batches are read.  enriched: makes one of a batch, its reader, and the cursor's
+        value before it.  world_size: ranks that share the epoch.
         """
         self._cursor = cursor
         self._make_plan = make_plan
         self._open_reader = open_reader
+        self._carry_more = carry_more
+        self._enriched = enriched
         self._world_size = world_size
 
     def __len__(self) -> int:
@@ -102,15 +108,20 @@ class Epoch(IterableDataset[Batch]):
         plan = self._make_plan()
         return plan.batch_count(plan.first_sample)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Return an iterator over its batches.
+    def __iter__(self) -> Iterator[Pair[Array]]:
+        """Return an iterator over its batches (x, y).  Raises: as for iterating the feed."""
+        return self._items(lambda batch, reader, before: batch)
 
-        Raises: InvalidRequest for a loader that would turn these batches into others.
+    def batches(self) -> Iterator[Rich]:
+        """Return an iterator over its batches, as of `batches` of the feed: they carry more than x
+        and y.
         """
-        require_own_batches(self._world_size)
-        return self._batches()
+        self._carry_more()
+        return self._items(self._enriched)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _items(
+        self, item: Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun]], Item]
+    ) -> Iterator[Item]:
         plan, cursor = self._make_plan(), self._cursor
         begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
         batch_count = plan.batch_count(begin)
@@ -133,11 +144,13 @@ class Epoch(IterableDataset[Batch]):
                         "another epoch moved its feed; start the loop again",
                     )
                 first_sample = reader.sample
+                before = cursor.before(first_sample)
                 batch = reader.next()
                 if batch is None:
                     break
                 if plan.tail == "pad":
-                    _pad_targets(batch[1], plan.own_rows(first_sample))
+                    y: Any = batch[1]
+                    y[plan.own_rows(first_sample) :] = IGNORED_TARGET
                 is_last = index == batch_count - 1
                 cursor.commit(
                     first_sample,
@@ -145,7 +158,7 @@ class Epoch(IterableDataset[Batch]):
                     plan.end_sample if is_last else reader.sample,
                     reader.spec,
                 )
-                yield batch
+                yield item(batch, reader, before)
         except GeneratorExit:
             # Python frees this iterator and would swallow a Ctrl-C in any code that runs here. So
             # no code runs: the reader is freed with this frame, which closes it.
@@ -154,9 +167,3 @@ class Epoch(IterableDataset[Batch]):
             reader.close()
             raise
         reader.close()
-
-
-def _pad_targets(y: torch.Tensor, own_rows: int) -> None:
-    """Make a loss ignore the rows that do not belong to this epoch."""
-    if own_rows < len(y):
-        y[own_rows:].fill_(IGNORED_TARGET)

@@ -40,7 +40,7 @@ from tokenfeed.stream.spec import (
 )
 from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, scheduled
 
-from ..validation import hash_digits, integer, shown, text
+from ..runtime.arguments import hash_digits, integer, shown, text
 from .history import History, Run, history_of
 from .mixture.schedule import sources_of
 

@@ -20,8 +20,8 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
 from ..device.row_source import RowSource
+from ..runtime.arguments import integer
 from ..runtime.counters import Counters
-from ..validation import integer
 from .cursor import Cursor, OpenRun
 from .history import History
 from .mixture.counts import source_stats
@@ -280,7 +280,7 @@ class FeedStream:
 
     def _require_open(self) -> None:
         if self.dataset.closed:
-            raise InvalidRequest("RemoteBatches", "is closed; create a new one")
+            raise InvalidRequest("feed", "is closed; create a new one")
 
     def _rows_of_sources(self) -> list[int]:
         """Return the rows of each source, per epoch if its order has epochs."""

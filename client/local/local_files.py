@@ -205,7 +205,7 @@ class LocalFiles(Supervised):
     def require_not_closed(self) -> None:
         """Raise InvalidRequest once this is closed."""
         if self.closed:
-            raise InvalidRequest("RemoteBatches", "is closed; create a new one")
+            raise InvalidRequest("feed", "is closed; create a new one")
 
 
 class _OpenTask(AwaitedTask[Opened]):
@@ -240,7 +240,7 @@ class _OpenTask(AwaitedTask[Opened]):
         """Raise InvalidRequest if the files are not needed any more; log that it takes long."""
         self._files.require_not_closed()
         if self._is_over_for_rows():
-            raise InvalidRequest("RemoteBatches", "has ended these rows")
+            raise InvalidRequest("feed", "has ended these rows")
         if time.monotonic() - self._logged_at >= _LOG_SECONDS:
             self._logged_at = time.monotonic()
             _LOG.warning("files are still being opened: they are read for their fingerprint")

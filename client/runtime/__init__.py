@@ -1,1 +1,1 @@
-"""Threads: how they start, end and wake each other. Knows nothing of servers."""
+"""What all parts of the client use: threads, checks of arguments. Knows nothing of servers."""

@@ -51,7 +51,7 @@ class Supervised:
         """Raise InvalidRequest in a fork's copy of one that was in use."""
         if self.forked:
             raise InvalidRequest(
-                "RemoteBatches",
+                "feed",
                 f"was started in process {self._process} and cannot be used in its fork "
                 f"{os.getpid()}; create it in the process that uses it",
             )

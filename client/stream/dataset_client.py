@@ -360,5 +360,5 @@ class _DescribeTask(AwaitedTask[Result]):
 
 def _closed_unused() -> InvalidRequest:
     return InvalidRequest(
-        "RemoteBatches", "is closed, and had no answer from a server before; create a new one"
+        "feed", "is closed, and had no answer from a server before; create a new one"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..validation import seconds
+from ..runtime.arguments import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,7 +284,7 @@ def test_an_interrupted_call_loses_nothing(
             def interrupted(*_: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr("client.device.transfer.widen_here", interrupted)
+            patch.setattr("client.device.host_transfer.widen_here", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(feed)
         found += first_tokens(next(feed)[0])
@@ -298,7 +298,7 @@ def test_a_device_without_a_ring_gets_the_same_batches(
     """MPS and others: one narrow copy, widened there."""
     monkeypatch.setattr(
         "client.batches.transfer_for",
-        lambda *place, masks: DirectTransfer(place[1], place[2], place[0], masks),
+        lambda *place, masks, notes: DirectTransfer(place[1], place[2], place[0], masks),
     )
     with RemoteBatches(scripted.address, 3, 5, num_batches=4) as feed:
         batches = list(feed)
@@ -313,7 +313,7 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     """Each call sends the following batch on its way, and none is lost in between."""
     device = Device()
 
-    def staged(*place: Any, masks: tuple[int, ...]) -> PinnedTransfer:
+    def staged(*place: Any, masks: tuple[int, ...], notes: bool) -> PinnedTransfer:
         return PinnedTransfer(place[1], place[2], place[0], device, masks)
 
     monkeypatch.setattr("client.batches.transfer_for", staged)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from importlib import util
 
-NEED_TORCH = ("RemoteBatches", "validation_feeds")
+NEED_TORCH = ("RemoteBatches", "RichBatch", "validation_feeds")
 """The public names that import it."""
 
 

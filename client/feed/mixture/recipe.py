@@ -15,7 +15,7 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import SEED_END, Source
 from tokenfeed.stream.stages import BLOCK_MAX
 
-from ...validation import integer, optional_integer, shown, text
+from ...runtime.arguments import integer, optional_integer, shown, text
 from .schedule import PlannedStage, Schedule, above_0, log_begin
 from .weights import block_weights, proportions
 

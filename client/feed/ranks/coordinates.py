@@ -153,3 +153,21 @@ def _require_single_process(environment: Mapping[str, str]) -> None:
                 f"is unknown: {name} is {environment[name]}, so there are several processes; "
                 "pass rank= and world_size=",
             )
+    if (count := _jax_process_count()) > 1:
+        raise InvalidRequest(
+            "rank",
+            f"is unknown: jax.distributed has {count} processes; pass rank=jax.process_index() and "
+            "world_size=jax.process_count() if they share the batch, the same to all if they do "
+            "not",
+        )
+
+
+def _jax_process_count() -> int:
+    """Return the number of processes of jax.distributed, 1 if it is not in use; does not import
+    JAX.
+    """
+    distributed = getattr(sys.modules.get("jax"), "distributed", None)
+    is_initialized = getattr(distributed, "is_initialized", None)  # since JAX 0.5
+    if is_initialized is None or not is_initialized():
+        return 1
+    return int(sys.modules["jax"].process_count())

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from client.device.target_mask import ignore_there
-from client.device.widening import widen_there
+from client.device.widening import ignore_there, widen_there
 
 
 class Event:

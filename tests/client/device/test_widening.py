@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from client.device.host_transfer import require_tokens_fit, widen_here
 from client.device.row_source import RowSource
 from client.device.transfer import CpuTransfer, DirectTransfer
-from client.device.widening import (
-    join_into,
-    narrow_dtype,
-    require_tokens_fit,
-    widen_here,
-    widen_there,
-)
+from client.device.widening import join_into, narrow_dtype, widen_there
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
@@ -93,4 +88,4 @@ def test_a_token_too_great_for_int32_is_found_in_any_part_of_a_batch() -> None:
     parts = [RowBlock(np.array([[1, 2]], "<u2")), RowBlock(np.array([[3, 2**31]], "<u4"))]
 
     with pytest.raises(InvalidRequest, match="2147483648 does not fit"):
-        require_tokens_fit(parts, torch.int32)
+        require_tokens_fit(parts, width=4)

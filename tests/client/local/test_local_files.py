@@ -114,7 +114,7 @@ def test_a_feed_closed_before_it_was_used_has_no_state(path: Path) -> None:
     feed.close()
 
     assert list(feed) == []
-    with pytest.raises(InvalidRequest, match="RemoteBatches: is closed; create a new one"):
+    with pytest.raises(InvalidRequest, match="feed: is closed; create a new one"):
         feed.state_dict()
 
 

@@ -216,7 +216,7 @@ def test_a_read_that_does_not_end_is_left_behind_in_silence(
 
 
 @pytest.mark.parametrize(
-    "error", [CorpusChanged("dataset", "closed"), InvalidRequest("RemoteBatches", "is closed")]
+    "error", [CorpusChanged("dataset", "closed"), InvalidRequest("feed", "is closed")]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_closed_file_says_is_the_end_and_no_error(
@@ -262,7 +262,7 @@ def test_rows_that_are_opened_and_closed_meanwhile_end(files: Files, kind: str) 
 
     def open_blocks(is_over: Callable[[], bool]) -> Blocks:
         assert eventually(is_over)
-        raise InvalidRequest("RemoteBatches", "has ended these rows")
+        raise InvalidRequest("feed", "has ended these rows")
 
     patient = PatientBlocks(open_blocks, 60.0)
     rows: Rows = RowsOnDemand(files, patient, Counters())
