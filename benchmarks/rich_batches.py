@@ -2,10 +2,10 @@
 
 Batches of 32 x 2048 as int64, one client and one server on this machine. A corpus of documents of
 700 tokens on average is served without anything beside it, and with borders and a loss mask, which
-leaves out the first 30 % of each document. Settings: pairs of the plain corpus; pairs with the loss
-mask applied; `feed.batches()` with borders and mask, unpacked as x, y; and the same with positions
-and cu_seqlens of each batch. Each run is a fresh client of a fresh server; the settings alternate.
-Ratios refer to the plain pairs.
+leaves out the first 30 % of each document. Settings: pairs of the plain corpus, also as arrays of
+NumpyBatches; pairs with the loss mask applied; `feed.batches()` with borders and mask, unpacked as
+x, y; and the same with positions and cu_seqlens of each batch. Each run is a fresh client of a
+fresh server; the settings alternate. Ratios refer to the plain pairs of RemoteBatches.
 Run: python -m benchmarks.rich_batches [--rounds 5] [--seconds 2]
 """
 
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,19 @@ from benchmarks.contender import measure, serving
 from benchmarks.delivered import by_round, verdict
 from benchmarks.report import print_load, print_table
 from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, write_corpus
-from client import RemoteBatches
+from client import NumpyBatches, RemoteBatches
 
 TOKENS = 1 << 28
 MEAN_TOKENS = 700
 PROMPT_SHARE = 0.3
 PAIRS = "pairs"
-TARGETS = {"pairs, masked": None, "batches": 0.9, "batches, positions": None}
+TARGETS = {
+    "numpy, int64": 1.0,
+    "numpy, int32": 1.0,
+    "pairs, masked": None,
+    "batches": 0.9,
+    "batches, positions": None,
+}
 RUN_SECONDS_MAX = 60.0
 
 
@@ -78,21 +85,25 @@ def started(folder: str, setting: str, arguments: argparse.Namespace) -> float:
 
 def run(folder: Path, setting: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Return the figures of a setting."""
-    name = "plain.bin" if setting == PAIRS else "documents.ds"
+    numpy = setting.startswith("numpy")
+    name = "plain.bin" if setting == PAIRS or numpy else "documents.ds"
+    shape = BATCH_SIZE, CONTEXT_LENGTH
     command = ("server", "--data", str(folder / name), "--host", "127.0.0.1", "--port", "0")
     with (
         serving(*command, "--log-level", "warning") as address,
-        RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH, order=arguments.order) as feed,
+        NumpyBatches(address, *shape, dtype=setting[-5:], order=arguments.order)
+        if numpy
+        else RemoteBatches(address, *shape, order=arguments.order) as feed,
     ):
         batches: Iterator[object] = feed
         if setting.startswith("batches"):
-            batches = unpacked(feed, with_positions="positions" in setting)
+            batches = unpacked(feed.batches(), with_positions="positions" in setting)
         return measure(batches, arguments.seconds)[0]
 
 
-def unpacked(feed: RemoteBatches, *, with_positions: bool) -> Iterator[object]:
+def unpacked(batches: Iterator[Any], *, with_positions: bool) -> Iterator[object]:
     """Yield what a training loop takes of each batch."""
-    for batch in feed.batches():
+    for batch in batches:
         x, y = batch
         yield (x, y, batch.positions, batch.cu_seqlens) if with_positions else (x, y)
 
