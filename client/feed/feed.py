@@ -37,7 +37,15 @@ from .mixture.schedule import Schedule
 from .ranks.agreement import rank_agreement
 from .ranks.coordinates import Group, data_parallel
 from .rescale import is_rescaled, rescaled
-from .state import log_differences, read_history, read_state, require_same_stream
+from .state import (
+    Planes,
+    log_differences,
+    read_history,
+    read_planes,
+    read_state,
+    require_same_planes,
+    require_same_stream,
+)
 from .stats import FeedPosition, FeedStats
 from .streamed_dataset import FeedStream, StreamedDataset
 
@@ -156,7 +164,9 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         )
         source.end_with(self)
         self._definition = schedule
-        self._stream = FeedStream(request, source, Cursor(request.position), open_dataset, schedule)
+        self._stream = FeedStream(
+            request, source, Cursor(request.position), open_dataset, planes.kinds, schedule
+        )
         self._loads = itertools.count()
         self._reader: BatchReader[Array] | None = None
         self._counters = Counters()
@@ -298,8 +308,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         """Resume from a saved position, with its history.
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
-        "fingerprint"), or of a mixture "mixture"; differences are logged.  num_batches still ends
-        at the same sample.
+        "fingerprint"), or of a mixture "mixture", and "planes": loss masks or borders that mask
+        targets; differences are logged.  num_batches still ends at the same sample.
         At another context length, an order with epochs resumes at the same fraction of the epoch.
         In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
         "sequential" some of it if there are several files. Both are refused unless allow also
@@ -312,12 +322,13 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         as for iterating, if the corpora are not known yet, or new sources cannot be read.
         """
         sample, saved = read_state(state)
-        history = read_history(state)
+        history, planes = read_history(state), read_planes(state)
         if self._definition is not None and saved.stages:
-            self._continue(self._definition, saved, sample, history, allow)
+            self._continue(self._definition, saved, sample, history, planes, allow)
             return
         own = self._stream.parts()
         require_same_stream(saved, own, allow)
+        require_same_planes(planes, self._stream.planes(), self._masks, allow)
         if is_rescaled(sample, saved, own):
             windows_before = None
             if saved.fingerprint == own.fingerprint:
@@ -526,6 +537,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         saved: StreamParts,
         sample: int,
         history: History,
+        planes: Planes,
         allow: Collection[str],
     ) -> None:
         """Continue the mixture of a state.  Raises: StreamMismatch, without a change."""
@@ -534,6 +546,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             definition, saved, sample, history=history, allow=allow, owner=self
         )
         try:
+            require_same_planes(planes, continued.planes(), self._masks, allow)
             if self._agreement is not None:
                 self._agreement.require_same_state(number, sample, continued.identity())
         except BaseException:

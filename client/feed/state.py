@@ -15,17 +15,20 @@ differs. It contains the history of the batches that were delivered before.
                     list: dataset, order, seed, fingerprint; a stage: first sample, a list of the
                     weights of all sources, its origin (0 the definition, 1 a change; plus 2 if a
                     feed of another definition continued from there), the sample asked for
+    planes          only where planes of the corpora mask targets: a list of lists, dataset of the
+                    mixture (or ""), kind and fingerprint of a plane
 
-All keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists that
-contain dicts, and would then refuse a state whose number of runs differs from the loading feed's.
+All other keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists
+that contain dicts, and would then refuse a state whose number of runs differs from the loading
+feed's.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenfeed.errors import InvalidRequest, RequestError, StreamMismatch
 from tokenfeed.sampling import orders
@@ -41,6 +44,7 @@ from tokenfeed.stream.spec import (
 from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, scheduled
 
 from ..runtime.arguments import hash_digits, integer, shown, text
+from ..stream.wanted_planes import PLANE_NAMES
 from .history import History, Run, history_of
 from .mixture.schedule import sources_of
 
@@ -56,6 +60,11 @@ MID_EPOCH = "mid_epoch"
 """
 MIXTURE = "mixture"
 """A permission to go on with other weights, by a stage that is appended at the saved sample."""
+PLANES = "planes"
+"""A permission to go on with other targets."""
+
+Planes: TypeAlias = Mapping[tuple[str, int], str]
+"""Dataset of a mixture (or "") and kind of a plane -> its fingerprint, 64 hexadecimal digits."""
 
 _WITHOUT_MIXTURE = 2
 """The version of a state without a mixture: an earlier release reads it too."""
@@ -71,10 +80,16 @@ _RUN_RANGES = {
 """The integers of a run, except the last, each in [first, end)."""
 
 
-def write_state(sample: int, parts: StreamParts, history: History = _NOTHING) -> dict[str, Any]:
+def write_state(
+    sample: int,
+    parts: StreamParts,
+    history: History = _NOTHING,
+    planes: Planes | None = None,
+) -> dict[str, Any]:
     """Return a position as plain values for JSON, torch.save and torch.distributed.checkpoint.
 
-    sample: the next sample of row 0 of rank 0, in [0, 2^63].  history: before that sample.
+    sample: the next sample of row 0 of rank 0, in [0, 2^63].  history: before that sample.  planes:
+    those that mask targets.
     """
     runs: list[list[int]] = []
     indices: dict[StreamParts, int] = {}
@@ -91,6 +106,7 @@ def write_state(sample: int, parts: StreamParts, history: History = _NOTHING) ->
         "history_from": history.first_batch,
         "history": runs,
         "specs": [_plain(spec)[: None if has_mixture else len(PARTS)] for spec in indices],
+        **({"planes": [[*key, value] for key, value in planes.items()]} if planes else {}),
     }
 
 
@@ -164,6 +180,21 @@ def read_history(state: dict[str, Any]) -> History:
     if end_batch and not runs:
         raise InvalidRequest("state.history", f"is empty, but has to begin with batch {end_batch}")
     return history_of(runs)
+
+
+def read_planes(state: dict[str, Any]) -> Planes:
+    """Return the planes of a state that `read_state` accepts; none if it does not name any.
+
+    Raises: InvalidRequest, naming the damaged place.
+    """
+    planes: dict[tuple[str, int], str] = {}
+    for index, values in enumerate(_list("state.planes", state.get("planes", []))):
+        name = f"state.planes[{index}]"
+        _require_length(name, values, 3)
+        dataset, kind, fingerprint = values
+        key = text(f"{name}.dataset", dataset), _number(f"{name}.kind", kind, 1, 1 << 31)
+        planes[key] = _read_hash(f"{name}.fingerprint", fingerprint)
+    return planes
 
 
 def _read_run(name: str, values: Any, specs: list[StreamParts]) -> Run:
@@ -288,8 +319,8 @@ def _number(name: str, value: Any, first: int, end: int) -> int:
 
 
 def require_known_permissions(allow: Collection[str]) -> None:
-    """Raise InvalidRequest unless these are parts of a stream, MID_EPOCH and MIXTURE."""
-    known = (*PARTS, MID_EPOCH, MIXTURE)
+    """Raise InvalidRequest unless these are parts of a stream, MID_EPOCH, MIXTURE and PLANES."""
+    known = (*PARTS, MID_EPOCH, MIXTURE, PLANES)
     is_collection = isinstance(allow, (tuple, list, set, frozenset))
     if not is_collection or not all(part in known for part in allow):
         raise InvalidRequest("allow", f"{shown(allow)} is not a collection of {', '.join(known)}")
@@ -298,7 +329,7 @@ def require_known_permissions(allow: Collection[str]) -> None:
 def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
     """Compare the stream of a state with the feed's own, unless both are mixtures.
 
-    allow: parts that may differ, MID_EPOCH, and MIXTURE.
+    allow: parts that may differ, MID_EPOCH, MIXTURE and PLANES.
     Raises: StreamMismatch, naming what differs; InvalidRequest if allow contains anything else.
     """
     require_known_permissions(allow)
@@ -328,3 +359,32 @@ def log_differences(saved: StreamParts, own: StreamParts) -> None:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now and not (name == "fingerprint" and saved.stages):
             _LOG.warning("resumed on another stream part=%s saved=%s now=%s", name, before, now)
+
+
+def require_same_planes(
+    saved: Planes, own: Planes, wanted: Collection[int], allow: Collection[str]
+) -> None:
+    """Compare the planes that mask targets, of datasets that both the state and the feed have.
+
+    wanted: kinds that the feed reads where a dataset has them.  allow: as for
+    `require_same_stream`; with another corpus, nothing is compared.
+    Raises: StreamMismatch, naming dataset and plane. What the arguments of the feed say is no
+    mismatch, and is logged.
+    """
+    if "fingerprint" in allow:
+        return
+    for key in sorted({*saved, *own}):
+        dataset, kind = key
+        before, now = saved.get(key), own.get(key)
+        if before == now:
+            continue
+        name = PLANE_NAMES.get(kind, f"plane {kind}")
+        of = f" of dataset {dataset!r}" if dataset else ""
+        if before is not None and kind in wanted and PLANES not in allow:
+            raise StreamMismatch(
+                PLANES,
+                f"the state was saved with {name} {before}{of}, but this stream has "
+                f"{now or 'none'}, so its targets differ. Pass a server with these files, or "
+                f"allow=({PLANES!r},) to go on with other targets",
+            )
+        _LOG.warning("resumed with other targets plane=%r saved=%s now=%s%s", name, before, now, of)

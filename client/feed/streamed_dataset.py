@@ -29,7 +29,7 @@ from .mixture.exhaustion import exhausted
 from .mixture.past import require_same_length_and_seed, require_same_sources
 from .mixture.recipe import checked_weights
 from .mixture.schedule import Schedule
-from .state import MIXTURE, require_known_permissions, write_state
+from .state import MIXTURE, Planes, require_known_permissions, write_state
 from .stats import SourceStats
 
 
@@ -97,13 +97,15 @@ class FeedStream:
     other threads and signal handlers see all of a change, or nothing of it.
 
     request: all others differ from it only by their position.  open_dataset: returns the dataset of
-    other requests; does no I/O.  schedule: of a mixture.
+    other requests; does no I/O.  masks: kinds of planes that mask targets, where datasets have
+    them.  schedule: of a mixture.
     """
 
     request: StreamRequest
     dataset: StreamedDataset
     cursor: Cursor
     open_dataset: Callable[[StreamRequest], StreamedDataset]
+    masks: tuple[int, ...] = ()
     schedule: Schedule | None = None
 
     @property
@@ -122,7 +124,19 @@ class FeedStream:
         TokenfeedError.
         """
         sample, _, history = self.cursor.at(snapshot)
-        return write_state(sample, self.parts(), history)
+        return write_state(sample, self.parts(), history, self.planes())
+
+    def planes(self) -> Planes:
+        """Return the planes that mask targets.  Raises: TokenfeedError."""
+        names = [each.name for each in self.dataset.await_described()]
+        if self.spec.mixture is None:
+            names = [""]  # a dataset may be renamed
+        return {
+            (name, kind): fingerprint.hex()
+            for name, planes in zip(names, self.dataset.plane_fingerprints(), strict=True)
+            for kind, fingerprint in planes
+            if kind in self.masks
+        }
 
     def rows_at(self, sample: int) -> Rows:
         """Return sample index and source number of each row of the batch of this rank that begins
@@ -258,7 +272,7 @@ class FeedStream:
             dataset.end_with(owner)
             if self.dataset.reads_documents:
                 dataset.read_documents()
-        stream = FeedStream(request, dataset, self.cursor, self.open_dataset, schedule)
+        stream = replace(self, request=request, dataset=dataset, schedule=schedule)
         try:
             if dataset is not self.dataset:
                 _require_same_corpora(self.dataset, dataset)

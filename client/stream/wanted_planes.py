@@ -22,7 +22,7 @@ from tokenfeed.wire.row_block import Plane, RowBlock
 LossMask = Literal["apply", "ignore"]
 LOSS_MASKS: tuple[str, ...] = get_args(LossMask)
 
-_NAMES = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}
+PLANE_NAMES = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}
 _START_BYTES = 4
 
 
@@ -91,7 +91,7 @@ class WantedPlanes:
         for dataset in datasets:
             for plane in dataset.planes:
                 if plane.kind in self.kinds and not plane.fingerprint:
-                    name = f"{_NAMES[plane.kind]} of dataset {dataset.name!r}"
+                    name = f"{PLANE_NAMES[plane.kind]} of dataset {dataset.name!r}"
                     more = "its log says how far it is, or what failed"
                     problem = f"is not ready: it has not determined the {name} yet; {more}"
                     raise Unreachable(address, problem)
@@ -112,7 +112,7 @@ class WantedPlanes:
             theirs, ours = plane_fingerprint(dataset, kind), plane_fingerprint(reference, kind)
             if theirs == ours or _is_being_made(reference, kind):
                 continue
-            name = f"{_NAMES[kind]} of dataset {reference.name!r}"
+            name = f"{PLANE_NAMES[kind]} of dataset {reference.name!r}"
             if not theirs:
                 problem = f"lacks the {name}, with which this stream began"
             elif not ours:
@@ -162,7 +162,9 @@ def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
         else:
             is_valid = _are_starts(plane, row_tokens)
         if not is_valid:
-            raise BadFrame("frame", f"has {_NAMES[plane.kind]} that no row of {row_tokens} has")
+            raise BadFrame(
+                "frame", f"has {PLANE_NAMES[plane.kind]} that no row of {row_tokens} has"
+            )
 
 
 def _are_starts(plane: Plane, row_tokens: int) -> bool:

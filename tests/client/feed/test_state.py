@@ -16,7 +16,9 @@ from client.feed.mixture.schedule import PlannedStage, Schedule
 from client.feed.state import (
     log_differences,
     read_history,
+    read_planes,
     read_state,
+    require_same_planes,
     require_same_stream,
     write_state,
 )
@@ -81,6 +83,55 @@ def test_what_differs_is_named_unless_it_is_allowed(
         assert caplog.text == ""  # something else may still refuse it
         log_differences(PARTS, own)
     assert part in caplog.text
+
+
+PLANES = {("", 51): "12" * 32, ("", 50): "34" * 32}
+MASKED = write_state(32, PARTS, HISTORY, PLANES)
+
+
+def test_planes_that_mask_targets_come_back() -> None:
+    """And a state of no such planes has none, so that an older checkpoint still loads."""
+    assert read_planes(json.loads(json.dumps(MASKED))) == PLANES
+    assert read_state(MASKED) == read_state(LIVED)
+    assert read_history(MASKED) == HISTORY
+    assert "planes" not in LIVED
+    assert read_planes(LIVED) == {}
+
+
+@pytest.mark.parametrize(
+    ("planes", "problem"),
+    [
+        ("x", "planes: is str, not a list"),
+        ([["", 51]], r"planes\[0\]: has 2 values, not 3"),
+        ([["", 0, "12" * 32]], r"planes\[0\].kind: 0 is not in"),
+        ([["", 51, "12"]], r"planes\[0\].fingerprint: '12' is not 64"),
+        ([[5, 51, "12" * 32]], r"planes\[0\].dataset: 5 is not text"),
+    ],
+)
+def test_damaged_planes_are_named(planes: Any, problem: str) -> None:
+    """The place in the checkpoint is what its owner has to look at."""
+    with pytest.raises(InvalidRequest, match=problem):
+        read_planes(STATE | {"planes": planes})
+
+
+@pytest.mark.parametrize("own", [{("", 51): "13" * 32}, {}])
+def test_other_planes_are_named_unless_they_are_allowed(
+    own: dict[tuple[str, int], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a mask that was taken away, too. A feed that ignores masks has said so."""
+    saved = {("", 51): "12" * 32}
+    with pytest.raises(StreamMismatch, match=f"loss mask {'12' * 32}, but this stream has"):
+        require_same_planes(saved, own, wanted=[51], allow=())
+    assert caplog.text == ""
+
+    for allow, wanted in [(("planes",), [51]), ((), [50])]:
+        caplog.clear()
+        require_same_planes(saved, own, wanted=wanted, allow=allow)
+        assert "resumed with other targets plane='loss mask'" in caplog.text
+    caplog.clear()
+    require_same_planes(saved, saved, wanted=[51], allow=())
+    require_same_planes(saved, own, wanted=[51], allow=("fingerprint",))
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_a_run_goes_on_in_the_middle_with_the_same_targets(address: str) -> None
             found = found[0] + x.tolist(), found[1] + y.tolist()
 
     assert found == expected(CORPUS, "random-1", range(7 * B + 18), borders=True)
-    assert "planes" not in state
+    assert sorted(kind for _, kind, _ in state["planes"]) == [DOCUMENT_STARTS, LOSS_MASK]
 
 
 def test_padding_and_masks_are_ignored_together(address: str) -> None:
@@ -314,6 +314,37 @@ OTHERS = {
     "another border": (with_other_border(CORPUS), "other document starts"),
     "no documents": (replace(CORPUS, starts=None), "lacks the document starts"),
 }
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_state_of_other_planes_is_refused_and_named(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tokens are the same, but not what is learnt from there on."""
+    other, _ = OTHERS[name]
+    options: dict[str, Any] = {"seed": 7, "mask_borders": name == "another border", **ALONE}
+    with served(CORPUS, other) as (one, two):
+        with RemoteBatches(one, B, T, **options) as feed:
+            next(feed)
+            state = feed.state_dict()
+            following = next(feed)
+        with RemoteBatches(two, B, T, **options) as feed:
+            if name == "no documents":  # no target depends on them
+                feed.load_state_dict(state)
+                assert torch.equal(next(feed)[1], following[1])
+                return
+            with pytest.raises(StreamMismatch, match=r"planes: the state was saved with "):
+                feed.load_state_dict(state)
+            assert feed.state_dict()["sample"] == 0
+            feed.load_state_dict(state, allow=("planes",))
+            assert torch.equal(next(feed)[0], following[0])
+        if name != "another border":
+            with RemoteBatches(two, B, T, **{**options, "loss_mask": "ignore"}) as feed:
+                feed.load_state_dict(state)
+            assert "resumed with other targets plane='loss mask'" in caplog.text
+        with RemoteBatches(one, B, T, **options) as feed:
+            feed.load_state_dict(state)
+            assert all(map(torch.equal, next(feed), following))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -720,8 +751,11 @@ def test_ranks_find_out_that_a_new_source_has_another_mask() -> None:
 
         assert all("nothing is changed on any rank" in str(error) for error in errors)
         feeds[0].load_state_dict(state)
-        with pytest.raises(StreamMismatch, match="state: of rank 1"):
+        with pytest.raises(StreamMismatch, match="planes: the state was saved with loss mask"):
             feeds[1].load_state_dict(state)
+        feeds[0].load_state_dict(state)
+        with pytest.raises(StreamMismatch, match="state: of rank 1"):
+            feeds[1].load_state_dict(state, allow=("planes",))
 
 
 def test_every_source_of_a_mixture_has_to_know_its_documents() -> None:
