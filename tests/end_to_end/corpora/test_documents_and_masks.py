@@ -8,6 +8,7 @@ import gzip
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest
 
 B, T = 4, 61
+BATCHES, MANY = 100, 100
+"""10,000 rows: more than three for each token of the corpus."""
 END = 0
 """The token that ends a document, in files that are searched for it."""
 IGNORED = -100
@@ -38,6 +41,11 @@ class Corpus:
     target: str
     starts: tuple[frozenset[int], ...]
     learned: np.ndarray | None
+
+    @cached_property
+    def firsts(self) -> frozenset[int]:
+        """Those of all files."""
+        return frozenset().union(*self.starts)
 
 
 def documents_of(random: np.random.Generator, tokens: int) -> list[int]:
@@ -107,10 +115,9 @@ def write_corpus(folder: Path, form: str, name: str = "train", first: int = 1) -
 def targets(corpus: Corpus, row: Sequence[int], *, mask: bool, borders: bool) -> list[int]:
     """The targets of a row of T + 1 tokens, by a walk along it."""
     found = []
-    firsts = frozenset().union(*corpus.starts)
     for token in row[1:]:
         is_learned = not mask or corpus.learned is None or corpus.learned[token]
-        begins = token in firsts and token != END
+        begins = token in corpus.firsts and token != END
         found.append(token if is_learned and not (borders and begins) else IGNORED)
     return found
 
@@ -139,14 +146,13 @@ def taken(feed: Batches, batches: int) -> tuple[np.ndarray, np.ndarray]:
 def test_targets_are_those_of_a_naive_reader(target: str, corpus: Corpus, order: str) -> None:
     """Thousands of rows, past the end of an epoch, by default and at borders too."""
     options = {"order": order, "rank": 0, "world_size": 1}
-    batches = 250
-    with RemoteBatches(target, B, T, loss_mask="ignore", **options) as feed:
-        x, plain = taken(feed, batches)
+    with RemoteBatches(target, MANY, T, loss_mask="ignore", **options) as feed:
+        x, plain = taken(feed, BATCHES)
     rows = np.concatenate([x, plain[:, -1:]], axis=1).tolist()
 
     for borders in (False, True):
-        with RemoteBatches(target, B, T, mask_borders=borders, **options) as feed:
-            own_x, y = taken(feed, batches)
+        with RemoteBatches(target, MANY, T, mask_borders=borders, **options) as feed:
+            own_x, y = taken(feed, BATCHES)
         assert np.array_equal(own_x, x)
         wanted = [targets(corpus, row, mask=True, borders=borders) for row in rows]
         assert y.tolist() == wanted
@@ -181,10 +187,9 @@ def test_masks_follow_their_rows_to_any_rank_and_after_any_resume(
 
 def positions(corpus: Corpus, row: Sequence[int]) -> list[int]:
     """Positions within documents of the T tokens of x, by a walk along them."""
-    firsts = frozenset().union(*corpus.starts)
     found: list[int] = []
     for place, token in enumerate(row[:-1]):
-        begins = token in firsts or (place > 0 and row[place - 1] == END)
+        begins = token in corpus.firsts or (place > 0 and row[place - 1] == END)
         found.append(0 if not place or begins else found[-1] + 1)
     return found
 
@@ -193,21 +198,20 @@ def positions(corpus: Corpus, row: Sequence[int]) -> list[int]:
 def test_batches_say_where_documents_begin(target: str, corpus: Corpus, order: str) -> None:
     """And which samples they are; and they still unpack as x and y."""
     options = {"order": order, "rank": 1, "world_size": 2, "loss_mask": "ignore"}
-    batches = 100
-    with RemoteBatches(target, B, T, **options) as feed:
-        x, y = taken(feed, batches)
+    with RemoteBatches(target, MANY, T, **options) as feed:
+        x, y = taken(feed, BATCHES)
     rows = np.concatenate([x, y[:, -1:]], axis=1).tolist()
 
-    with RemoteBatches(target, B, T, **options) as feed:
-        for number, batch in enumerate(itertools.islice(feed.batches(), batches)):
-            own = rows[number * B : (number + 1) * B]
+    with RemoteBatches(target, MANY, T, **options) as feed:
+        for number, batch in enumerate(itertools.islice(feed.batches(), BATCHES)):
+            own = rows[number * MANY : (number + 1) * MANY]
             own_x, own_y = batch
             assert [*map(list, zip(*own, strict=True))][:-1] == own_x.T.tolist()
             assert own_y.tolist() == [row[1:] for row in own]
             assert batch.tokens.tolist() == own
             assert batch.positions.tolist() == [positions(corpus, row) for row in own]
-            assert batch.sample.tolist() == [(2 * number + 1) * B + row for row in range(B)]
-            assert batch.source.tolist() == [0] * B
+            assert batch.sample.tolist() == [(2 * number + 1) * MANY + row for row in range(MANY)]
+            assert batch.source.tolist() == [0] * MANY
 
 
 def test_the_states_of_a_batch_are_those_before_and_after_it(target: str) -> None:
