@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +46,14 @@ def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 60) -> str:
             raise
     assert process.returncode == 0, stderr + stdout
     return stdout
+
+
+def run_together(
+    commands: Sequence[Sequence[str | Path]], cwd: Path = ROOT, seconds: float = 100
+) -> list[str]:
+    """Run Python commands that wait for each other, and return what each of them prints."""
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return list(pool.map(lambda command: run(*command, cwd=cwd, seconds=seconds), commands))
 
 
 def torchrun(ranks: int, *command: str | Path, cwd: Path = ROOT, seconds: float = 100) -> str:

@@ -146,13 +146,6 @@ def _integer(name: str, environment: Mapping[str, str]) -> int | None:
 
 
 def _require_single_process(environment: Mapping[str, str]) -> None:
-    for name in _LAUNCHERS:
-        if (_integer(name, environment) or 1) > 1:
-            raise InvalidRequest(
-                "rank",
-                f"is unknown: {name} is {environment[name]}, so there are several processes; "
-                "pass rank= and world_size=",
-            )
     if (count := _jax_process_count()) > 1:
         raise InvalidRequest(
             "rank",
@@ -160,6 +153,13 @@ def _require_single_process(environment: Mapping[str, str]) -> None:
             "world_size=jax.process_count() if they share the batch, the same to all if they do "
             "not",
         )
+    for name in _LAUNCHERS:
+        if (_integer(name, environment) or 1) > 1:
+            raise InvalidRequest(
+                "rank",
+                f"is unknown: {name} is {environment[name]}, so there are several processes; "
+                "pass rank= and world_size=",
+            )
 
 
 def _jax_process_count() -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.support.commands import run, torchrun
+from tests.support.commands import run, run_together, torchrun
+from tests.support.ports import free_port
 
 EXAMPLES = ROOT / "examples"
 
@@ -33,6 +34,27 @@ def test_the_ddp_example_goes_on_with_fewer_ranks_in_either_format(tmp_path: Pat
     ]
     assert losses[0][0] > 5 > losses[1][0] > losses[2][0]
     assert all("FeedStats(batches=20, tokens=10240," in text for text in printed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_jax_example_goes_on_with_fewer_processes(tmp_path: Path) -> None:
+    """Like the one before, without torch; process 0 starts the server of all of them."""
+    printed = []
+    for processes in (2, 1):
+        words = [EXAMPLES / "jax_train.py", "--coordinator", f"localhost:{free_port()}"]
+        words += ["--processes", str(processes), "--process"]
+        texts = run_together([[*words, str(process)] for process in range(processes)], tmp_path)
+        assert not any("samples" in text for text in texts[1:])
+        printed.append(texts[0])
+
+    samples = [re.search(r"samples (\d+) to (\d+) in 20 steps", text).groups() for text in printed]
+    assert samples == [("0", "320"), ("320", "640")]
+    first, second = (
+        tuple(map(float, re.search(r"loss: (\S+) -> (\S+)", text).groups())) for text in printed
+    )
+    assert first[0] > 5 > 4 > second[0] > second[1]
+    assert "2 processes, 4 devices, 16 x 64 a step" in printed[0]
 
 
 @pytest.mark.slow

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from client.feed.ranks.coordinates import DataParallel, data_parallel
+from tests.support.commands import run_together
+from tests.support.ports import free_port
 from tokenfeed.errors import InvalidRequest
 
 
@@ -36,6 +39,50 @@ def test_several_processes_without_a_rank_are_an_error(name: str) -> None:
     """Else every one of them would train on the data of rank 0."""
     with pytest.raises(InvalidRequest, match=f"{name}.*rank= and world_size="):
         data_parallel(None, None, environment={name: "4"})
+
+
+# A process of jax.distributed: a feed without rank=, then one with it.
+JAX_PROCESS = """
+import os
+import sys
+import jax
+from client import InvalidRequest, NumpyBatches
+jax.config.update("jax_platforms", "cpu")
+# Asking JAX for its processes too early would make initialize() impossible.
+print(NumpyBatches("localhost:1", 4, 8))
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
+# Slurm's own variable does not hide what to pass.
+for environment in ({}, {"SLURM_NTASKS": "2"}):
+    os.environ.update(environment)
+    try:
+        print(NumpyBatches("localhost:1", 4, 8))
+    except InvalidRequest as error:
+        print(error)
+print(NumpyBatches(
+    "localhost:1", 4, 8, rank=jax.process_index(), world_size=jax.process_count()
+))
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_processes_of_jax_have_to_say_whether_they_share_the_batch(tmp_path: Path) -> None:
+    """Both would train on the rows of rank 0, and the loss would not say so."""
+    script, port = tmp_path / "process.py", str(free_port())
+    script.write_text(JAX_PROCESS)
+
+    printed = run_together([(script, port, process) for process in ("0", "1")])
+
+    for process, text in enumerate(printed):
+        lines = [line for line in text.splitlines() if "Gloo" not in line]
+        before, *refused, accepted = lines
+        assert "rank 0 of 1" in before
+        assert len(refused) == 2
+        for line in refused:
+            assert line.startswith("rank: is unknown: jax.distributed has 2 processes; ")
+            assert "rank=jax.process_index() and world_size=jax.process_count()" in line
+        assert f"rank {process} of 2" in accepted
 
 
 @pytest.mark.parametrize(
