@@ -74,7 +74,12 @@ def data_parallel(
 
 def _in_group(group: Group) -> DataParallel:
     """Return the coordinates of this process in a ProcessGroup or a DeviceMesh."""
-    import torch.distributed as dist
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise InvalidRequest(
+            "group", f"needs torch ({error}); pass rank= and world_size= instead"
+        ) from error
 
     if hasattr(group, "get_group") and group.ndim != 1:
         raise InvalidRequest(

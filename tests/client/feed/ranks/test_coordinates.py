@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,16 @@ def test_torch_distributed_comes_before_the_environment(
         assert found == DataParallel(0, 1, "group", members=(0,))
     finally:
         dist.destroy_process_group()
+
+
+def test_a_group_without_torch_is_refused_with_what_to_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mesh of JAX is not one of torch."""
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+
+    with pytest.raises(InvalidRequest, match=r"group: needs torch .*; pass rank= and world_size="):
+        data_parallel(None, None, object())
 
 
 def test_one_line_says_which_was_taken_and_from_where(caplog: pytest.LogCaptureFixture) -> None:
