@@ -79,11 +79,16 @@ class OpenFile:
             yield np.frombuffer(block, stored).astype(np.int64)
 
 
+def open_descriptor(path: str) -> int:
+    """Open a file to read it, with O_NONBLOCK.  Raises: OSError, ValueError."""
+    # O_NONBLOCK: opening a pipe would wait for a writer.
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
 def open_file(path: str) -> OpenFile:
     """Open a file, for a with block.  Raises: InvalidCorpus, naming it, if it cannot be read."""
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_descriptor(path)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     try:
@@ -99,7 +104,7 @@ def open_file(path: str) -> OpenFile:
 
 def read_part(path: str, first_byte: int, size_bytes: int) -> bytes:
     """Return bytes of a file, fewer if it is shorter; makes no stat call.  Raises: OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = open_descriptor(path)
     try:
         return os.pread(descriptor, size_bytes, first_byte)
     finally:

@@ -1,16 +1,15 @@
 """The files of one dataset, read by pread: for network file systems.
 
 There a map's page tables, single page faults and SIGBUS cost more than a system call per row. The
-descriptor of each file stays open, so the opened file is served even after its name has changed.
+descriptor of each file stays open, so the opened file is served even after its name has changed;
+unless there are more files than descriptors. Then files are opened as they are read.
 Rows in memory are read by the calling thread; other rows, by many threads at once.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,21 +23,20 @@ from tokenfeed.sampling.spans import Spans
 
 from ...runtime.poll_rate import PollRate
 from ...runtime.worker_threads import WorkerThreads
-from ..files import open_file
+from ..files import open_descriptor, open_file
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from .copying import TokenBytes
+from .descriptors import LastUsed, descriptors_for
 from .local_store import LocalStore, Numbers
 from .opened_shards import Unread
 from .readahead import sampled
-from .shard import FileStat, Shard
+from .shard import FileChange, FileStat, Shard
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
 # with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
 _READERS = 32
 _PIECES_AHEAD = 4
-_DESCRIPTORS_SPARE = 256
-"""Descriptors reserved for connections and everything else except token files."""
 _ROW_SECONDS_WARM = 100e-6
 _BYTES_PER_SECOND_WARM = 500e6
 """If a file system does not report what is in memory, a gather that took longer was cold."""
@@ -92,23 +90,33 @@ class PreadStore(LocalStore):
         paths: Sequence[str],
         options: FormatOptions,
         poll_rate: PollRate | None = None,
+        *,
+        open_max: int | None = None,
     ) -> None:
-        """Open every file.  Raises: InvalidCorpus, naming the file and the problem."""
-        _require_descriptors(paths)
-        self._descriptors: list[int] = []
-        self._closing = threading.Lock()
+        """Open every file.
+
+        open_max: how many stay open; None: as many as the limit of descriptors allows.
+        Raises: InvalidCorpus, naming the file and the problem.
+        """
+        self._files = (
+            descriptors_for(name, paths, self._open_again)
+            if open_max is None
+            else LastUsed(open_max, self._open_again)
+        )
         shards = []
         try:
             for path in paths:
                 with open_file(path) as file:
                     shards.append(Shard.describe(file, options))
-                    _set_up(file.descriptor)
-                    self._descriptors.append(os.dup(file.descriptor))
-            super().__init__(name, shards, poll_rate, self._status)
+                    self._files.add(file.descriptor)
+            # A file that is not open can only be asked for its status by its path.
+            status_of = self._status if self._files.all_open else None
+            super().__init__(name, shards, poll_rate, status_of)
         except BaseException:
-            self._close_all()
+            self._files.close()
             raise
-        self._has_nowait = bool(_NO_WAIT)
+        # RWF_NOWAIT reports nothing about the time that it takes to open a file.
+        self._has_nowait = bool(_NO_WAIT) and self._files.all_open
         self._seemed_warm = False
         self._readers = WorkerThreads(_READERS)
 
@@ -134,18 +142,24 @@ class PreadStore(LocalStore):
 
     def _is_resident(self, shard: int, place: int, byte: bytearray) -> bool:
         try:
-            return os.preadv(self._descriptors[shard], (byte,), place, _NO_WAIT) == 1
+            return self._files.call(os.preadv, shard, (byte,), place, _NO_WAIT) == 1
         except OSError:
             return False
 
     def read_ahead(self, spans: Spans) -> None:
         """Make the kernel start to read spans."""
-        firsts, sizes = self._places(spans)
-        for shard, first, size in zip(spans.shard.tolist(), firsts, sizes, strict=True):
-            self._start_reading(shard, first, size)
+        places = list(zip(spans.shard.tolist(), *self._places(spans), strict=True))
+        if self._files.all_open:
+            self._start_reading_each(places)
+            return
+        # To open a file may wait, which this must not do.
+        for first in range(min(_READERS, len(places))):
+            self._readers.submit(partial(self._start_reading_each, places[first::_READERS]))
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of a shard.  Raises: InvalidCorpus."""
+        if not self._files.all_open:
+            return self.shards[shard].read(first_byte, size_bytes)
         content = bytearray(size_bytes)
         part = _Part(shard, int(self._first_bytes[shard]) + first_byte, memoryview(content))
         known = self.shards[shard]
@@ -191,7 +205,7 @@ class PreadStore(LocalStore):
         """Close the files. A gather in progress fails with CorpusChanged."""
         super().close()
         self._readers.close()
-        self._close_all()
+        self._files.close()
 
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
         """Read spans: first those in memory, by this thread; then the others, by many threads."""
@@ -200,7 +214,7 @@ class PreadStore(LocalStore):
         everything = target.data
         flags = _NO_WAIT if self._has_nowait else 0
         left: list[_Part] = []
-        descriptors, preadv = self._descriptors, os.preadv
+        descriptors, preadv = self._files.for_preadv()
         together = not flags and self.readahead.cold
         place = 0
         for shard, first, size in zip(spans.shard.tolist(), firsts, sizes, strict=True):
@@ -257,7 +271,7 @@ class PreadStore(LocalStore):
         shard, first_byte, target = part
         while target:
             try:
-                done = os.preadv(self._descriptors[shard], (target,), first_byte)
+                done = self._files.call(os.preadv, shard, (target,), first_byte)
             except OSError as error:
                 raise self._unread(shard, error) from error
             if not done:
@@ -277,19 +291,32 @@ class PreadStore(LocalStore):
             with open_file(known.path) as file:
                 now = FileStat.of(file.status)
                 # Not the device number, which a failover may change.
-                same = now[1:4] == known.facts[1:4]
-                _set_up(file.descriptor)
-                with self._closing:
-                    if same and not self.failed:
-                        os.dup2(file.descriptor, self._descriptors[shard], inheritable=False)
-                        # Keep the old ctime: the next check then causes a reread if it differs.
-                        facts = known.facts._replace(device=now.device)
-                        self.shards[shard] = known.with_stat(facts)
+                if now[1:4] == known.facts[1:4] and not self.failed:
+                    self._files.replace(shard, file.descriptor)
+                    # Keep the old ctime: the next check then causes a reread if it differs.
+                    facts = known.facts._replace(device=now.device)
+                    self.shards[shard] = known.with_stat(facts)
         except (InvalidCorpus, OSError):
             return
 
+    def _open_again(self, shard: int) -> int:
+        """Open a file that was closed, and return the descriptor.
+
+        Raises: OSError; ESTALE if it is another file by now, or was truncated or written to.
+        """
+        known = self.shards[shard]
+        descriptor = open_descriptor(known.path)
+        try:
+            change = known.detect_change(FileStat.of(os.fstat(descriptor)))
+            if change in (FileChange.REPLACED, FileChange.MODIFIED):
+                raise OSError(errno.ESTALE, "changed since it was opened")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
     def _status(self, shard: int) -> os.stat_result:
-        return os.fstat(self._descriptors[shard])
+        return self._files.call(os.fstat, shard)
 
     def _places(self, spans: Spans) -> tuple[list[int], list[int]]:
         """Return where each span begins in its file, and how long it is, in bytes."""
@@ -297,50 +324,13 @@ class PreadStore(LocalStore):
         firsts = self._first_bytes[spans.shard] + spans.token_offset * token_bytes
         return firsts.tolist(), (spans.token_count * token_bytes).tolist()
 
+    def _start_reading_each(self, places: Sequence[tuple[int, int, int]]) -> None:
+        for place in places:
+            self._start_reading(*place)
+
     def _start_reading(self, shard: int, first_byte: int, size_bytes: int) -> None:
+        advice = (first_byte, size_bytes, os.POSIX_FADV_WILLNEED)
         try:
-            os.posix_fadvise(
-                self._descriptors[shard], first_byte, size_bytes, os.POSIX_FADV_WILLNEED
-            )
+            self._files.call(os.posix_fadvise, shard, *advice)
         except OSError:
             return  # only advice: a read will report the error
-
-    def _close_all(self) -> None:
-        with self._closing:
-            for shard, descriptor in enumerate(self._descriptors):
-                if descriptor >= 0:
-                    self._descriptors[shard] = -1
-                    os.close(descriptor)
-
-
-def _set_up(descriptor: int) -> None:
-    """Make reads of an open file wait for data, and turn off the kernel's own read-ahead."""
-    # Files are opened with O_NONBLOCK because of pipes; some file systems honor it for files too.
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    except OSError:
-        pass  # only advice
-
-
-def _require_descriptors(paths: Sequence[str]) -> None:
-    """Raise the soft limit of descriptors as needed.  Raises: InvalidCorpus if the hard one is too
-    low.
-    """
-    open_now = len(os.listdir("/proc/self/fd"))
-    needed = open_now + len(paths) + _DESCRIPTORS_SPARE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= needed:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
-    except (ValueError, OSError):
-        hard = soft
-    if hard < needed:
-        raise InvalidCorpus(
-            paths[0],
-            f"{len(paths)} files need a descriptor each, but the hard limit is {hard}, of which "
-            f"{open_now} are open and {_DESCRIPTORS_SPARE} reserved for connections; raise the "
-            "hard limit of open files (ulimit -Hn, LimitNOFILE), or pass --read map",
-        )

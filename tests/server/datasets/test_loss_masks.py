@@ -16,7 +16,7 @@ from server.datasets.planned_rows import PlannedRows
 from server.datasets.sources import DatasetSource
 from server.storage import choice
 from server.storage.choice import Storing
-from server.storage.local import pread_store
+from server.storage.local import descriptors
 from server.storage.mixed_store import MixedStore
 from tests.server.conftest import look_at_all, options
 from tests.support import reference
@@ -313,7 +313,7 @@ def test_where_there_is_no_room_for_maps_the_cure_is_not_to_map(
 ) -> None:
     """With --read map, the start would fail at the first mask behind the limit."""
     monkeypatch.setattr(choice, "_MAPS_SPARE", 1 << 31)
-    monkeypatch.setattr(pread_store, "_DESCRIPTORS_SPARE", 1 << 31)
+    monkeypatch.setattr(descriptors, "_SPARE", 1 << 31)
 
     with pytest.raises(InvalidCorpus, match="raise the hard limit of open files") as refused:
         masked(random_masks(), storing=Storing())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ from server.rpc.service import TokenFeed
 from server.runtime.poll_rate import PollRate
 from server.storage.choice import STORES
 from server.storage.formats import STORED
+from server.storage.local.pread_store import PreadStore
 from server.storage.store import TokenStore, gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
@@ -28,6 +30,8 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+WAYS = {**STORES, "few descriptors": partial(PreadStore, open_max=1)}
 
 
 @st.composite
@@ -83,7 +87,7 @@ def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> 
         paths = [str(Path(folder) / f"{index}.bin") for index in range(len(arrays))]
         for path, array in zip(paths, arrays, strict=True):
             array.tofile(path)
-        for open_store in STORES.values():
+        for open_store in WAYS.values():
             store = opened.enter_context(
                 closing(open_store("train", paths, options(arrays[0].dtype.str), PollRate()))
             )
@@ -107,14 +111,14 @@ def require_bytes(store: TokenStore) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", ["written", "cut", "grown"])
 def test_no_store_reads_a_file_at_the_start_that_has_changed(
-    write_tokens: WriteTokens, kind: str, change: str
+    write_tokens: WriteTokens, way: str, change: str
 ) -> None:
     """Its fingerprint would be that of other tokens than those served."""
     path = write_tokens(range(1, 5000))
-    with closing(STORES[kind]("train", [str(path)], options("<u2"), PollRate())) as store:
+    with closing(WAYS[way]("train", [str(path)], options("<u2"), PollRate())) as store:
         assert store.read(0, 2, 4) == b"\2\0\3\0"
         let_time_pass(path)
         with path.open("r+b") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ Store = LocalStore
 OpenCorpus = Callable[..., Store]
 
 
-@pytest.fixture(params=[MapStore, PreadStore], ids=["map", "pread"])
-def store_kind(request: pytest.FixtureRequest) -> type[Store]:
-    found: type[Store] = request.param
+@pytest.fixture(
+    params=[MapStore, PreadStore, partial(PreadStore, open_max=1)], ids=["map", "pread", "few"]
+)
+def store_kind(request: pytest.FixtureRequest) -> Callable[..., Store]:
+    """Return how to open a store; the last way keeps one file open."""
+    found: Callable[..., Store] = request.param
     return found
 
 
 @pytest.fixture
-def open_corpus(store_kind: type[Store]) -> Iterator[OpenCorpus]:
+def open_corpus(store_kind: Callable[..., Store]) -> Iterator[OpenCorpus]:
     """Open stores that are closed after the test: open_corpus(path, ..., dtype="<u2")."""
     opened: list[Store] = []
 
