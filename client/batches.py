@@ -106,6 +106,9 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         """
         if x_dtype not in WIDE_NUMPY:
             raise InvalidRequest("x_dtype", f"{x_dtype} is neither torch.int64 nor torch.int32")
+        # Before the feed is counted as one that all ranks have.
+        self._device = usable_device(device)
+        self._x_dtype = x_dtype
         super().__init__(
             target,
             batch_size,
@@ -130,8 +133,6 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
             rich_batch=RichBatch,
             epoch=TorchEpoch,
         )
-        self._device = usable_device(device)
-        self._x_dtype = x_dtype
 
     def __iter__(self) -> RemoteBatches:
         """Return this iterator itself: each `for` continues where the last one stopped.
@@ -153,8 +154,9 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         self._device = indexed(self._device)
         for name, tensor in (("x", x), ("y", y)):
             require_fits(name, tensor, shape, self._device)
-        if x.data_ptr() == y.data_ptr():
-            raise InvalidRequest("y", "is the same memory as x; pass two tensors")
+        first, second = sorted((x, y), key=torch.Tensor.data_ptr)
+        if first.data_ptr() + first.nbytes > second.data_ptr():
+            raise InvalidRequest("y", "shares memory with x; pass two tensors")
         return self._next((x, y)) is not None
 
     def _transfer(self, shape: tuple[int, int]) -> Transfer[torch.Tensor]:
@@ -166,9 +168,7 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
 
 
 class TorchEpoch(Epoch[torch.Tensor, RichBatch], IterableDataset[Batch]):
-    """An epoch of RemoteBatches: a sized iterable; each `for` starts at its beginning, except the
-    first one after a loaded state, `skip` or `start_sample` has set a position within it.
-    """
+    """An Epoch that a DataLoader of torch takes."""
 
     def __iter__(self) -> Iterator[Batch]:
         """Return an iterator over its batches (x, y).

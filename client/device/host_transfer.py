@@ -68,9 +68,12 @@ class HostTransfer:
         parts = rows.peek(self._shape[0])
         if parts is None:
             return None
+        argument = self._argument
         if out is None:
             out = np.empty(self._shape, self._x_dtype), np.empty(self._shape, self._y_dtype)
-        require_tokens_fit(parts, min(array.itemsize for array in out), self._argument)
+        else:
+            argument = "x" if out[0].itemsize < out[1].itemsize else "y"
+        require_tokens_fit(parts, min(array.itemsize for array in out), argument)
         widen_here(parts, *out, masks_of(parts, self._masks) if parts[0].planes else ())
         if self._notes:
             self.noted = HostPart.of(parts)
@@ -119,7 +122,9 @@ def require_arrays_fit(shape: tuple[int, int], x: npt.NDArray[Any], y: npt.NDArr
             raise InvalidRequest(name, f"has shape {array.shape}, but a batch has {shape}")
         if array.dtype not in WIDE:
             raise InvalidRequest(name, f"is {array.dtype}; pass numpy.int64 or numpy.int32")
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            raise InvalidRequest(name, "is not contiguous, or read-only; pass another array")
+        if not array.flags.c_contiguous:
+            raise InvalidRequest(name, "is not contiguous; pass a contiguous array")
+        if not array.flags.writeable:
+            raise InvalidRequest(name, "is read-only; pass a writable array")
     if np.may_share_memory(x, y):
         raise InvalidRequest("y", "shares memory with x; pass two arrays")

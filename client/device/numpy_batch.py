@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,10 @@ class BatchAttributes(ABC, Generic[Array]):
     def __iter__(self) -> Iterator[Array]:
         """Unpack as x, y."""
         return iter((self.x, self.y))
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied: it refers to its feed.  Raises: InvalidRequest."""
+        raise InvalidRequest("batch", "cannot be pickled or copied; take what you need of it")
 
     def __repr__(self) -> str:
         """Show the shape, without a look at the tokens."""

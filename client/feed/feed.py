@@ -43,7 +43,6 @@ from .state import (
     read_history,
     read_planes,
     read_state,
-    require_same_planes,
     require_same_stream,
 )
 from .stats import FeedPosition, FeedStats
@@ -182,9 +181,10 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
 
         Raises: InvalidRequest in a worker process of a DataLoader, or in a fork.
         """
-        batch = self._next(None)
-        if batch is None:
+        found = self._next(None)
+        if found is None:
             raise StopIteration
+        batch, _ = found
         return batch
 
     def batches(self) -> Iterator[Rich]:
@@ -328,7 +328,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             return
         own = self._stream.parts()
         require_same_stream(saved, own, allow)
-        require_same_planes(planes, self._stream.planes(), self._masks, allow)
+        self._stream.require_same_planes(saved, planes, sample, allow)
         if is_rescaled(sample, saved, own):
             windows_before = None
             if saved.fingerprint == own.fingerprint:
@@ -450,7 +450,12 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
     def _cursor(self) -> Cursor:
         return self._stream.cursor
 
-    def _next(self, out: tuple[Array, Array] | None) -> tuple[Array, Array] | None:
+    def _next(
+        self, out: tuple[Array, Array] | None
+    ) -> tuple[tuple[Array, Array], BatchReader[Array]] | None:
+        """Deliver the next batch, in out if given.  Returns: the batch, and where it was read; None
+        at the end.
+        """
         # Another thread or a signal handler may close this feed meanwhile.
         reader, sample = self._reader, self._cursor.sample
         if reader is None or reader.sample != sample:
@@ -473,18 +478,17 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             # For example a Ctrl-C: rows that were not delivered are requested again.
             self._drop_reader()
             raise
-        if batch is not None:
-            self._cursor.generation += 1
-            self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
-        return batch
+        if batch is None:
+            return None
+        self._cursor.generation += 1
+        self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
+        return batch, reader
 
     def _next_rich(self) -> Rich | None:
         stream = self._stream
         before = stream.cursor.current
-        batch = self._next(None)
-        if batch is None or self._reader is None:
-            return None
-        return self._enriched(batch, self._reader, stream, before)
+        found = self._next(None)
+        return None if found is None else self._enriched(*found, stream, before)
 
     def _enriched(
         self,
@@ -546,7 +550,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             definition, saved, sample, history=history, allow=allow, owner=self
         )
         try:
-            require_same_planes(planes, continued.planes(), self._masks, allow)
+            continued.require_same_planes(saved, planes, sample, allow)
             if self._agreement is not None:
                 self._agreement.require_same_state(number, sample, continued.identity())
         except BaseException:

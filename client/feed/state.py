@@ -15,12 +15,12 @@ differs. It contains the history of the batches that were delivered before.
                     list: dataset, order, seed, fingerprint; a stage: first sample, a list of the
                     weights of all sources, its origin (0 the definition, 1 a change; plus 2 if a
                     feed of another definition continued from there), the sample asked for
-    planes          only where planes of the corpora mask targets: a list of lists, dataset of the
-                    mixture (or ""), kind and fingerprint of a plane
+    planes          a list of lists, one for each plane that masks targets: dataset of the mixture
+                    (or ""), kind and fingerprint
 
-All other keys are always present, and runs are lists: torch.distributed.checkpoint flattens lists
-that contain dicts, and would then refuse a state whose number of runs differs from the loading
-feed's.
+A state of version 2 has all keys but these of a mixture, and runs are lists:
+torch.distributed.checkpoint loads only the keys that the loading feed has, and flattens lists that
+contain dicts, so that it would refuse a state whose number of runs differs from that feed's.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def write_state(
         "history_from": history.first_batch,
         "history": runs,
         "specs": [_plain(spec)[: None if has_mixture else len(PARTS)] for spec in indices],
-        **({"planes": [[*key, value] for key, value in planes.items()]} if planes else {}),
+        "planes": [[*key, value] for key, value in (planes or {}).items()],
     }
 
 
@@ -183,7 +183,7 @@ def read_history(state: dict[str, Any]) -> History:
 
 
 def read_planes(state: dict[str, Any]) -> Planes:
-    """Return the planes of a state that `read_state` accepts; none if it does not name any.
+    """Return the planes of a state that `read_state` accepts; none if an earlier release wrote it.
 
     Raises: InvalidRequest, naming the damaged place.
     """
@@ -362,21 +362,24 @@ def log_differences(saved: StreamParts, own: StreamParts) -> None:
 
 
 def require_same_planes(
-    saved: Planes, own: Planes, wanted: Collection[int], allow: Collection[str]
+    saved: Planes,
+    own: Planes,
+    *,
+    datasets: Collection[str],
+    wanted: Collection[int],
+    allow: Collection[str],
 ) -> None:
-    """Compare the planes that mask targets, of datasets that both the state and the feed have.
+    """Compare the planes that mask targets.
 
-    wanted: kinds that the feed reads where a dataset has them.  allow: as for
-    `require_same_stream`; with another corpus, nothing is compared.
-    Raises: StreamMismatch, naming dataset and plane. What the arguments of the feed say is no
-    mismatch, and is logged.
+    datasets: to compare, of `same_corpora`.  wanted: kinds that the feed reads where a dataset has
+    them.  allow: as for `require_same_stream`.
+    Raises: StreamMismatch, naming dataset and plane, if a plane is another one or gone. If the feed
+    does not want it, or if the state has none, this is logged.
     """
-    if "fingerprint" in allow:
-        return
     for key in sorted({*saved, *own}):
         dataset, kind = key
         before, now = saved.get(key), own.get(key)
-        if before == now:
+        if before == now or dataset not in datasets:
             continue
         name = PLANE_NAMES.get(kind, f"plane {kind}")
         of = f" of dataset {dataset!r}" if dataset else ""

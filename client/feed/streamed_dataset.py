@@ -26,10 +26,16 @@ from .cursor import Cursor, OpenRun
 from .history import History
 from .mixture.counts import source_stats
 from .mixture.exhaustion import exhausted
-from .mixture.past import require_same_length_and_seed, require_same_sources
+from .mixture.past import require_same_length_and_seed, require_same_sources, same_corpora
 from .mixture.recipe import checked_weights
 from .mixture.schedule import Schedule
-from .state import MIXTURE, Planes, require_known_permissions, write_state
+from .state import (
+    MIXTURE,
+    Planes,
+    require_known_permissions,
+    require_same_planes,
+    write_state,
+)
 from .stats import SourceStats
 
 
@@ -137,6 +143,20 @@ class FeedStream:
             for kind, fingerprint in planes
             if kind in self.masks
         }
+
+    def require_same_planes(
+        self, saved: StreamParts, planes: Planes, sample: int, allow: Collection[str]
+    ) -> None:
+        """Compare the planes of a saved state with those of this stream.  saved, planes, sample: of
+        the state.  Raises: as state.require_same_planes; TokenfeedError.
+        """
+        require_same_planes(
+            planes,
+            self.planes(),
+            datasets=same_corpora(saved, self.parts(), sample),
+            wanted=self.masks,
+            allow=allow,
+        )
 
     def rows_at(self, sample: int) -> Rows:
         """Return sample index and source number of each row of the batch of this rank that begins

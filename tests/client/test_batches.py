@@ -244,6 +244,9 @@ def test_a_batch_may_be_put_into_tensors_of_the_callers(scripted: ScriptedServer
         assert y.min() >= 0
 
 
+MEMORY = torch.zeros(30, dtype=torch.int64)
+
+
 @pytest.mark.parametrize(
     ("x", "y", "problem"),
     [
@@ -263,6 +266,8 @@ def test_a_batch_may_be_put_into_tensors_of_the_callers(scripted: ScriptedServer
             torch.empty(3, 5, dtype=torch.int64, device="meta"),
             "y: is on meta",
         ),
+        (MEMORY[:15].view(3, 5), MEMORY[14:29].view(3, 5), "y: shares memory with x"),
+        (MEMORY[15:].view(3, 5), MEMORY[1:16].view(3, 5), "y: shares memory with x"),
     ],
 )
 def test_tensors_that_a_batch_does_not_fit_into_are_refused(
@@ -271,6 +276,28 @@ def test_tensors_that_a_batch_does_not_fit_into_are_refused(
     """Before anything is sent, and named."""
     with pytest.raises(InvalidRequest, match=problem):
         RemoteBatches("localhost:1", 3, 5).copy_into(x, y)
+
+
+def test_tensors_side_by_side_are_filled(scripted: ScriptedServer) -> None:
+    """Parts of one tensor, which share no byte."""
+    with RemoteBatches(scripted.address, 3, 5) as feed:
+        assert feed.copy_into(MEMORY[15:].view(3, 5), MEMORY[:15].view(3, 5))
+
+    assert first_tokens(MEMORY[15:].view(3, 5)) == [0, 1, 2]
+
+
+def test_a_feed_that_is_refused_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks compare the n-th feed of each: with a device that one rank lacks, all later ones would
+    be compared with others.
+    """
+    counted: list[Any] = []
+    monkeypatch.setattr("client.feed.feed.rank_agreement", lambda *arguments: counted.append(1))
+
+    with pytest.raises(InvalidRequest, match="device"):
+        RemoteBatches("localhost:1", 3, 5, device="no such device")
+    assert counted == []
+    RemoteBatches("localhost:1", 3, 5)
+    assert counted == [1]
 
 
 def test_an_interrupted_call_loses_nothing(

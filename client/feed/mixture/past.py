@@ -1,4 +1,4 @@
-"""Whether the sources of a saved state's mixture are those of a feed. Pure."""
+"""Whether the sources of a saved state are those of a feed. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def require_same_sources(saved: StreamParts, own: StreamParts, sample: int) -> N
 
     saved, own: of mixtures.  Raises: StreamMismatch, naming what differs.
     """
-    past = [stage.weights for stage in saved.stages if stage.first_sample < sample]
+    past = _numbers_read(saved, sample)
     for number, (before, now) in enumerate(zip(saved.sources, own.sources, strict=False)):
-        if not any(weights[number] for weights in past):
+        if number not in past:
             continue
         for field in ("order", "seed", "fingerprint"):
             old, new = getattr(before, field), getattr(now, field)
@@ -35,3 +35,24 @@ def require_same_sources(saved: StreamParts, own: StreamParts, sample: int) -> N
                     f"mixture.{before.dataset}",
                     f"the state was saved with {field} {old}, but this stream has {new}; {cure}",
                 )
+
+
+def same_corpora(saved: StreamParts, own: StreamParts, sample: int) -> set[str]:
+    """Return the datasets that were read before a sample and have the same tokens now; "" stands
+    for that of a stream of one dataset.
+    """
+    if not saved.stages:
+        return {""} if saved.fingerprint == own.fingerprint else set()
+    past = _numbers_read(saved, sample)
+    now = {source.dataset: source.fingerprint for source in own.sources}
+    return {
+        source.dataset
+        for number, source in enumerate(saved.sources)
+        if number in past and now.get(source.dataset) == source.fingerprint
+    }
+
+
+def _numbers_read(saved: StreamParts, sample: int) -> set[int]:
+    """Return the numbers of the sources that were read before a sample."""
+    weights = [stage.weights for stage in saved.stages if stage.first_sample < sample]
+    return {number for each in weights for number, weight in enumerate(each) if weight}

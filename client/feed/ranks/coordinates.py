@@ -151,12 +151,12 @@ def _integer(name: str, environment: Mapping[str, str]) -> int | None:
 
 
 def _require_single_process(environment: Mapping[str, str]) -> None:
-    if (count := _jax_process_count()) > 1:
+    if _has_jax_processes():
         raise InvalidRequest(
             "rank",
-            f"is unknown: jax.distributed has {count} processes; pass rank=jax.process_index() and "
-            "world_size=jax.process_count() if they share the batch, the same to all if they do "
-            "not",
+            "is unknown: jax.distributed is initialized, so there may be several processes; pass "
+            "rank=jax.process_index() and world_size=jax.process_count() if they share the batch, "
+            "the same to all if they do not",
         )
     for name in _LAUNCHERS:
         if (_integer(name, environment) or 1) > 1:
@@ -167,12 +167,11 @@ def _require_single_process(environment: Mapping[str, str]) -> None:
             )
 
 
-def _jax_process_count() -> int:
-    """Return the number of processes of jax.distributed, 1 if it is not in use; does not import
-    JAX.
+def _has_jax_processes() -> bool:
+    """Return whether jax.distributed is initialized; does not import JAX.
+
+    To ask for the number of processes would start JAX's devices, which waits for all of them.
     """
     distributed = getattr(sys.modules.get("jax"), "distributed", None)
     is_initialized = getattr(distributed, "is_initialized", None)  # since JAX 0.5
-    if is_initialized is None or not is_initialized():
-        return 1
-    return int(sys.modules["jax"].process_count())
+    return is_initialized is not None and bool(is_initialized())

@@ -56,6 +56,7 @@ def test_a_state_says_nothing_of_ranks_and_places() -> None:
         "history_from",
         "history",
         "specs",
+        "planes",
     }
 
 
@@ -90,12 +91,12 @@ MASKED = write_state(32, PARTS, HISTORY, PLANES)
 
 
 def test_planes_that_mask_targets_come_back() -> None:
-    """And a state of no such planes has none, so that an older checkpoint still loads."""
+    """A state of an earlier release names none."""
     assert read_planes(json.loads(json.dumps(MASKED))) == PLANES
     assert read_state(MASKED) == read_state(LIVED)
     assert read_history(MASKED) == HISTORY
-    assert "planes" not in LIVED
-    assert read_planes(LIVED) == {}
+    assert LIVED["planes"] == []
+    assert read_planes({key: LIVED[key] for key in LIVED if key != "planes"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -121,16 +122,16 @@ def test_other_planes_are_named_unless_they_are_allowed(
     """Of a mask that was taken away, too. A feed that ignores masks has said so."""
     saved = {("", 51): "12" * 32}
     with pytest.raises(StreamMismatch, match=f"loss mask {'12' * 32}, but this stream has"):
-        require_same_planes(saved, own, wanted=[51], allow=())
+        require_same_planes(saved, own, datasets=[""], wanted=[51], allow=("fingerprint",))
     assert caplog.text == ""
 
     for allow, wanted in [(("planes",), [51]), ((), [50])]:
         caplog.clear()
-        require_same_planes(saved, own, wanted=wanted, allow=allow)
+        require_same_planes(saved, own, datasets=[""], wanted=wanted, allow=allow)
         assert "resumed with other targets plane='loss mask'" in caplog.text
     caplog.clear()
-    require_same_planes(saved, saved, wanted=[51], allow=())
-    require_same_planes(saved, own, wanted=[51], allow=("fingerprint",))
+    require_same_planes(saved, saved, datasets=[""], wanted=[51], allow=())
+    require_same_planes(saved, own, datasets=["of other tokens"], wanted=[51], allow=())
     assert caplog.text == ""
 
 

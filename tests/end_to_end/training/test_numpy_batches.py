@@ -5,6 +5,7 @@ Expected values come from RemoteBatches, and from the second implementation.
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from client import InvalidRequest, NumpyBatches, NumpyRichBatch, RemoteBatches
+from client.feed.batch_reader import BatchReader
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.end_to_end.training.test_target_masks import ALONE, CORPUS, B, T, expected, served
 
@@ -198,7 +200,8 @@ X = np.empty((B, T), np.int32)
         (X, X.astype(np.float32), "y: is float32; pass numpy.int64 or numpy.int32"),
         (X, X.astype(">i4"), "y: is >i4; pass numpy.int64 or numpy.int32"),
         (X.T.copy().T, X.copy(), "x: is not contiguous"),
-        (X.copy(), np.broadcast_to(np.int32(0), (B, T)), "y: is not contiguous, or read-only"),
+        (X.copy(), np.broadcast_to(np.int32(0), (B, T)), "y: is not contiguous"),
+        (X.copy(), np.frombuffer(X.tobytes(), np.int32).reshape(B, T), "y: is read-only"),
         (X, X, "y: shares memory with x"),
         (X.tolist(), X, "x: is list, not an array"),
     ],
@@ -225,7 +228,11 @@ def test_a_token_that_an_int32_cannot_hold_is_an_error(
     with NumpyBatches(server.address, 2, 8, **ALONE) as feed:
         with pytest.raises(InvalidRequest, match=r"^dtype: token 2147483648 does not fit int32"):
             next(feed)
+    wide, narrow = np.empty((2, 8), np.int64), np.empty((2, 8), np.int32)
     with NumpyBatches(server.address, 2, 8, dtype="int64", **ALONE) as feed:
+        for name, pair in {"x": (narrow, wide), "y": (wide, narrow)}.items():
+            with pytest.raises(InvalidRequest, match=f"^{name}: token 2147483648 does not fit"):
+                feed.copy_into(*pair)
         assert next(feed)[0].tolist() == [[2**31] * 8] * 2
 
 
@@ -246,6 +253,36 @@ def test_a_worker_of_a_loader_is_refused(address: str) -> None:
 
     with pytest.raises(Exception, match="num_workers: has to be 0"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("kind", [NumpyBatches, RemoteBatches])
+def test_a_batch_that_arrived_while_the_feed_was_closed_is_delivered(
+    address: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state counts it already."""
+    take = BatchReader.next
+
+    with kind(address, B, T, seed=7, **ALONE) as feed:
+
+        def closed_meanwhile(reader: Any, out: Any) -> Any:
+            batch = take(reader, out)
+            if batch is not None and reader.sample == 3 * B:
+                feed.close()
+            return batch
+
+        monkeypatch.setattr(BatchReader, "next", closed_meanwhile)
+        batches = list(feed.batches())
+
+        assert len(batches) == 3
+        assert feed.state_dict()["sample"] == 3 * B
+        assert batches[-1].state_after == feed.state_dict()
+
+
+def test_a_batch_is_not_pickled(address: str) -> None:
+    """It refers to its feed."""
+    with NumpyBatches(address, B, T, **ALONE) as feed:
+        with pytest.raises(InvalidRequest, match="batch: cannot be pickled or copied"):
+            pickle.dumps(next(feed.batches()))
 
 
 @pytest.mark.parametrize("local", [False, True])

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 from client import (
     InvalidRequest,
@@ -333,8 +335,9 @@ def test_a_state_of_other_planes_is_refused_and_named(
                 feed.load_state_dict(state)
                 assert torch.equal(next(feed)[1], following[1])
                 return
-            with pytest.raises(StreamMismatch, match=r"planes: the state was saved with "):
-                feed.load_state_dict(state)
+            for allow in ((), ("fingerprint", "seed")):
+                with pytest.raises(StreamMismatch, match=r"planes: the state was saved with "):
+                    feed.load_state_dict(state, allow=allow)
             assert feed.state_dict()["sample"] == 0
             feed.load_state_dict(state, allow=("planes",))
             assert torch.equal(next(feed)[0], following[0])
@@ -345,6 +348,34 @@ def test_a_state_of_other_planes_is_refused_and_named(
         with RemoteBatches(one, B, T, **options) as feed:
             feed.load_state_dict(state)
             assert all(map(torch.equal, next(feed), following))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("saved", "now", "is_refused"),
+    [
+        (CORPUS, CORPUS, False),
+        (CORPUS, OTHERS["another bit"][0], True),
+        (CORPUS, OTHERS["no mask"][0], True),
+        (OTHERS["no mask"][0], CORPUS, False),
+    ],
+)
+def test_a_distributed_checkpoint_has_the_planes_too(
+    saved: Corpus, now: Corpus, is_refused: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch.distributed.checkpoint loads only the keys that the loading feed's own state has."""
+    with served(saved, now) as (one, two):
+        with RemoteBatches(one, B, T, seed=7, **ALONE) as feed:
+            next(feed)
+            dcp.save({"feed": feed}, checkpoint_id=tmp_path / "saved", no_dist=True)
+        with RemoteBatches(two, B, T, seed=7, **ALONE) as feed:
+            if is_refused:
+                with pytest.raises(StreamMismatch, match="planes: the state was saved with"):
+                    dcp.load({"feed": feed}, checkpoint_id=tmp_path / "saved", no_dist=True)
+            else:
+                dcp.load({"feed": feed}, checkpoint_id=tmp_path / "saved", no_dist=True)
+                assert feed.state_dict()["sample"] == B
+                assert ("resumed with other targets" in caplog.text) == (saved is not now)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -751,11 +782,34 @@ def test_ranks_find_out_that_a_new_source_has_another_mask() -> None:
 
         assert all("nothing is changed on any rank" in str(error) for error in errors)
         feeds[0].load_state_dict(state)
-        with pytest.raises(StreamMismatch, match="planes: the state was saved with loss mask"):
-            feeds[1].load_state_dict(state)
-        feeds[0].load_state_dict(state)
         with pytest.raises(StreamMismatch, match="state: of rank 1"):
-            feeds[1].load_state_dict(state, allow=("planes",))
+            feeds[1].load_state_dict(state)
+
+
+def test_a_state_of_a_mixture_compares_only_the_masks_that_were_read() -> None:
+    """A later stage may be another one, and its sources too."""
+    stages = [STAGES[0], STAGES[1]]
+    other = {**SOURCES, "chat": with_other_bit(SOURCES["chat"])}
+    with served_mixture() as one, served_mixture(other) as two:
+
+        def feed_of(address: str, stages: list[Any]) -> RemoteBatches:
+            mixture = Mixture(stages=stages, order="shuffled", seed=7)
+            return RemoteBatches(address, B, T, mixture=mixture, **ALONE)
+
+        with feed_of(one, stages) as feed:
+            early = feed.state_dict()
+            for _ in range(12):
+                next(feed)
+            late = feed.state_dict()
+        assert [name for name, *_ in early["planes"]] == ["chat", "code"]
+        with feed_of(two, stages) as feed:
+            feed.load_state_dict(early)
+            with pytest.raises(StreamMismatch, match=r"planes: .* of dataset 'chat', but this"):
+                feed.load_state_dict(late)
+            feed.load_state_dict(late, allow=("planes",))
+        with feed_of(one, [STAGES[0]]) as feed:
+            feed.load_state_dict(early)
+            next(feed)
 
 
 def test_every_source_of_a_mixture_has_to_know_its_documents() -> None:

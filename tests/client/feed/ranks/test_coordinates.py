@@ -49,7 +49,7 @@ import sys
 import jax
 from client import InvalidRequest, NumpyBatches
 jax.config.update("jax_platforms", "cpu")
-# Asking JAX for its processes too early would make initialize() impossible.
+# Asking JAX for its devices too early would make initialize() impossible.
 print(NumpyBatches("localhost:1", 4, 8))
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
 # Slurm's own variable does not hide what to pass.
@@ -59,6 +59,7 @@ for environment in ({}, {"SLURM_NTASKS": "2"}):
         print(NumpyBatches("localhost:1", 4, 8))
     except InvalidRequest as error:
         print(error)
+jax.config.update("jax_num_cpu_devices", 2)  # possible until JAX's devices are started
 print(NumpyBatches(
     "localhost:1", 4, 8, rank=jax.process_index(), world_size=jax.process_count()
 ))
@@ -81,7 +82,7 @@ def test_processes_of_jax_have_to_say_whether_they_share_the_batch(tmp_path: Pat
         assert "rank 0 of 1" in before
         assert len(refused) == 2
         for line in refused:
-            assert line.startswith("rank: is unknown: jax.distributed has 2 processes; ")
+            assert line.startswith("rank: is unknown: jax.distributed is initialized, ")
             assert "rank=jax.process_index() and world_size=jax.process_count()" in line
         assert f"rank {process} of 2" in accepted
 
