@@ -119,17 +119,6 @@ class BatchDocuments:
             numbers[segments.offsets >= self.token_counts[segments.rows]] = 0
         return np.repeat(numbers, segments.lengths).reshape(self._shape)
 
-    def borders(self) -> npt.NDArray[np.bool_]:
-        """Return where a target belongs to another document than its input: bool [B, T].
-
-        Position t is True if a document begins with token t + 1, or padding.
-        """
-        rows, offsets = self._begins
-        inner = offsets > 0
-        borders = np.zeros(self._token_count, np.bool_)
-        borders[rows[inner] * self.context_length + offsets[inner] - 1] = True
-        return borders.reshape(self._shape)
-
     # --- lengths of documents ---
 
     def cu_seqlens(self) -> npt.NDArray[np.int32]:

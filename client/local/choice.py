@@ -8,14 +8,12 @@ from tokenfeed.wire.request import StreamRequest
 
 from ..stream.dataset_client import Agreement
 from ..stream.row_stream import StreamClient
-from ..stream.wanted_planes import WantedPlanes
+from ..stream.wanted_planes import DEFAULT_PLANES, WantedPlanes
 from ..transport.addresses import Targets
 from ..transport.credentials import Credentials, with_environment
 from ..transport.timeouts import Timeouts
 from .local_files import LocalFiles
 from .target import is_local_target
-
-_MASKS = WantedPlanes()
 
 
 def open_target(
@@ -27,7 +25,7 @@ def open_target(
     client_name: str = "",
     fingerprint: bytes | None = None,
     agreement: Agreement | None = None,
-    planes: WantedPlanes = _MASKS,
+    planes: WantedPlanes = DEFAULT_PLANES,
 ) -> StreamClient | LocalFiles:
     """Return the dataset of a target; does no I/O. Local files need no credentials and no name.
 

@@ -21,7 +21,7 @@ from ..runtime.supervised import Supervised
 from ..runtime.supervisor import Task
 from ..stream.dataset_client import Agreement
 from ..stream.usable import Datasets, compared, counted_rows, require_windows
-from ..stream.wanted_planes import WantedPlanes
+from ..stream.wanted_planes import DEFAULT_PLANES, WantedPlanes
 from ..transport.addresses import Targets
 from .local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
 from .target import parse_local_target
@@ -31,7 +31,6 @@ _LOG = logging.getLogger("tokenfeed.client")
 _AHEAD_BYTES_MAX = 8 << 20
 """Local rows are at hand at once: more of them ahead would only leave the caches."""
 _LOG_SECONDS = 30.0
-_MASKS = WantedPlanes()
 
 
 class Opened(Protocol):
@@ -60,7 +59,7 @@ class LocalFiles(Supervised):
         reconnect_seconds: float,
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
-        planes: WantedPlanes = _MASKS,
+        planes: WantedPlanes = DEFAULT_PLANES,
     ) -> None:
         """Parse the targets; does no I/O.
 

@@ -40,12 +40,11 @@ from ..transport.timeouts import Timeouts
 from .describe import describe_all
 from .failover import Failover
 from .usable import Datasets, compared, counted_rows, require_usable, with_hashes
-from .wanted_planes import WantedPlanes
+from .wanted_planes import DEFAULT_PLANES, WantedPlanes
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 Result = TypeVar("Result")
-_MASKS = WantedPlanes()
 Ask = Callable[[float, set[DescribeCall]], Result]
 """Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
 
@@ -72,7 +71,7 @@ class DatasetClient(Supervised):
         client_name: str = "",
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
-        planes: WantedPlanes = _MASKS,
+        planes: WantedPlanes = DEFAULT_PLANES,
     ) -> None:
         """Remember the servers; does no I/O.
 

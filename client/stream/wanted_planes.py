@@ -126,6 +126,10 @@ class WantedPlanes:
             )
 
 
+DEFAULT_PLANES = WantedPlanes()
+"""What a feed wants unless it says otherwise: loss masks, where datasets have them."""
+
+
 def plane_fingerprint(dataset: pb.Dataset, kind: int) -> bytes:
     """Return the fingerprint of a plane of a dataset; b"" if it has no such plane."""
     return next((plane.fingerprint for plane in dataset.planes if plane.kind == kind), b"")

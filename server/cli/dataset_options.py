@@ -107,10 +107,16 @@ def parse_planes(
     masks = _parse_loss_masks(arguments.loss_mask, names)
     ends = parse_per_dataset(END_OPTION, arguments.document_end_token, names)
     starts = parse_per_dataset(START_OPTION, arguments.document_start_token, names)
+    words = [*arguments.document_end_token, *arguments.document_start_token]
+    with_own = {word.rpartition("=")[0] for word in words}
     return {
         name: PlaneOptions(
             masks.get(name, ()),
-            Delimiters(_token(END_OPTION, ends[name]), _token(START_OPTION, starts[name])),
+            Delimiters(
+                _token(END_OPTION, ends[name]),
+                _token(START_OPTION, starts[name]),
+                are_general=len(names) > 1 and name not in with_own,
+            ),
             cache_dir,
         )
         for name in names

@@ -25,11 +25,13 @@ class Delimiters:
     """Tokens that separate documents; None if there is none.
 
     end: the last token of each document.  start: the first one.  With both, a document begins
-    behind each end and at each start.
+    behind each end and at each start.  are_general: they were given for several datasets, and are
+    ignored where the format knows the documents.
     """
 
     end: int | None = None
     start: int | None = None
+    are_general: bool = False
 
     @property
     def options(self) -> dict[str, int]:
@@ -47,7 +49,11 @@ class Delimiters:
         for option, token in self.options.items():
             for shard in shards:
                 if (documents := shard.layout.documents) is not None:
-                    problem = f"its documents are known from {documents.path}; omit {option}"
+                    cure = f"omit {option}"
+                    unknown = [one.path for one in shards if one.layout.documents is None]
+                    if unknown:
+                        cure = f"those of {unknown[0]} are not: serve them as two datasets"
+                    problem = f"its documents are known from {documents.path}; {cure}"
                     raise InvalidCorpus(shard.path, problem)
             greatest = min(np.iinfo(stored).max, np.iinfo(UINT32).max)
             if not 0 <= token <= greatest:

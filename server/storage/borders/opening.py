@@ -52,9 +52,10 @@ def borders_of(
     A search that is returned has not been started. Close what is returned before the store.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
-    delimiters = delimiters or Delimiters()
-    delimiters.require_fit(store.shards, store.stored, vocab_size)
     known = all_known(store.shards)
+    if delimiters is None or (delimiters.are_general and known is not None):
+        delimiters = Delimiters()
+    delimiters.require_fit(store.shards, store.stored, vocab_size)
     if known is None and not delimiters.options:
         _log_unknown(store)
         return None

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import logging
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -39,18 +40,15 @@ class NoPlace(Exception):
 
 
 class _PartialFile:
-    """A file under a name of its own, until it is complete."""
+    """A file without a name until it is complete, so that a process that is killed leaves nothing;
+    with one of its own where the file system knows no files without names.
+    """
 
     def __init__(self, path: str) -> None:
-        """Create it beside path; "": as a temporary file without a name.  Raises: OSError."""
+        """Create it beside path; "": a temporary file that gets no name.  Raises: OSError."""
         self.path = path
-        if path:
-            folder, name = os.path.split(path)
-            os.makedirs(folder or ".", exist_ok=True)
-            # A new file with an unpredictable name: a shared folder may hold a malicious link.
-            self.descriptor, self._partial = tempfile.mkstemp(prefix=name, dir=folder or ".")
-        else:
-            self.descriptor, self._partial = tempfile.mkstemp(prefix="tokenfeed-documents-")
+        self.descriptor, self._partial = _new_file(path)
+        if not path:
             self.forget_name()
 
     def append(self, content: bytes) -> None:
@@ -61,10 +59,15 @@ class _PartialFile:
 
     def take_name(self) -> None:
         """Sync it, and give it the name that it is to have.  Raises: OSError."""
-        if not self._partial:
+        if not self.path:
             return
         os.fchmod(self.descriptor, 0o644)
         os.fsync(self.descriptor)
+        if not self._partial:
+            # A link cannot take the name of a file that exists, so it gets another one first.
+            self._partial = f"{self.path}.{secrets.token_hex(8)}"
+            own = f"/proc/self/fd/{self.descriptor}"
+            os.link(own, self._partial, src_dir_fd=self.descriptor, follow_symlinks=True)
         os.replace(self._partial, self.path)
         self._partial = ""
 
@@ -82,6 +85,21 @@ class _PartialFile:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _new_file(path: str) -> tuple[int, str]:
+    """Create a file beside path, or a temporary one.  Returns: its descriptor; and its name, "" if
+    it has none.  Raises: OSError.
+    """
+    if not path:
+        return tempfile.mkstemp(prefix="tokenfeed-documents-")
+    folder, name = os.path.split(path)
+    os.makedirs(folder or ".", exist_ok=True)
+    try:
+        return os.open(folder or ".", os.O_TMPFILE | os.O_RDWR, 0o600), ""
+    except OSError:
+        # An unpredictable name: a shared folder may hold a malicious link.
+        return tempfile.mkstemp(prefix=name, dir=folder or ".")
 
 
 class Spool:

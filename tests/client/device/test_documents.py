@@ -138,19 +138,6 @@ def test_segments_count_documents_from_one_in_each_row_and_padding_is_zero(batch
 
 @edges
 @given(batch=batches())
-def test_a_border_is_where_the_target_belongs_to_another_document(batch: Batch) -> None:
-    """Also where the next document begins just behind the row."""
-    borders = batch.documents.borders()
-
-    assert borders.tolist() == [
-        [row[token] != row[token + 1] for token in range(batch.context_length)]
-        for row in batch.whole_rows()
-    ]
-    assert borders.dtype == np.bool_
-
-
-@edges
-@given(batch=batches())
 def test_cu_seqlens_lists_each_document_of_the_batch_once(batch: Batch) -> None:
     """Attention over the flattened batch covers each of its tokens."""
     documents = batch.documents
@@ -319,7 +306,7 @@ def test_rows_without_the_plane_have_no_documents() -> None:
 @given(batch=batches())
 def test_a_form_is_the_callers_own(batch: Batch) -> None:
     """Writing into one must not change the next."""
-    documents, forms = batch.documents, ("positions", "segment_ids", "borders", "cu_seqlens")
+    documents, forms = batch.documents, ("positions", "segment_ids", "cu_seqlens")
     before = [getattr(documents, form)() for form in (*forms, "cu_seqlens_rows")]
     expected = [form.tolist() for form in before]
 

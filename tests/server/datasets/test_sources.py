@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from server.cli.dataset_options import parse_per_dataset
+from server.cli.dataset_options import parse_per_dataset, parse_planes
 from server.datasets.sources import is_text, parse_data, parse_text, require_distinct_names
+from server.storage.borders import Delimiters
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 
@@ -249,3 +251,14 @@ def test_what_two_ingests_made_is_one_dataset_only_where_it_fits_together(tmp_pa
         ):
             parse_data(words)
     assert len(parse_data([train, other]).paths) == 2
+
+
+def test_a_delimiter_without_a_name_is_general_where_there_are_several_datasets() -> None:
+    """Datasets that know their documents then ignore it; a name, or a single dataset, is meant."""
+    arguments = Namespace(loss_mask=[], document_end_token=["5", "a=7"], document_start_token=["6"])
+
+    planes = parse_planes(arguments, ["a", "b"])
+    assert planes["a"].delimiters == Delimiters(7, 6, are_general=False)
+    assert planes["b"].delimiters == Delimiters(5, 6, are_general=True)
+    arguments.document_end_token = ["5"]
+    assert parse_planes(arguments, ["a"])["a"].delimiters == Delimiters(5, 6, are_general=False)

@@ -146,6 +146,32 @@ def test_a_delimiter_of_files_that_know_their_documents_is_an_error(
         borders_of(store, chosen)
 
 
+def test_a_delimiter_for_all_datasets_is_not_for_those_that_know_their_documents(
+    tmp_path: Path,
+) -> None:
+    """A server has several datasets, some with an index."""
+    corpus = write_datatrove(tmp_path, [[3, 4]])
+    with opened(corpus) as store:
+        found = borders_of(store, Delimiters(end=2, are_general=True))
+        assert isinstance(found, Borders)
+        require_agreement(found, corpus)
+
+
+@pytest.mark.parametrize("are_general", [True, False])
+def test_files_of_which_only_some_have_an_index_are_two_datasets(
+    tmp_path: Path, are_general: bool
+) -> None:
+    """To pass the delimiter would be wrong for the one half, and to omit it for the other."""
+    corpus = write_datatrove(tmp_path, [[3, 4], [5, 6]])
+    Path(f"{corpus.paths[1]}.index").unlink()
+    chosen = Delimiters(end=END, are_general=are_general)
+    problem = (
+        r"00000\.ds: its documents are known from .*index; those of .*00001\.ds are not: serve"
+    )
+    with opened(corpus) as store, pytest.raises(InvalidCorpus, match=problem):
+        borders_of(store, chosen)
+
+
 def test_a_search_that_is_stopped_ends_early(write_tokens: WriteTokens) -> None:
     corpus = Corpus([str(write_tokens([1, 2, 3]))], [], [])
     with opened(corpus) as store, pytest.raises(InvalidCorpus, match="was closed while"):

@@ -7,6 +7,9 @@ import hashlib
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +20,7 @@ import pytest
 
 from server.storage.borders import Delimiters, opening, writing
 from server.storage.borders.reading import FOOTER, MappedEntries, MemoryEntries
-from tests.conftest import WriteTokens
+from tests.conftest import ROOT, WriteTokens
 from tests.server.storage.borders.naive import (
     Corpus,
     borders,
@@ -438,6 +441,43 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+    """What it wrote is of no use to the next one, which writes all of it again."""
+    path = tmp_path / ".00000.ds.0123.tokenfeed-documents"
+    code = (
+        "import os, signal\n"
+        "from server.storage.borders.writing import Spool\n"
+        f"spool = Spool('train', [{str(path)!r}])\n"
+        "spool.append(bytes(1 << 20))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=30, check=False)
+
+    assert done.returncode == -signal.SIGKILL
+    assert kept(tmp_path) == []
+
+
+def test_a_file_system_without_files_without_names_is_no_obstacle(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NFS has none. The file then has a name of its own until it is complete."""
+    open_as_ever = os.open
+
+    def open_named(path: object, flags: int, *more: object, **names: object) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return open_as_ever(path, flags, *more, **names)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", open_named)
+    with borders(corpus) as found:
+        require_agreement(found, corpus)
+    require_made(caplog)
+    assert len(kept(folder_of(corpus))) == 1
+    with borders(corpus) as found:
+        require_agreement(found, corpus)
+    require_found(caplog)
 
 
 @pytest.mark.parametrize("room_bytes", [0, 1, 1500, 8 * 1500, 8 * 1500 + 100])
