@@ -50,7 +50,7 @@ def known_parts(
     for file, (shard, documents) in enumerate(zip(shards, known, strict=True)):
         yield Part(file, np.zeros(1, dtype=np.int64), 0)
         token_count = shard.layout.token_count
-        border, found = 0, 0
+        border, begun, found = 0, 0, 0
         for borders in (documents.pairs or documents.ends)():
             if stopped():
                 raise InvalidCorpus(shard.path, "was closed while it was being opened")
@@ -60,6 +60,12 @@ def known_parts(
                 problem = f"document ends have to ascend and be at most {token_count}"
                 raise InvalidCorpus(documents.path, problem)
             border = int(borders[-1])
+            if documents.pairs is not None:
+                # Without documents that have no token: between two others they begin nothing.
+                pairs = borders.reshape(-1, 2)
+                borders = pairs[pairs[:, 0] < pairs[:, 1]].reshape(-1)
+                steps = np.diff(borders, prepend=begun)
+                begun = int(borders[-1]) if borders.size else begun
             yield Part(file, borders[(steps > 0) & (borders < token_count)], border)
         expected = documents.count if documents.pairs is None else 2 * documents.count
         if found != expected:
