@@ -161,8 +161,8 @@ def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
     row_tokens = rows.tokens.shape[1]
     for plane in rows.planes:
         if plane.kind == LOSS_MASK:
-            allowed = [(row_tokens + 7) // 8, *([0] if is_mixture else [])]
-            is_valid = bool(np.isin(plane.row_lengths, allowed).all())
+            wrong = plane.row_lengths != (row_tokens + 7) // 8
+            is_valid = not (wrong & (plane.row_lengths != 0) if is_mixture else wrong).any()
         else:
             is_valid = _are_starts(plane, row_tokens)
         if not is_valid:

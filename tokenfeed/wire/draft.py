@@ -62,13 +62,10 @@ class Draft:
         )
         behind = pb.Frame(identity=stream.identity)
         for plane in planes:
-            getattr(behind, KINDS[plane.kind]).MergeFrom(
-                pb.Plane(
-                    row_bytes=plane.row_lengths.tolist(),
-                    content=plane.content.tobytes(),
-                    fingerprint=stream.plane_fingerprints[plane.kind],
-                )
-            )
+            sent: pb.Plane = getattr(behind, KINDS[plane.kind])
+            sent.row_bytes.extend(plane.row_lengths.tolist())
+            sent.content = plane.content.tobytes()
+            sent.fingerprint = stream.plane_fingerprints[plane.kind]
         head = before.SerializeToString() + _CHECKSUM_TAG
         self._checksum_place = len(head)
         size_bytes = row_count * stream.spec.row_tokens * dtype.itemsize

@@ -339,7 +339,13 @@ def test_a_server_that_is_stopped_in_a_search_leaves_no_file_behind(
     # Each token ends a document, so what is found is more than what fits in memory.
     options = ["--document-end-token", "0", "--vocab-size", "1000", "--warm-up-bytes", "0"]
     server = serve("--data", path, *options)
-    assert eventually(lambda: len(list(path.parent.iterdir())) == 2)
+    descriptors = Path(f"/proc/{server.process.pid}/fd")
+    # A file there that has no name yet.
+    assert eventually(
+        lambda: any(
+            os.readlink(one).startswith(f"{path.parent}/#") for one in descriptors.iterdir()
+        )
+    )
 
     assert server.stop() == 0
     assert "document borders made" not in server.stderr
