@@ -163,6 +163,51 @@ def stage_place(seed: int, number: int, stage: Stage, sample: int) -> tuple[int,
     return source, bases[source] + since // sum(weights) * weights[source] + slot
 
 
+# Section 3: rows over documents.
+
+
+def packed_rows(lengths: list[list[int]], context_length: int) -> list[list[list[int]]]:
+    """Rows of packed-1: [file, first token, length] of each piece; lengths of the documents of each
+    file.
+    """
+    rows: list[list[list[int]]] = []
+    for file, documents in enumerate(lengths):
+        begun: list[_Row] = []
+        for moment, (first, n) in enumerate(_pieces_longest_first(documents, context_length)):
+            fits = [row for row in begun if row.room >= n]
+            if fits:
+                row = min(fits, key=lambda row: (row.room, row.since))
+            else:
+                row = _Row(context_length + 1)
+                begun.append(row)
+            row.pieces.append([file, first, n])
+            row.room -= n
+            row.since = moment
+        rows += [row.pieces for row in begun]
+    return rows
+
+
+def _pieces_longest_first(documents: list[int], context_length: int) -> list[tuple[int, int]]:
+    """First token and length of the pieces of a file."""
+    pieces, begin = [], 0
+    for n in documents:
+        k = 0
+        while k * context_length + 1 < n:
+            end = min(k * context_length + context_length + 1, n)
+            pieces.append((begin + k * context_length, end - k * context_length))
+            k += 1
+        begin += n
+    return sorted(pieces, key=lambda piece: -piece[1])  # stable
+
+
+class _Row:
+    """room: tokens that still fit.  since: when it got this room."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.since = room, 0
+        self.pieces: list[list[int]] = []
+
+
 # Sections 4 and 5: fingerprint, identities.
 
 
@@ -503,6 +548,7 @@ def golden() -> dict[str, list[dict[str, Any]]]:
         "checksums": list(_golden_checksums()),
         "mixtures": list(_golden_mixtures()),
         "redactions": list(_golden_redactions()),
+        "packed_rows": list(_golden_packed_rows()),
         "pieces": list(_golden_pieces()),
         "planes": list(_golden_planes()),
         "plane_checksums": list(_golden_plane_checksums()),
@@ -712,6 +758,18 @@ def _golden_redactions() -> Iterator[dict[str, Any]]:
             ],
             "redacted_identity": redacted_identity(name, in_force).hex(),
         }
+
+
+def _golden_packed_rows() -> Iterator[dict[str, Any]]:
+    """The example; several files, one of them without a piece; long documents; equal lengths."""
+    for context_length, lengths in (
+        (4, [[9, 3, 1, 4, 2]]),
+        (1, [[3, 0, 2], [], [1, 1], [5]]),
+        (16, [[mix(k) % 60 for k in range(80)], [mix(k) % 9 for k in range(100)]]),
+        (128, [[200, 2, 3, 2, 129, 128, 257, 64, 64, 64]]),
+    ):
+        found = packed_rows(lengths, context_length)
+        yield {"context_length": context_length, "lengths": lengths, "rows": found}
 
 
 def _golden_pieces() -> Iterator[dict[str, Any]]:

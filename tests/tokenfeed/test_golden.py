@@ -8,6 +8,7 @@ allowed, too.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from tests.support import reference
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.packing import histogram, pack, places
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream import identity
 from tokenfeed.stream.identity import SourceParts
@@ -51,6 +53,21 @@ def test_every_sample_has_its_published_place(case: dict[str, Any]) -> None:
 
     assert places.dtype == np.int64
     assert places.tolist() == case["places"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["packed_rows"], ids=lambda case: case["context_length"])
+def test_every_packed_row_has_its_published_pieces(case: dict[str, Any]) -> None:
+    """Each file by itself, and its rows behind those of the files before it."""
+    found = []
+    for file, documents in enumerate(case["lengths"]):
+        lengths = np.array(documents, dtype=np.int64)
+        packing = pack(histogram(lengths, case["context_length"]))
+        firsts, ranks, sizes = packing.pieces(np.arange(packing.row_count))
+        begins = places(lengths, case["context_length"])[ranks]
+        pieces = [[file, *piece] for piece in zip(begins.tolist(), sizes.tolist(), strict=True)]
+        found += [pieces[first:end] for first, end in itertools.pairwise(firsts.tolist())]
+
+    assert found == case["rows"]
 
 
 @pytest.mark.parametrize("case", GOLDEN["windows"], ids=named)

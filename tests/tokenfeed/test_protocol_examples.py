@@ -108,6 +108,17 @@ def test_the_spread_blocks_are_those_on_the_page() -> None:
     assert f"1 and 4094 begin at the bytes {blocks[1][0]} and {blocks[4094][0]}." in section(4)
 
 
+def test_the_packed_rows_are_those_on_the_page() -> None:
+    """The pieces of five documents, row by row."""
+    rows = reference.packed_rows([[9, 3, 1, 4, 2]], 4)
+    text = "; ".join(
+        f"{number}: " + " and ".join(f"({first}, {length})" for _, first, length in pieces)
+        for number, pieces in enumerate(rows)
+    )
+
+    assert f"They form the rows {text}." in section(3)
+
+
 def test_the_identities_are_those_on_the_page() -> None:
     """Versions 1, 2 and 3, and the lists that two of them are made of."""
     text = section(5)
