@@ -38,6 +38,8 @@ ToPair = Callable[[Any], tuple[Any, Any]]
 ONE_SETTING: Mapping[str, Setting] = {"": {}}
 """The SETTINGS of a contender without a choice."""
 
+_RUN_SECONDS_MAX = 60.0
+
 _server_pids: list[int] = []
 """The processes that `serving` has started."""
 
@@ -139,3 +141,20 @@ def serving(*command: str) -> Iterator[str]:
             server.kill()
             server.wait()
         _server_pids.remove(server.pid)
+
+
+def fresh_run(
+    benchmark: str, folder: str, setting: str, arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Return the figures that a benchmark prints of one of its settings, in a process of its own.
+
+    benchmark: its module, which has the option --run.  folder: of the corpus.  arguments: those of
+    this process.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--run", folder, setting]
+    command += ["--seconds", str(arguments.seconds), "--order", arguments.order]
+    output = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, timeout=_RUN_SECONDS_MAX
+    ).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found

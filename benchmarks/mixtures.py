@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.contender import measure, serving
+from benchmarks.contender import fresh_run, measure, serving
 from benchmarks.delivered import by_round, verdict
 from benchmarks.report import print_load, print_table
 from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, write_corpus
@@ -33,7 +31,6 @@ TOKENS = 1 << 28
 TARGETS = {"3 sources": 0.95, "100 sources": 0.90}
 FAR_SAMPLE = 10**14
 STAGES = 1000
-RUN_SECONDS_MAX = 60.0
 
 
 def main() -> None:
@@ -57,10 +54,10 @@ def main() -> None:
         firsts: dict[str, list[float]] = {}
         for _ in range(arguments.rounds):
             for setting in ("one dataset", *TARGETS):
-                found = started(folder, setting, arguments)
+                found = fresh_run("mixtures", folder, setting, arguments)
                 rates.setdefault(setting, []).append(found["after"] / 1e6)
             for setting in ("first batch at 0", f"first batch at {FAR_SAMPLE:.0e}"):
-                found = started(folder, setting, arguments)
+                found = fresh_run("mixtures", folder, setting, arguments)
                 firsts.setdefault(setting, []).append(found["first_ms"])
         print_table(f"delivered, {arguments.order}", "Mtok/s", rates)
         print()
@@ -72,17 +69,6 @@ def main() -> None:
         print(f"{setting} / one dataset: {ratio:.2f} ({aim}; {by_round(ratios)})")
     print(f"a request has {request_bytes()} bytes (target below 16384)")
     print_load("after")
-
-
-def started(folder: str, setting: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the figures of a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.mixtures", "--run", folder, setting]
-    command += ["--seconds", str(arguments.seconds), "--order", arguments.order]
-    output = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, timeout=RUN_SECONDS_MAX
-    ).stdout
-    found: dict[str, float] = json.loads(output.splitlines()[-1])
-    return found
 
 
 def run(folder: Path, setting: str, arguments: argparse.Namespace) -> dict[str, float]:

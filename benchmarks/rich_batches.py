@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contender import measure, serving
+from benchmarks.contender import fresh_run, measure, serving
 from benchmarks.delivered import by_round, verdict
 from benchmarks.report import print_load, print_table
 from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, write_corpus
@@ -40,7 +38,6 @@ TARGETS = {
     "batches": 0.9,
     "batches, positions": None,
 }
-RUN_SECONDS_MAX = 60.0
 
 
 def main() -> None:
@@ -63,7 +60,8 @@ def main() -> None:
         rates: dict[str, list[float]] = {}
         for _ in range(arguments.rounds):
             for setting in (PAIRS, *TARGETS):
-                rates.setdefault(setting, []).append(started(folder, setting, arguments) / 1e6)
+                found = fresh_run("rich_batches", folder, setting, arguments)
+                rates.setdefault(setting, []).append(found["after"] / 1e6)
         print_table(f"delivered, {arguments.order}", "Mtok/s", rates)
     for setting, target in TARGETS.items():
         ratios = [ours / base for ours, base in zip(rates[setting], rates[PAIRS], strict=True)]
@@ -71,16 +69,6 @@ def main() -> None:
         aim = f"{verdict(ratio >= target, f'{target:g}')}; " if target else ""
         print(f"{setting} / {PAIRS}: {ratio:.2f} ({aim}{by_round(ratios)})")
     print_load("after")
-
-
-def started(folder: str, setting: str, arguments: argparse.Namespace) -> float:
-    """Return the tokens a second of a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.rich_batches", "--run", folder, setting]
-    command += ["--seconds", str(arguments.seconds), "--order", arguments.order]
-    output = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, timeout=RUN_SECONDS_MAX
-    ).stdout
-    return float(json.loads(output.splitlines()[-1])["after"])
 
 
 def run(folder: Path, setting: str, arguments: argparse.Namespace) -> dict[str, float]:

@@ -149,21 +149,19 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         is enqueued on the current stream.  Returns: False at the end, with both unchanged.
         Raises: InvalidRequest if shape, type or device do not fit.
         """
-        position = self._request.position
-        shape = (position.batch_size, self._spec.context_length)
         self._device = indexed(self._device)
         for name, tensor in (("x", x), ("y", y)):
-            require_fits(name, tensor, shape, self._device)
+            require_fits(name, tensor, self._shape, self._device)
         first, second = sorted((x, y), key=torch.Tensor.data_ptr)
         if first.data_ptr() + first.nbytes > second.data_ptr():
             raise InvalidRequest("y", "shares memory with x; pass two tensors")
         return self._next((x, y)) is not None
 
-    def _transfer(self, shape: tuple[int, int]) -> Transfer[torch.Tensor]:
+    def _transfer(self) -> Transfer[torch.Tensor]:
         # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
         return transfer_for(
-            self._device, shape, self._x_dtype, masks=self._masks, notes=self._is_rich
+            self._device, self._shape, self._x_dtype, masks=self._masks, notes=self._is_rich
         )
 
 

@@ -106,13 +106,17 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
         Returns: False at the end, with both unchanged.
         Raises: InvalidRequest if shape, type or memory do not fit.
         """
-        position = self._request.position
-        require_arrays_fit((position.batch_size, self._spec.context_length), x, y)
+        require_arrays_fit(self._shape, x, y)
         return self._next((x, y)) is not None
 
-    def _transfer(self, shape: tuple[int, int]) -> HostTransfer:
+    def _transfer(self) -> HostTransfer:
         return HostTransfer(
-            shape, self._dtype, self._dtype, self._masks, notes=self._is_rich, argument="dtype"
+            self._shape,
+            self._dtype,
+            self._dtype,
+            self._masks,
+            notes=self._is_rich,
+            argument="dtype",
         )
 
 

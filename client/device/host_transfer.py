@@ -6,7 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,10 @@ from .row_source import RowSource
 from .target_mask import masks_of, widen_targets
 
 Array = TypeVar("Array")
+Pair: TypeAlias = tuple[Array, Array]
+"""The x and y of a batch."""
 WideRows = npt.NDArray[np.signedinteger]
-NumpyPair = tuple[WideRows, WideRows]
+NumpyPair = Pair[WideRows]
 
 WIDE = (np.dtype(np.int64), np.dtype(np.int32))
 """The types that x and y may have."""
@@ -35,7 +37,7 @@ class Transfer(Protocol[Array]):
     def noted(self) -> HostPart | None:
         """What the host knows of the batch that was returned last, if that is asked for."""
 
-    def next(self, rows: RowSource, out: tuple[Array, Array] | None) -> tuple[Array, Array] | None:
+    def next(self, rows: RowSource, out: Pair[Array] | None) -> Pair[Array] | None:
         """Return the next batch, in out if given, else in new memory; None at the end. Waits."""
 
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.wire.request import StreamRequest
 
-from ..device.host_transfer import Transfer
+from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import HostPart
 from ..device.row_source import RowSource
 from .streamed_dataset import StreamedDataset, fingerprints_of
@@ -48,7 +48,7 @@ class BatchReader(Generic[Array]):
         """What the host knows of the last batch; None unless the transfer notes it."""
         return self._transfer.noted
 
-    def next(self, out: tuple[Array, Array] | None = None) -> tuple[Array, Array] | None:
+    def next(self, out: Pair[Array] | None = None) -> Pair[Array] | None:
         """Return the next batch, in out if given; None at the end, or after close. Waits.
 
         Raises: InvalidRequest in a fork; the error that ended the stream.

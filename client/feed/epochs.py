@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import Position
 
+from ..device.host_transfer import Pair
 from ..device.numpy_batch import IGNORED_TARGET
 from .batch_reader import BatchReader
 from .cursor import Cursor, OpenRun
@@ -22,7 +23,6 @@ TAILS: tuple[str, ...] = get_args(Tail)
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
 Item = TypeVar("Item")
-Pair: TypeAlias = tuple[Array, Array]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
-from ..device.host_transfer import Transfer
+from ..device.host_transfer import Pair, Transfer
 from ..local.choice import open_target
 from ..runtime import arguments
 from ..runtime.counters import Counters
@@ -176,7 +176,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         """Return this iterator itself: each `for` continues where the last one stopped."""
         return self
 
-    def __next__(self) -> tuple[Array, Array]:
+    def __next__(self) -> Pair[Array]:
         """Return the next (x, y); waits for it.
 
         Raises: InvalidRequest in a worker process of a DataLoader, or in a fork.
@@ -429,10 +429,15 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
     # --- internals ---
 
     @abstractmethod
-    def _transfer(self, shape: tuple[int, int]) -> Transfer[Array]:
-        """Return what moves batches of shape (batch_size, context_length) to the model; for the
-        planes in `_masks`, with notes if `_is_rich`.
+    def _transfer(self) -> Transfer[Array]:
+        """Return what moves batches of `_shape` to the model; for the planes in `_masks`, with
+        notes if `_is_rich`.
         """
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Of x and y: (batch_size, context_length)."""
+        return self._request.position.batch_size, self._spec.context_length
 
     @property
     def _request(self) -> StreamRequest:
@@ -450,9 +455,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
     def _cursor(self) -> Cursor:
         return self._stream.cursor
 
-    def _next(
-        self, out: tuple[Array, Array] | None
-    ) -> tuple[tuple[Array, Array], BatchReader[Array]] | None:
+    def _next(self, out: Pair[Array] | None) -> tuple[Pair[Array], BatchReader[Array]] | None:
         """Deliver the next batch, in out if given.  Returns: the batch, and where it was read; None
         at the end.
         """
@@ -492,7 +495,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
 
     def _enriched(
         self,
-        batch: tuple[Array, Array],
+        batch: Pair[Array],
         reader: BatchReader[Array],
         stream: FeedStream,
         before: tuple[int, OpenRun],
@@ -532,8 +535,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         rows = self._dataset.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
-        shape = (position.batch_size, self._spec.context_length)
-        return BatchReader(self._dataset, request, rows, self._transfer(shape))
+        return BatchReader(self._dataset, request, rows, self._transfer())
 
     def _continue(
         self,

@@ -79,7 +79,7 @@ class Dataset:
             self.borders.start()
 
     def stop_search(self) -> None:
-        """End a search that is not done; a process that exits without this leaves its file."""
+        """End a search that is not done; a process that exits without this may leave its file."""
         if isinstance(self.borders, BorderSearch):
             self.borders.stop()
 

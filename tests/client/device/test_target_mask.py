@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.device.row_source import RowSource
 from client.device.transfer import CpuTransfer, DirectTransfer
+from tests.support.arrived import Arrived
 from tests.support.targets import Mask, Starts, mask_plane, starts_plane, targets
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import RowBlock
@@ -53,20 +53,6 @@ def batches(draw: st.DrawFn) -> Rows:
         [draw(st.none() | mask) for _ in range(row_count)],
         [draw(starts) for _ in range(row_count)],
     )
-
-
-class Arrived(RowSource):
-    """A stream of which one batch has arrived."""
-
-    def __init__(self, parts: list[RowBlock]) -> None:
-        self._parts = parts
-
-    def peek(self, row_count: int) -> list[RowBlock]:
-        assert row_count == sum(map(len, self._parts))
-        return self._parts
-
-    def consume(self, row_count: int) -> None:
-        self._parts = []
 
 
 def delivered(

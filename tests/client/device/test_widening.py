@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from client.device.host_transfer import require_tokens_fit, widen_here
-from client.device.row_source import RowSource
 from client.device.transfer import CpuTransfer, DirectTransfer
 from client.device.widening import join_into, narrow_dtype, widen_there
+from tests.support.arrived import Arrived
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
@@ -43,20 +43,6 @@ def test_wide_tokens_keep_their_value(where: str, x_dtype: torch.dtype) -> None:
     rows = np.array([[199_999, 70_000, 2**31 - 1], [5, 6, 2**32 - 1]], dtype="<u4")
 
     assert widened(rows, where, x_dtype) == (rows[:, :-1].tolist(), rows[:, 1:].tolist())
-
-
-class Arrived(RowSource):
-    """A stream of which one batch has arrived."""
-
-    def __init__(self, parts: list[RowBlock]) -> None:
-        self._parts = parts
-
-    def peek(self, row_count: int) -> list[RowBlock]:
-        assert row_count == sum(map(len, self._parts))
-        return self._parts
-
-    def consume(self, row_count: int) -> None:
-        self._parts = []
 
 
 @pytest.mark.parametrize("device", ["host", "plain"])

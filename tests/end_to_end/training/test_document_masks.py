@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client.device.numpy_batch import HostPart
 from client.device.rich_batch import RichBatch
-from tests.support.rows_with_documents import rows_with_documents
+from tests.support.rows_with_documents import batch_with_documents
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 97, 32, 4, 2
 T = 48
@@ -78,21 +77,6 @@ def model() -> Iterator[TinyGPT]:
     torch.set_num_threads(threads)
 
 
-def batch_of(tokens: np.ndarray, starts: list[list[int]]) -> RichBatch:
-    """A batch, made of rows as they come from a server."""
-    parts = rows_with_documents(tokens, starts)
-    rows = torch.from_numpy(tokens.astype(np.int64))
-    return RichBatch(
-        rows[:, :-1],
-        rows[:, 1:],
-        HostPart.of(parts),
-        samples=lambda: np.arange(len(tokens)),
-        sources=lambda: np.zeros(len(tokens), np.int16),
-        state_before=dict,
-        state_after=dict,
-    )
-
-
 def row_of_documents(before: int) -> tuple[np.ndarray, list[list[int]]]:
     """Three rows; in row 1 the same document after others that depend on `before`."""
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (3, T + 1))
@@ -118,7 +102,7 @@ def test_what_stands_before_a_document_in_its_row_does_not_change_its_loss(
     model: TinyGPT,
 ) -> None:
     """Else a model learns to read from a text that has nothing to do with this one."""
-    batches = [batch_of(*row_of_documents(before)) for before in range(5)]
+    batches = [batch_with_documents(*row_of_documents(before)) for before in range(5)]
 
     masked = [loss_on_document(model, batch, masked=True) for batch in batches]
     unmasked = [loss_on_document(model, batch, masked=False) for batch in batches]
@@ -134,13 +118,13 @@ def test_a_document_in_a_row_has_the_loss_that_it_has_alone(model: TinyGPT) -> N
     alone = np.zeros_like(tokens[:2])
     document = tokens[1, slice(*DOCUMENT)]
     alone[1, : document.size] = document
-    x, y = batch_of(alone, [[], [document.size]])
+    x, y = batch_with_documents(alone, [[], [document.size]])
     logits = model(x, torch.arange(T).expand_as(x), torch.arange(3) * T)
     expected = functional.cross_entropy(
         logits[1, : document.size - 1], y[1, : document.size - 1]
     ).item()
 
-    loss = loss_on_document(model, batch_of(tokens, starts), masked=True)
+    loss = loss_on_document(model, batch_with_documents(tokens, starts), masked=True)
 
     assert abs(loss - expected) < 1e-5
 
@@ -148,7 +132,7 @@ def test_a_document_in_a_row_has_the_loss_that_it_has_alone(model: TinyGPT) -> N
 @pytest.mark.parametrize("max_seqlen", [None, 17])
 def test_fixed_cu_seqlens_give_the_same_loss(model: TinyGPT, max_seqlen: int | None) -> None:
     """Empty sequences at the end change nothing, nor do cuts of other, longer documents."""
-    batch = batch_of(*row_of_documents(before=0))
+    batch = batch_with_documents(*row_of_documents(before=0))
     fixed = batch.cu_seqlens_fixed(max_seqlen=max_seqlen)
     own = slice(DOCUMENT[0], DOCUMENT[1] - 1)
 

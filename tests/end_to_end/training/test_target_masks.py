@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,22 @@ def test_a_validation_may_ignore_the_mask(address: str) -> None:
     assert y[:63] == expected(CORPUS, "sequential-1", range(63), masked=False)[1]
 
 
+def transfer_to(
+    device: Device,
+    kind: str,
+    place: torch.device,
+    shape: tuple[int, int],
+    x_dtype: torch.dtype,
+    *,
+    masks: tuple[int, ...],
+    notes: bool,
+) -> DirectTransfer | PinnedTransfer:
+    """What stands in for `transfer_for`."""
+    if kind == "direct":
+        return DirectTransfer(shape, x_dtype, place, masks, notes=notes)
+    return PinnedTransfer(shape, x_dtype, place, device, masks, notes=notes)
+
+
 @pytest.mark.parametrize("kind", ["direct", "ring"])
 def test_a_device_gets_the_same_targets(
     address: str, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -253,14 +270,7 @@ def test_a_device_gets_the_same_targets(
     """The bits of targets travel in the copy of the tokens."""
     device = Device()
 
-    def transfer(
-        place: torch.device, shape: Any, x_dtype: torch.dtype, *, masks: Any, notes: bool
-    ) -> Any:
-        if kind == "direct":
-            return DirectTransfer(shape, x_dtype, place, masks, notes=notes)
-        return PinnedTransfer(shape, x_dtype, place, device, masks, notes=notes)
-
-    monkeypatch.setattr("client.batches.transfer_for", transfer)
+    monkeypatch.setattr("client.batches.transfer_for", partial(transfer_to, device, kind))
     with RemoteBatches(address, B, T, seed=7, mask_borders=True, num_batches=40, **ALONE) as feed:
         batches = list(feed)
     device.finish()
@@ -275,16 +285,9 @@ def test_a_device_gets_the_same_documents(
     """Those of the batch that is taken, while the next one is already on its way."""
     device = Device()
 
-    def transfer(
-        place: torch.device, shape: Any, x_dtype: torch.dtype, *, masks: Any, notes: bool
-    ) -> Any:
-        if kind == "direct":
-            return DirectTransfer(shape, x_dtype, place, masks, notes=notes)
-        return PinnedTransfer(shape, x_dtype, place, device, masks, notes=notes)
-
     with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
         wanted = [(each.tokens, each.positions, each.sample) for each in feed.batches()]
-    monkeypatch.setattr("client.batches.transfer_for", transfer)
+    monkeypatch.setattr("client.batches.transfer_for", partial(transfer_to, device, kind))
     with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
         batches = list(feed.batches())
     device.finish()

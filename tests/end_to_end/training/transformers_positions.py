@@ -13,9 +13,8 @@ import pytest
 import torch
 import transformers
 
-from client.device.numpy_batch import HostPart
 from client.device.rich_batch import RichBatch
-from tests.support.rows_with_documents import rows_with_documents
+from tests.support.rows_with_documents import batch_with_documents
 
 VOCABULARY, T = 97, 64
 STARTS = [[20, 37], [1, 30, 63], []]
@@ -60,17 +59,7 @@ def model_of(family: str, attention: str) -> transformers.PreTrainedModel:
 def packed() -> RichBatch:
     """Three rows of several documents, as they come from a server."""
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (len(STARTS), T + 1))
-    parts = rows_with_documents(tokens, STARTS)
-    rows = torch.from_numpy(tokens)
-    return RichBatch(
-        rows[:, :-1],
-        rows[:, 1:],
-        HostPart.of(parts),
-        samples=lambda: np.arange(len(tokens)),
-        sources=lambda: np.zeros(len(tokens), np.int16),
-        state_before=dict,
-        state_after=dict,
-    )
+    return batch_with_documents(tokens, STARTS)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
