@@ -7,7 +7,8 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ import numpy.typing as npt
 from ..errors import InvalidRequest
 from ..stream.order import Order
 from ..stream.spec import Source, StreamSpec
+from .document_rows import DocumentRows, RowsKey
 from .mixture import locate_all
-from .spans import Spans
+from .spans import Pieces, Spans
 
 Numbers = npt.NDArray[np.int64]
 
@@ -61,6 +63,9 @@ class Shape:
         self.token_counts = token_counts
         self.token_count = int(token_counts.sum())
         self.longest_file_tokens = int(token_counts.max())
+        self.document_rows: Callable[[RowsKey], DocumentRows] = _no_documents
+        """Returns the rows of an order over documents.  Raises: InvalidRequest; Unreadable while
+        they are still being made. Set by what knows where documents begin."""
         self._kept_places = lru_cache(_PLACES_KEPT)(partial(_places, token_counts))
 
     def require_window(self, context_length: int, of_dataset: str = "") -> None:
@@ -96,6 +101,8 @@ def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     Raises: InvalidRequest if no file of a source is long enough for a window.
     """
     require_windows(spec, shapes)
+    if spec.reads_documents:
+        return _plan_documents(spec, shapes, samples)
     if spec.mixture is None:
         source, (shape,) = spec.source, shapes
         places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
@@ -118,14 +125,62 @@ def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     return Spans(spec.row_tokens, number, file - joint.first_files[number], offset)
 
 
+def _plan_documents(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
+    """Like `plan`, if a source has rows of pieces of documents."""
+    if spec.mixture is None:
+        return _rows_of_source(spec, 0, shapes[0], samples)
+    number, own_samples = locate_all(spec.mixture, samples)
+    parts, rows = [], []
+    for index in np.unique(number).tolist():
+        rows.append(np.flatnonzero(number == index))
+        parts.append(_rows_of_source(spec, index, shapes[index], own_samples[rows[-1]]))
+    back = np.empty_like(samples)
+    back[np.concatenate(rows)] = np.arange(samples.size)
+    return Spans.joined(parts).select(back)
+
+
+def _rows_of_source(spec: StreamSpec, index: int, shape: Shape, samples: Numbers) -> Spans:
+    """Return the spans of samples of one source, which are counted as its own."""
+    source = spec.sources[index]
+    if not source.reads_documents:
+        alone = replace(spec, sources=(source,), mixture=None)
+        spans = plan(alone, [shape], samples)
+        return replace(spans, source=np.full_like(spans.source, index))
+    rows = shape.document_rows(rows_key(spec, source))
+    found = rows.pieces(source.order.places(samples, source.seed, rows.row_count))
+    return Spans(
+        spec.row_tokens,
+        np.full_like(found.shard, index),
+        found.shard,
+        found.token_offset,
+        Pieces(found.first_piece, found.token_count),
+    )
+
+
+def rows_key(spec: StreamSpec, source: Source) -> RowsKey:
+    """Return what the rows of a source over documents are made by."""
+    return RowsKey(source.order.NAME, spec.context_length, source.long_documents)
+
+
 def require_windows(spec: StreamSpec, shapes: Sequence[Shape]) -> None:
-    """Raise InvalidRequest unless each source has a file with at least T + 1 tokens.
+    """Raise InvalidRequest unless each source has a row: a file with at least T + 1 tokens, or a
+    piece of a document.
 
     shapes: as for `plan`.
     """
     for source, shape in zip(spec.sources, shapes, strict=True):
         of_dataset = f"of {source.dataset} " if spec.mixture else ""
-        shape.require_window(spec.context_length, of_dataset)
+        if not source.reads_documents:
+            shape.require_window(spec.context_length, of_dataset)
+        elif not shape.document_rows(rows_key(spec, source)).row_count:
+            kept = "" if source.long_documents == "cut" else f" and at most {spec.row_tokens}"
+            problem = f"no document {of_dataset}has 2 tokens or more{kept}"
+            raise InvalidRequest("order", f"{source.order.NAME} has no rows: {problem}")
+
+
+def _no_documents(key: RowsKey) -> DocumentRows:
+    problem = f"{key.order} needs to know where documents begin, which is unknown here"
+    raise InvalidRequest("order", f"{problem}; pass --document-end-token to the server")
 
 
 def _places_of_sources(
@@ -188,7 +243,9 @@ def _joint_places(
 
 
 def row_count(order: Order, shape: Shape, context_length: int) -> int:
-    """Return the rows per epoch; for an order without epochs, the windows that it draws from."""
+    """Return the rows per epoch of an order of windows; for one without epochs, the windows that it
+    draws from.
+    """
     return shape.places(context_length, has_epochs=order.HAS_EPOCHS).place_count
 
 

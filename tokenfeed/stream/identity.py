@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .order import Order
 
@@ -60,6 +61,16 @@ def digest(dtype: str, token_counts: Iterable[int], block_digests: Iterable[byte
     `content_blocks(complete=True)`.
     """
     return _corpus_hash("digest", dtype, token_counts, block_digests)
+
+
+class Corpus(NamedTuple):
+    """What an identity covers of a corpus.
+
+    fingerprint: 32 bytes.  pieces: `pieces_hash` for an order over documents, else b"".
+    """
+
+    fingerprint: bytes
+    pieces: bytes = b""
 
 
 def stream_identity(
@@ -161,22 +172,23 @@ def pieces_hash(
     context_length: int,
     long_documents: str,
     delimiter: int | None,
-    lengths: Sequence[Sequence[int]],
+    piece_counts: Sequence[int],
+    lengths_sha256: str,
 ) -> bytes:
     """Return the hash of how documents are cut into pieces, 32 bytes.
 
     long_documents: "cut", "drop" or "truncate".  delimiter: the token that ends a document; None
-    if the format defines it.  lengths: of each file, tokens of its pieces, in order.
+    if the format defines it.  piece_counts: of each file.  lengths_sha256: of the tokens of each
+    piece, 4 bytes each, little-endian, in the order of the corpus; hexadecimal.
     """
-    content = b"".join(length.to_bytes(4, "little") for file in lengths for length in file)
     return _hash(
         "tokenfeed-pieces-1",
         f"context_length={context_length}",
         f"long={long_documents}",
         f"delimiter={'none' if delimiter is None else delimiter}",
-        f"files={len(lengths)}",
-        *(f"pieces={len(file)}" for file in lengths),
-        f"lengths={hashlib.sha256(content).hexdigest()}",
+        f"files={len(piece_counts)}",
+        *(f"pieces={count}" for count in piece_counts),
+        f"lengths={lengths_sha256}",
     )
 
 

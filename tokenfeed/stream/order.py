@@ -14,12 +14,14 @@ class Order(Protocol):
 
     NAME: on the wire.  USES_SEED: whether the seed is part of the identity.
     HAS_EPOCHS: the places are the non-overlapping windows, each visited once per epoch; else every
-    token offset.
+    token offset.  LONG_DOCUMENTS: what it can do with documents longer than a row, the default
+    first; none if its rows are windows. The places of an order over documents are their rows.
     """
 
     NAME: str
     USES_SEED: bool
     HAS_EPOCHS: bool
+    LONG_DOCUMENTS: tuple[str, ...]
 
     def places(
         self, samples: npt.NDArray[np.int64], seed: int, place_count: int, /

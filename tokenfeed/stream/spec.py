@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..errors import InvalidRequest
-from .identity import SourceParts, mixture_identity, stage_identity, stream_identity
+from ..errors import InvalidRequest, shortened
+from .identity import Corpus, SourceParts, mixture_identity, stage_identity, stream_identity
 from .order import Order
 from .planes import require_known
 from .position import require_range
@@ -30,7 +30,8 @@ class Source:
     """One dataset of a stream, and the order of its windows. Always valid once constructed.
 
     dataset: its name, only for the lookup; "" is the only dataset of a server.  seed: in [0, 2^64).
-    number: in a mixture, in [0, 2^32).
+    number: in a mixture, in [0, 2^32).  long_documents: one of order.LONG_DOCUMENTS; "" is the
+    default, and the only value for windows.
     Raises: InvalidRequest, naming the field and its limit.
     """
 
@@ -38,11 +39,18 @@ class Source:
     order: Order
     seed: int
     number: int = 0
+    long_documents: str = ""
 
     def __post_init__(self) -> None:
-        """Check the range."""
+        """Check the values, and set the default."""
         require_range("seed", self.seed, 0, SEED_END)
         require_range("number", self.number, 0, _SOURCES_END)
+        object.__setattr__(self, "long_documents", _long(self.order, self.long_documents))
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether its rows are pieces of documents."""
+        return bool(self.order.LONG_DOCUMENTS)
 
     @property
     def seed_used(self) -> int:
@@ -50,15 +58,32 @@ class Source:
         return self.seed if self.order.USES_SEED else 0
 
 
+def _long(order: Order, long_documents: str) -> str:
+    """Return what an order does with long documents.  Raises: InvalidRequest."""
+    known = order.LONG_DOCUMENTS
+    if not known:
+        if long_documents:
+            problem = f"is set, but {order.NAME} does not read documents; omit it"
+            raise InvalidRequest("long_documents", problem)
+        return ""
+    if long_documents and long_documents not in known:
+        problem = f"{shortened(long_documents)!r} is not one of {', '.join(known)} ({order.NAME})"
+        raise InvalidRequest("long_documents", problem)
+    return long_documents or known[0]
+
+
 class SourceValues(NamedTuple):
     """A source of a mixture as plain values: name of its dataset, order, seed (0 if the order
-    ignores it), and fingerprint, 64 hexadecimal digits.
+    ignores it), and fingerprint, 64 hexadecimal digits. For an order over documents also what it
+    does with long ones, and the hash of its pieces, 64 hexadecimal digits.
     """
 
     dataset: str
     order: str
     seed: int
     fingerprint: str
+    long_documents: str = ""
+    pieces: str = ""
 
 
 class StageValues(NamedTuple):
@@ -79,7 +104,7 @@ class StreamParts:
 
     order: with its version.  seed: 0 if the order ignores it.  context_length: T.  fingerprint:
     of the corpus, 64 hexadecimal digits; of a mixture the identity of its last stage.  sources,
-    stages: of a mixture.
+    stages: of a mixture.  long_documents, pieces: of an order over documents, as in SourceValues.
     """
 
     order: str
@@ -88,6 +113,8 @@ class StreamParts:
     fingerprint: str
     sources: tuple[SourceValues, ...] = ()
     stages: tuple[StageValues, ...] = ()
+    long_documents: str = ""
+    pieces: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +186,39 @@ class StreamSpec:
         seed: int,
         context_length: int,
         planes: Sequence[int] = (),
+        long_documents: str = "",
     ) -> StreamSpec:
         """Return the stream over one dataset: one source, no mixture."""
-        return cls(context_length, (Source(dataset, order, seed),), planes=tuple(sorted(planes)))
+        source = Source(dataset, order, seed, long_documents=long_documents)
+        return cls(context_length, (source,), planes=tuple(sorted(planes)))
 
-    def parts(self, fingerprints: Sequence[bytes]) -> StreamParts:
-        """Return the parts of `identity` as plain values.
-
-        fingerprints: of the corpus of each source, 32 bytes each.
-        """
+    def parts(self, corpora: Sequence[Corpus]) -> StreamParts:
+        """Return the parts of `identity` as plain values.  corpora: of each source."""
         if self.mixture is None:
-            (fingerprint,) = fingerprints
-            seed = self.source.seed_used
-            return StreamParts(self.order.NAME, seed, self.context_length, fingerprint.hex())
+            ((fingerprint, pieces),) = corpora
+            return StreamParts(
+                self.order.NAME,
+                self.source.seed_used,
+                self.context_length,
+                fingerprint.hex(),
+                long_documents=self.source.long_documents,
+                pieces=pieces.hex(),
+            )
         return StreamParts(
             MIXTURE,
             self.mixture.seed,
             self.context_length,
-            self.identity(fingerprints).hex(),
+            self.identity(corpora).hex(),
             tuple(
-                SourceValues(each.dataset, each.order.NAME, each.seed_used, fingerprint.hex())
-                for each, fingerprint in zip(self.sources, fingerprints, strict=True)
+                SourceValues(
+                    each.dataset,
+                    each.order.NAME,
+                    each.seed_used,
+                    corpus.fingerprint.hex(),
+                    each.long_documents,
+                    corpus.pieces.hex(),
+                )
+                for each, corpus in zip(self.sources, corpora, strict=True)
             ),
             tuple(
                 StageValues(each.first_sample, each.weights, each.origin, each.asked)
@@ -191,12 +230,20 @@ class StreamSpec:
         """Return plain values, the same in every process, that distinguish specifications while
         their corpora are unknown. Mixtures are not distinguished: their identities are compared.
         """
-        of_dataset = (self.source.dataset, self.order.NAME, self.seed) if not self.mixture else ()
+        of_dataset: tuple[object, ...] = ()
+        if not self.mixture:
+            of_dataset = (self.source.dataset, self.order.NAME, self.seed)
+            of_dataset += (self.source.long_documents,) * self.reads_documents
         return {
             "context_length": self.context_length,
             "dataset": of_dataset,
             "planes": self.planes,
         }
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether a source has rows of pieces of documents."""
+        return any(source.reads_documents for source in self.sources)
 
     @property
     def source(self) -> Source:
@@ -229,31 +276,39 @@ class StreamSpec:
         """Version of the canonical form that `identity` hashes."""
         return 2 if self.mixture else 1
 
-    def identity(self, fingerprints: Sequence[bytes]) -> bytes:
+    def identity(self, corpora: Sequence[Corpus]) -> bytes:
         """Return the identity of this stream, the same everywhere, 32 bytes (identity.py); of the
         last stage of a mixture.
 
-        fingerprints: of the corpus of each source, 32 bytes each.
+        corpora: of each source.
         """
         if self.mixture is None:
-            (fingerprint,) = fingerprints
-            return stream_identity(self.order, self.source.seed, self.context_length, fingerprint)
-        return self.chain(fingerprints)[-1]
+            (corpus,) = corpora
+            return stream_identity(self.order, self.source.seed, self.context_length, *corpus)
+        return self.chain(corpora)[-1]
 
-    def chain(self, fingerprints: Sequence[bytes]) -> list[bytes]:
+    def chain(self, corpora: Sequence[Corpus]) -> list[bytes]:
         """Return the chain of identities of a mixture, 32 bytes each: what comes before the first
         stage, and then the identity of each stage.
 
-        fingerprints: as for `identity`.
+        corpora: as for `identity`.
         """
         assert self.mixture is not None
         stages = self.mixture.stages
         chain = [stages[0].previous or self.start_identity]
         for stage in stages:
             parts = [
-                SourceParts(each.number, fingerprint, each.order.NAME, each.seed_used, base, weight)
-                for each, fingerprint, base, weight in zip(
-                    self.sources, fingerprints, stage.bases, stage.weights, strict=True
+                SourceParts(
+                    each.number,
+                    corpus.fingerprint,
+                    each.order.NAME,
+                    each.seed_used,
+                    base,
+                    weight,
+                    corpus.pieces,
+                )
+                for each, corpus, base, weight in zip(
+                    self.sources, corpora, stage.bases, stage.weights, strict=True
                 )
                 if weight
             ]

@@ -16,6 +16,7 @@ from .splitmix import Words, mix, reduce_64, subkeys, subkeys_of
 NAME = "random-1"
 USES_SEED = True
 HAS_EPOCHS = False
+LONG_DOCUMENTS: tuple[str, ...] = ()
 
 
 def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 NAME = "sequential-1"
 USES_SEED = False
 HAS_EPOCHS = True
+LONG_DOCUMENTS: tuple[str, ...] = ()
 
 
 def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:
