@@ -1,4 +1,4 @@
-"""`packed-1`: rows of whole pieces of documents, each row once per epoch, permuted as in `shuffled-1`.
+"""`packed-1`: rows of whole pieces of documents, each once per epoch, permuted as `shuffled-1`.
 
 Which pieces form a row: sampling/packing.py. Released; never edited.
 """

@@ -1,4 +1,4 @@
-"""`padded-1`: one piece of a document a row, each row once per epoch, permuted as in `shuffled-1`.
+"""`padded-1`: one piece of a document a row, each once per epoch, permuted as `shuffled-1`.
 
 Which pieces there are: sampling/document_rows.py. Released; never edited.
 """
