@@ -116,7 +116,7 @@ class Dataset:
         if context_length is not None:
             described.rows.extend(
                 pb.OrderRows(order=name, rows=row_count(order, shape, context_length))
-                for name, order in orders.ORDERS.items()
+                for name, order in orders.OF_WINDOWS.items()
             )
         if (known := self.documents) is not None:
             described.documents.CopyFrom(

@@ -24,6 +24,7 @@ from tokenfeed.wire.row_block import Plane
 from ..storage.choice import Storing, fit_into_maps, open_store
 from ..storage.formats import FormatOptions
 from ..storage.formats.datatrove import SUFFIX
+from ..storage.local.local_store import lay_out
 from ..storage.store import PIECE_BYTES, Submit, TokenStore, run_inline
 from .content import Content
 from .manifest import ManifestSplit
@@ -155,8 +156,7 @@ class LossMask:
         self._is_used = False
 
     def read(self, spans: Spans, patient: bool = True) -> Plane:
-        """Return the mask of the rows of spans, which are windows: one bit per token."""
-        assert spans.are_windows
+        """Return the mask of the rows of spans: one bit per token, 0 in padding."""
         self._is_used = True
         try:
             content = self.store.gather_stored(spans, patient)
@@ -167,7 +167,11 @@ class LossMask:
             self.store.mark_failed("a byte of its loss mask is neither 0 nor 1", _WRONG_BYTE)
             self._fail()
             self.store.require_intact()
-        rows = content.reshape(len(spans), spans.row_tokens)
+        if content.size == len(spans) * spans.row_tokens:
+            rows = content.reshape(len(spans), spans.row_tokens)
+        else:
+            rows = np.empty((len(spans), spans.row_tokens), dtype=np.uint8)
+            lay_out(spans, content, rows)
         bits = np.packbits(rows, axis=1, bitorder="little")
         lengths = np.full(len(spans), bits.shape[1], dtype=np.uint32)
         return Plane(self.kind, lengths, bits.reshape(-1))

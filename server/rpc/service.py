@@ -16,11 +16,12 @@ import grpc
 from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, shortened
 from tokenfeed.sampling import orders
+from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
-from tokenfeed.stream.identity import VERSIONS_SERVED, stage_plane_fingerprint
+from tokenfeed.stream.identity import VERSIONS_SERVED, Corpus, stage_plane_fingerprint
 from tokenfeed.stream.planes import KINDS, LOSS_MASK, TOKEN_COUNTS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.stream.stages import MIXTURE
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
@@ -33,7 +34,7 @@ from tokenfeed.wire.request import (
     require_understood,
 )
 
-from ..datasets.dataset import Dataset
+from ..datasets.dataset import Dataset, corpora_of
 from ..storage.mixed_store import MixedStore
 from ..storage.store import RowStore
 from .admission import AdmissionControl, abort_on_error, parse_message
@@ -44,6 +45,7 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
+_HASH_BYTES = 32
 
 
 class TokenFeed:
@@ -125,7 +127,7 @@ class TokenFeed:
                 "identity_version",
                 f"{expected.identity_version} is not that of this request, {spec.identity_version}",
             )
-        identity = _identity(spec, tuple(dataset.fingerprint for dataset in datasets))
+        identity = _identity(spec, corpora_of(spec, datasets))
         _require_expected(
             "expected_identity",
             expected.identity,
@@ -148,20 +150,19 @@ class TokenFeed:
     ) -> tuple[RowStore, FairScheduler]:
         """Return the store of one dataset, or of the sources of a mixture, and its scheduler."""
         names = tuple(dataset.name for dataset in datasets)
+        have_pieces = tuple(source.reads_documents for source in spec.sources)
         if len(names) > 1:
-            return self._mixed(names), self._mixture_scheduler
+            return self._mixed(names, have_pieces), self._mixture_scheduler
         store, scheduler = datasets[0].store, self._schedulers[names[0]]
         # Another stage of the mixture may have planes that this only source lacks.
         is_alone = spec.mixture is None or set(spec.planes) <= set(store.planes)
-        return store if is_alone else self._mixed(names), scheduler
+        return store if is_alone else self._mixed(names, have_pieces), scheduler
 
-    def _mix(self, names: tuple[str, ...]) -> MixedStore:
-        return MixedStore([self._datasets[name].store for name in names])
+    def _mix(self, names: tuple[str, ...], have_pieces: tuple[bool, ...]) -> MixedStore:
+        return MixedStore([self._datasets[name].store for name in names], have_pieces)
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         require_understood(request)
-        if request.long_documents:
-            raise InvalidRequest("long_documents", "is set, but this server has no document order")
         names = (
             [self._dataset(request.dataset).name]
             if request.dataset
@@ -170,13 +171,32 @@ class TokenFeed:
         context_length = request.context_length if request.HasField("context_length") else None
         if context_length is not None:
             require_range("context_length", context_length, 1, SAMPLE_END)
+        described = [self._datasets[name].described(context_length) for name in names]
+        if request.order or request.long_documents:
+            described[0].rows.append(self._document_rows(request, names))
         return pb.DescribeResponse(
-            datasets=[self._datasets[name].described(context_length) for name in names],
+            datasets=described,
             orders=[*orders.ORDERS, MIXTURE],
             limits=self._limits,
             server_version=__version__,
             identity_versions=VERSIONS_SERVED,
             contract_revisions=[CONTRACT_REVISION],
+        )
+
+    def _document_rows(self, request: pb.DescribeRequest, names: Sequence[str]) -> pb.OrderRows:
+        """Return the rows of the order over documents that a request names."""
+        if not request.order:
+            raise InvalidRequest("long_documents", "is set, but no order over documents is named")
+        order = orders.find(request.order)
+        source = Source(names[0], order, 0, long_documents=request.long_documents)
+        if not source.reads_documents:
+            raise InvalidRequest("order", f"{order.NAME} is not over documents; omit it")
+        if len(names) > 1:
+            raise InvalidRequest("dataset", "is missing; an order over documents is of one dataset")
+        if not request.HasField("context_length"):
+            raise InvalidRequest("context_length", f"is missing; {order.NAME} depends on it")
+        return self._datasets[names[0]].document_rows(
+            RowsKey(order.NAME, request.context_length, source.long_documents)
         )
 
     def _dataset(self, name: str) -> Dataset:
@@ -222,6 +242,11 @@ def _planes(
 def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec) -> bytes:
     """Return the fingerprint of a plane of a dataset, or of the only stage of a mixture."""
     had = []
+    if kind == TOKEN_COUNTS:
+        if spec.mixture is None and not spec.reads_documents:
+            problem = f"{kind} ({KINDS[kind]}) is of orders over documents only"
+            raise InvalidRequest("planes", problem)
+        return bytes(_HASH_BYTES)
     for source, dataset in zip(spec.sources, datasets, strict=True):
         planes = dataset.store.planes
         if kind in planes:
@@ -234,15 +259,13 @@ def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec)
             raise InvalidRequest("planes", problem)
     if spec.mixture is None:
         return had[0][1]
-    if kind == TOKEN_COUNTS:
-        raise InvalidRequest("planes", f"{kind} ({KINDS[kind]}) is of orders over documents only")
     return stage_plane_fingerprint(kind, had)
 
 
 @lru_cache(_MIXTURES_KEPT)
-def _identity(spec: StreamSpec, fingerprints: tuple[bytes, ...]) -> bytes:
+def _identity(spec: StreamSpec, corpora: tuple[Corpus, ...]) -> bytes:
     """Return the identity of a stream; its calls have the same one."""
-    return spec.identity(fingerprints)
+    return spec.identity(corpora)
 
 
 def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.wire.piece_planes import OF_PIECES
 from tokenfeed.wire.row_block import Plane
 
 from .local.joint_map import JointMap
@@ -22,9 +23,12 @@ from .store import TokenStore
 class MixedStore:
     """Rows of several stores; a RowStore. The source of a span is the index of its store."""
 
-    def __init__(self, stores: Sequence[TokenStore]) -> None:
-        """stores: of each source of a stage, at least one."""
+    def __init__(self, stores: Sequence[TokenStore], have_pieces: Sequence[bool]) -> None:
+        """stores: of each source of a stage, at least one.  have_pieces: whether the rows of each
+        source are pieces of documents.
+        """
         self._stores = tuple(stores)
+        self._have_pieces = tuple(have_pieces)
         self.dtype: np.dtype[np.unsignedinteger] = max(
             (store.dtype for store in stores), key=lambda dtype: dtype.itemsize
         )
@@ -50,12 +54,11 @@ class MixedStore:
 
     def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
         """Like `TokenStore.advise`. A source may lack a plane."""
-        parts = list(self._by_store(spans))
-        self._used = [store for store, _ in parts]
-        for store, rows in parts:
-            if store.cold:
-                had = [kind for kind in planes if kind in store.planes]
-                store.advise(spans.select(rows), had)
+        parts = list(self._by_source(spans))
+        self._used = [self._stores[index] for index, _, _ in parts]
+        for index, _, own in parts:
+            if self._stores[index].cold:
+                self._stores[index].advise(own, [kind for kind in planes if self._has(index, kind)])
 
     def gather(
         self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
@@ -64,9 +67,10 @@ class MixedStore:
         if self._joint is not None and spans.are_windows and self._joint.gather(spans, tokens):
             self._used = [self._stores[index] for index in set(spans.source.tolist())]
             return
-        for store, rows in self._by_store(spans):
+        for index, rows, own in self._by_source(spans):
+            store = self._stores[index]
             found = np.empty((rows.size, spans.row_tokens), dtype=store.dtype)
-            store.gather(spans.select(rows), found, patient)
+            store.gather(own, found, patient)
             tokens[rows] = found
 
     def gather_planes(
@@ -75,22 +79,30 @@ class MixedStore:
         """Like `TokenStore.gather_planes`. A row of a source that lacks one has no bytes of it."""
         if not planes:
             return ()
-        parts = [(store, rows, spans.select(rows)) for store, rows in self._by_store(spans)]
+        parts = list(self._by_source(spans))
         found = []
         for kind in planes:
             had = [
-                (rows, store.gather_planes(own, (kind,), patient)[0])
-                for store, rows, own in parts
-                if kind in store.planes
+                (rows, self._stores[index].gather_planes(own, (kind,), patient)[0])
+                for index, rows, own in parts
+                if self._has(index, kind)
             ]
             found.append(_scattered(kind, len(spans), had))
         return tuple(found)
 
-    def _by_store(self, spans: Spans) -> Iterator[tuple[TokenStore, npt.NDArray[np.int64]]]:
-        """Yield each store that has rows, and these rows."""
+    def _has(self, index: int, kind: int) -> bool:
+        """Return whether the rows of a source have a plane."""
+        if self._have_pieces[index] and kind in OF_PIECES:
+            return True
+        return kind in self._stores[index].planes
+
+    def _by_source(self, spans: Spans) -> Iterator[tuple[int, npt.NDArray[np.int64], Spans]]:
+        """Yield each source that has rows, the indices of these rows, and their spans."""
         source = spans.row_source
         for index in sorted(set(source.tolist())):
-            yield self._stores[index], np.flatnonzero(source == index)
+            rows = np.flatnonzero(source == index)
+            own = spans.select(rows)
+            yield index, rows, own if self._have_pieces[index] else own.as_windows()
 
 
 def _scattered(

@@ -7,7 +7,7 @@ consecutive spans, followed by padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +78,10 @@ class Spans:
         if self.pieces is None:
             return self.shard.size * self.row_tokens
         return int(self.pieces.token_count.sum())
+
+    def as_windows(self) -> Spans:
+        """Return rows that are all windows, as such, where rows of pieces were among them."""
+        return replace(self, pieces=None)
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -136,14 +136,16 @@ class Plane(_message.Message):
     def __init__(self, row_bytes: _Optional[_Iterable[int]] = ..., content: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("dataset", "context_length", "long_documents")
+    __slots__ = ("dataset", "context_length", "long_documents", "order")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     context_length: int
     long_documents: str
-    def __init__(self, dataset: _Optional[str] = ..., context_length: _Optional[int] = ..., long_documents: _Optional[str] = ...) -> None: ...
+    order: str
+    def __init__(self, dataset: _Optional[str] = ..., context_length: _Optional[int] = ..., long_documents: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("datasets", "orders", "limits", "server_version", "identity_versions", "contract_revisions")
@@ -190,16 +192,20 @@ class Dataset(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class OrderRows(_message.Message):
-    __slots__ = ("order", "rows", "pieces_hash", "row_pieces_max")
+    __slots__ = ("order", "rows", "pieces_hash", "row_pieces_max", "target_count", "progress")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PIECES_HASH_FIELD_NUMBER: _ClassVar[int]
     ROW_PIECES_MAX_FIELD_NUMBER: _ClassVar[int]
+    TARGET_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     order: str
     rows: int
     pieces_hash: bytes
     row_pieces_max: int
-    def __init__(self, order: _Optional[str] = ..., rows: _Optional[int] = ..., pieces_hash: _Optional[bytes] = ..., row_pieces_max: _Optional[int] = ...) -> None: ...
+    target_count: int
+    progress: float
+    def __init__(self, order: _Optional[str] = ..., rows: _Optional[int] = ..., pieces_hash: _Optional[bytes] = ..., row_pieces_max: _Optional[int] = ..., target_count: _Optional[int] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class DatasetPlane(_message.Message):
     __slots__ = ("kind", "fingerprint")

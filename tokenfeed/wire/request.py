@@ -197,8 +197,15 @@ def to_message(
         end_sample=request.end_sample,
         stage=None if spec.mixture is None else _stage_message(spec, digests),
         declined_planes=request.declined_planes,
+        long_documents="" if spec.mixture else _sent(spec.source),
         client_name=client_name,
     )
+
+
+def _sent(source: Source) -> str:
+    """Return what a request says of long documents: nothing but what differs from the default."""
+    is_default = source.long_documents in ("", *source.order.LONG_DOCUMENTS[:1])
+    return "" if is_default else source.long_documents
 
 
 @lru_cache(8)
@@ -220,6 +227,7 @@ def _stage_message(spec: StreamSpec, digests: tuple[bytes, ...]) -> pb.Stage:
                 base=base,
                 weight=weight,
                 expected_digest=digest,
+                long_documents=_sent(source),
             )
             for source, base, weight, digest in zip(
                 spec.sources, stage.bases, stage.weights, digests, strict=True
@@ -267,7 +275,6 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
     order_name = order.NAME if order else MIXTURE
     if message.HasField("stage") and order:
         raise InvalidRequest("stage", f"is set, but {order_name} is not a mixture; omit it")
-    _require_no_documents(message.long_documents, order_name)
     for redaction in message.redactions:
         if not redaction.list_hash:
             raise InvalidRequest("list_hash", f"is missing; it has to have {_HASH_BYTES} bytes")
@@ -278,7 +285,12 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
         spec = _mixture(message, kinds)
     else:
         spec = StreamSpec.of_dataset(
-            message.dataset, order, message.seed, message.context_length, kinds
+            message.dataset,
+            order,
+            message.seed,
+            message.context_length,
+            kinds,
+            message.long_documents,
         )
     request = StreamRequest(
         spec,
@@ -316,7 +328,7 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
 
 def _mixture(message: pb.GetBatchRequest, kinds: Sequence[int]) -> StreamSpec:
     """Return the specification of a request of a mixture, with its only stage."""
-    for field in "dataset", "expected_digest":
+    for field in "dataset", "expected_digest", "long_documents":
         if getattr(message, field):
             raise InvalidRequest(field, "is set, but each source of the stage has its own; omit it")
     if not message.HasField("stage"):
@@ -346,12 +358,13 @@ def _parsed_stage(encoded: bytes) -> tuple[tuple[Source, ...], Stage]:
         problem = f"is missing; it has to have {_HASH_BYTES} bytes"
         raise InvalidRequest("previous_identity", problem)
     sources = tuple(
-        Source(each.dataset, orders.find(each.order), each.seed, each.number)
+        Source(
+            each.dataset, orders.find(each.order), each.seed, each.number, each.long_documents
+        )
         for each in message.sources
     )
-    for source, each in zip(sources, message.sources, strict=True):
+    for each in message.sources:
         require_range("weight", each.weight, 1, BLOCK_MAX + 1)
-        _require_no_documents(each.long_documents, source.order.NAME)
     return sources, Stage(
         message.index,
         message.first_sample,
@@ -359,12 +372,6 @@ def _parsed_stage(encoded: bytes) -> tuple[tuple[Source, ...], Stage]:
         tuple(source.base for source in message.sources),
         message.previous_identity,
     )
-
-
-def _require_no_documents(long_documents: str, order: str) -> None:
-    if long_documents:
-        problem = f"is set, but {order} does not read documents; omit it"
-        raise InvalidRequest("long_documents", problem)
 
 
 def require_understood(message: Message, without: str = "") -> None:

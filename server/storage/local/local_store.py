@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.wire.piece_planes import OF_PIECES
 from tokenfeed.wire.row_block import Plane
 
 from ...runtime.exceptions import log_safe_name
@@ -131,7 +132,14 @@ class LocalStore(OpenedShards, ABC):
         self, spans: Spans, planes: Sequence[int], patient: bool = True
     ) -> tuple[Plane, ...]:
         """Return the planes of the rows of spans."""
-        return tuple([self._planes[kind].read(spans, patient) for kind in planes])
+        return tuple(
+            [
+                self._planes[kind].read(spans, patient)
+                if spans.are_windows or kind not in OF_PIECES
+                else OF_PIECES[kind](spans)
+                for kind in planes
+            ]
+        )
 
     @property
     def planes(self) -> Mapping[int, bytes]:
@@ -159,7 +167,8 @@ class LocalStore(OpenedShards, ABC):
         """Start to read rows that will be gathered soon, if they seem cold."""
         self.readahead.advise(spans)
         for kind in planes:
-            self._planes[kind].advise(spans)
+            if kind in self._planes:
+                self._planes[kind].advise(spans)
 
     @property
     def cold(self) -> bool:
