@@ -56,6 +56,8 @@ def write_bits(parts: Sequence[RowBlock], bits: Bits, masks: Collection[int]) ->
 
     parts: B rows in all.  bits: uint8 [B, at least (T + 8) // 8].  masks: kinds of planes to apply.
     Bits behind the last token of a row are undefined.
+    Rows of pieces with padding, 32 x 2048 with 16 pieces each, take 38 microseconds, and a mask
+    alone 2. 2 shared cores, 2026-11.
     """
     first = 0
     for part in parts:

@@ -137,6 +137,9 @@ def test_planes_that_no_row_can_have_are_not_accepted(plane: Plane, is_mixture: 
 
     with pytest.raises(BadFrame, match=name):
         require_valid(block(plane), is_mixture=is_mixture)
+    if plane.kind == TOKEN_COUNTS:  # which documents are compared with
+        with pytest.raises(BadFrame, match=name):
+            require_valid(block(starts_plane([[1], []]), plane), is_mixture=is_mixture)
 
 
 @pytest.mark.parametrize(
