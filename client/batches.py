@@ -11,6 +11,7 @@ from tokenfeed.errors import InvalidRequest
 
 from .device.host_transfer import Transfer
 from .device.loaders import require_own_batches
+from .device.numpy_batch import HostPart
 from .device.rich_batch import RichBatch as RichBatch
 from .device.transfer import indexed, transfer_for, usable_device
 from .device.widening import WIDE_NUMPY, Batch, require_fits
@@ -160,9 +161,8 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
     def _transfer(self) -> Transfer[torch.Tensor]:
         # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
-        return transfer_for(
-            self._device, self._shape, self._x_dtype, masks=self._masks, notes=self._is_rich
-        )
+        note = HostPart.of if self._is_rich else None
+        return transfer_for(self._device, self._shape, self._x_dtype, masks=self._masks, note=note)
 
 
 class TorchEpoch(Epoch[torch.Tensor, RichBatch], IterableDataset[Batch]):

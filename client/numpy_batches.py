@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidRequest
 
 from .device.host_transfer import WIDE, HostTransfer, WideRows, require_arrays_fit
+from .device.numpy_batch import HostPart
 from .device.numpy_batch import NumpyRichBatch as NumpyRichBatch
 from .feed.epochs import Epoch
 from .feed.feed import Feed
@@ -115,7 +116,7 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
             self._dtype,
             self._dtype,
             self._masks,
-            notes=self._is_rich,
+            note=HostPart.of if self._is_rich else None,
             argument="dtype",
         )
 

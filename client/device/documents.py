@@ -71,14 +71,13 @@ class BatchDocuments:
         cls,
         parts: Sequence[RowBlock],
         *,
-        token_counts: Integers | None = None,
         row_documents_max: int | None = None,
     ) -> BatchDocuments | None:
         """Return the document starts of a batch, or None if its rows come without them. Keeps no
         reference to the parts.
 
-        parts: B rows in all, at least one, which were checked when they arrived.  The rest: see
-        above.
+        parts: B rows in all, at least one, which were checked when they arrived.
+        row_documents_max: see above.
         """
         own = (plane for part in parts for plane in part.planes)
         planes = [plane for plane in own if plane.kind == DOCUMENT_STARTS]
@@ -88,10 +87,10 @@ class BatchDocuments:
         starts = _joined([plane.content for plane in planes]).view(_START).astype(np.int64)
         return cls(
             batch_size=row_bytes.size,
-            context_length=parts[0].tokens.shape[1] - 1,
+            context_length=parts[0].row_tokens - 1,
             row_counts=row_bytes // _START.itemsize,
             starts=starts,
-            token_counts=token_counts,
+            token_counts=_token_counts(parts),
             row_documents_max=row_documents_max,
         )
 
@@ -244,6 +243,19 @@ class BatchDocuments:
         # Each row has exactly one segment that begins with it.
         places = np.arange(rows.size) - np.flatnonzero(offsets == 0)[rows]
         return _Segments(rows, offsets, places, bounds[:-1], bounds[1:] - bounds[:-1], bounds)
+
+
+def _token_counts(parts: Sequence[RowBlock]) -> Integers | None:
+    """Return how many tokens of each row are no padding; None if no row says it."""
+    counts = [part.token_counts for part in parts]
+    if all(each is None for each in counts):
+        return None
+    return _joined(
+        [
+            np.full(len(part), part.row_tokens) if each is None else each
+            for part, each in zip(parts, counts, strict=True)
+        ]
+    )
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

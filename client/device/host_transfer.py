@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from .numpy_batch import HostPart
+from .numpy_batch import HostPart, Note
 from .row_source import RowSource
 from .target_mask import masks_of, widen_targets
 
@@ -51,17 +51,17 @@ class HostTransfer:
         y_dtype: np.dtype[np.signedinteger],
         masks: Collection[int] = (),
         *,
-        notes: bool = False,
+        note: Note | None = None,
         argument: str = "x_dtype",
     ) -> None:
         """shape: (batch_size, context_length).  x_dtype, y_dtype: int32 or int64.  masks: kinds of
-        planes that mask targets.  notes: whether to set `noted`.  argument: to name in errors.
+        planes that mask targets.  note: sets `noted`.  argument: to name in errors.
         """
         self._shape = shape
         self._x_dtype = x_dtype
         self._y_dtype = y_dtype
         self._masks = masks
-        self._notes = notes
+        self._note = note
         self._argument = argument
         self.noted: HostPart | None = None
 
@@ -77,8 +77,8 @@ class HostTransfer:
             argument = "x" if out[0].itemsize < out[1].itemsize else "y"
         require_tokens_fit(parts, min(array.itemsize for array in out), argument)
         widen_here(parts, *out, masks_of(parts, self._masks) if parts[0].planes else ())
-        if self._notes:
-            self.noted = HostPart.of(parts)
+        if self._note is not None:
+            self.noted = self._note(parts)
         # Last, so that a Ctrl-C before it leaves the position of the stream unchanged.
         rows.consume(self._shape[0])
         return out

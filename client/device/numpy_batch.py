@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +27,37 @@ Array = TypeVar("Array")
 class HostPart(NamedTuple):
     """What the host knows of a batch that is on its way to the device.
 
-    last_tokens: int64[B], the last token of each row.  documents: None if the rows come without
-    document starts.
+    last_tokens: int64[B], the last token of each row.  documents: None if they are not known in all
+    rows.
     """
 
     last_tokens: npt.NDArray[np.int64]
     documents: BatchDocuments | None
 
     @classmethod
-    def of(cls, parts: Sequence[RowBlock]) -> HostPart:
-        """Copy it from received rows.  parts: B rows in all."""
+    def of(
+        cls,
+        parts: Sequence[RowBlock],
+        *,
+        knows_documents: bool = True,
+        row_documents_max: int | None = None,
+    ) -> HostPart:
+        """Copy it from received rows.
+
+        parts: B rows in all.  knows_documents: whether all sources of the stream know where
+        documents begin. If one does not, its rows have no starts, and would pass for one document
+        each where rows of other sources have some.  row_documents_max: limit of documents in the x
+        of a row, padding included, if one is known.
+        """
         last_tokens = np.concatenate([part.tokens[:, -1] for part in parts]).astype(np.int64)
-        return cls(last_tokens, BatchDocuments.of_parts(parts))
+        documents = None
+        if knows_documents:
+            documents = BatchDocuments.of_parts(parts, row_documents_max=row_documents_max)
+        return cls(last_tokens, documents)
+
+
+Note: TypeAlias = Callable[[Sequence[RowBlock]], HostPart]
+"""What makes the HostPart of a batch from its rows: HostPart.of, with what is known of a stream."""
 
 
 class BatchAttributes(ABC, Generic[Array]):

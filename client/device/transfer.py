@@ -10,7 +10,7 @@ import torch
 from tokenfeed.errors import InvalidRequest
 
 from .host_transfer import HostTransfer, Transfer, require_tokens_fit
-from .numpy_batch import HostPart
+from .numpy_batch import HostPart, Note
 from .pinned_ring import CudaCopyEngine, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
 from .target_mask import masks_of
@@ -35,13 +35,13 @@ class CpuTransfer:
         x_dtype: torch.dtype,
         masks: Collection[int] = (),
         *,
-        notes: bool = False,
+        note: Note | None = None,
     ) -> None:
-        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets.  notes:
-        whether to set `noted`.
+        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets.  note:
+        sets `noted`.
         """
         y_dtype = WIDE_NUMPY[torch.int64]
-        self._host = HostTransfer(shape, WIDE_NUMPY[x_dtype], y_dtype, masks, notes=notes)
+        self._host = HostTransfer(shape, WIDE_NUMPY[x_dtype], y_dtype, masks, note=note)
 
     @property
     def noted(self) -> HostPart | None:
@@ -66,16 +66,16 @@ class _ToDevice:
         device: torch.device,
         masks: Collection[int] = (),
         *,
-        notes: bool = False,
+        note: Note | None = None,
     ) -> None:
-        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets.  notes:
-        whether to set `noted`.
+        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets.  note:
+        sets `noted`.
         """
         self._shape = shape
         self._x_dtype = x_dtype
         self._device = device
         self._masks = masks
-        self._notes = notes
+        self._note = note
         self.noted: HostPart | None = None
 
     def _fresh(self) -> Batch:
@@ -101,8 +101,8 @@ class DirectTransfer(_ToDevice):
         narrow = torch.empty(shape, dtype=dtype)
         join_into(parts, narrow, masks)
         widen_there(narrow.to(self._device), *batch)
-        if self._notes:
-            self.noted = HostPart.of(parts)
+        if self._note is not None:
+            self.noted = self._note(parts)
         rows.consume(batch_size)
         return batch
 
@@ -118,10 +118,10 @@ class PinnedTransfer(_ToDevice):
         engine: CudaCopyEngine,
         masks: Collection[int] = (),
         *,
-        notes: bool = False,
+        note: Note | None = None,
     ) -> None:
         """engine: of this device."""
-        super().__init__(shape, x_dtype, device, masks, notes=notes)
+        super().__init__(shape, x_dtype, device, masks, note=note)
         self._engine = engine
         self._staged_notes: deque[HostPart] = deque()
         self._ring: PinnedRing | None = None
@@ -133,7 +133,7 @@ class PinnedTransfer(_ToDevice):
         assert self._ring is not None
         batch = out or self._fresh()
         self._ring.take(*batch)
-        if self._notes:
+        if self._note is not None:
             self.noted = self._staged_notes.popleft()
         if rows.ready(self._shape[0]):
             self._stage(rows)
@@ -149,9 +149,9 @@ class PinnedTransfer(_ToDevice):
             shape, masks = (batch_size, context_length + 1), masks_of(parts, self._masks)
             self._ring = PinnedRing(self._engine, shape, narrow_dtype(parts), masks)
         require_tokens_fit(parts, self._x_dtype.itemsize)
-        if self._notes:
+        if self._note is not None:
             # Now: its rows are freed before the batch is taken.
-            self._staged_notes.append(HostPart.of(parts))
+            self._staged_notes.append(self._note(parts))
         self._ring.stage(parts)
         rows.consume(batch_size)
         return True
@@ -163,19 +163,19 @@ def transfer_for(
     x_dtype: torch.dtype,
     *,
     masks: Collection[int],
-    notes: bool = False,
+    note: Note | None = None,
 ) -> Transfer[torch.Tensor]:
     """Return the transfer to a device for batches of shape (batch_size, context_length).
 
-    masks: kinds of planes that mask targets, where the rows have them.  notes: whether to set
-    `noted`.
+    masks: kinds of planes that mask targets, where the rows have them.  note: sets `noted`; it is
+    called with the rows of each batch.
     """
     if device.type == "cpu":
-        return CpuTransfer(shape, x_dtype, masks, notes=notes)
+        return CpuTransfer(shape, x_dtype, masks, note=note)
     if device.type == "cuda":
         engine = cuda_copy_engine(device)
-        return PinnedTransfer(shape, x_dtype, device, engine, masks, notes=notes)
-    return DirectTransfer(shape, x_dtype, device, masks, notes=notes)
+        return PinnedTransfer(shape, x_dtype, device, engine, masks, note=note)
+    return DirectTransfer(shape, x_dtype, device, masks, note=note)
 
 
 def usable_device(device: torch.device | str) -> torch.device:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenfeed.errors import BadFrame, InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.stream.identity import stage_plane_fingerprint
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
@@ -22,8 +22,13 @@ from tokenfeed.wire.row_block import Plane, RowBlock
 LossMask = Literal["apply", "ignore"]
 LOSS_MASKS: tuple[str, ...] = get_args(LossMask)
 
-PLANE_NAMES = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}
-_START_BYTES = 4
+PLANE_NAMES = {
+    DOCUMENT_STARTS: "document starts",
+    LOSS_MASK: "loss mask",
+    TOKEN_COUNTS: "token counts",
+}
+_NUMBER_BYTES = 4
+"""Of a document start, and of a token count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,25 +163,41 @@ def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
 
     is_mixture: rows may then lack a plane.  Raises: BadFrame.
     """
-    row_tokens = rows.tokens.shape[1]
-    for plane in rows.planes:
-        if plane.kind == LOSS_MASK:
-            wrong = plane.row_lengths != (row_tokens + 7) // 8
-            is_valid = not (wrong & (plane.row_lengths != 0) if is_mixture else wrong).any()
+    row_tokens = rows.row_tokens
+    # Token counts come first, as the kind of the highest number: documents begin before padding.
+    for plane in reversed(rows.planes):
+        if plane.kind == DOCUMENT_STARTS:
+            is_valid = _are_starts(plane, rows)
+        elif plane.kind == TOKEN_COUNTS:
+            is_valid = _has_bytes(plane, _NUMBER_BYTES, is_mixture) and _are_counts(rows)
         else:
-            is_valid = _are_starts(plane, row_tokens)
+            is_valid = _has_bytes(plane, (row_tokens + 7) // 8, is_mixture)
         if not is_valid:
             raise BadFrame(
                 "frame", f"has {PLANE_NAMES[plane.kind]} that no row of {row_tokens} has"
             )
 
 
-def _are_starts(plane: Plane, row_tokens: int) -> bool:
-    """Return whether each row has offsets in [1, row_tokens), ascending."""
-    if (plane.row_lengths % _START_BYTES).any():
+def _has_bytes(plane: Plane, row_bytes: int, is_mixture: bool) -> bool:
+    """Return whether each row has this many bytes; in a mixture it may have none."""
+    wrong = plane.row_lengths != row_bytes
+    return not (wrong & (plane.row_lengths != 0) if is_mixture else wrong).any()
+
+
+def _are_counts(rows: RowBlock) -> bool:
+    """Return whether each row has 2 tokens or more, and at most as many as there are."""
+    counts = rows.token_counts
+    return counts is None or bool(((counts >= 2) & (counts <= rows.row_tokens)).all())
+
+
+def _are_starts(plane: Plane, rows: RowBlock) -> bool:
+    """Return whether each row has offsets in [1, tokens without padding), ascending."""
+    if (plane.row_lengths % _NUMBER_BYTES).any():
         return False
     starts = plane.content.view("<u4").astype(np.int64)
-    rows = np.repeat(np.arange(plane.row_lengths.size), plane.row_lengths // _START_BYTES)
+    numbers = np.repeat(np.arange(plane.row_lengths.size), plane.row_lengths // _NUMBER_BYTES)
     # Ascending within each row, since each row has numbers of its own.
-    ascending = np.diff(rows * row_tokens + starts) > 0
-    return bool(((starts >= 1) & (starts < row_tokens)).all() and ascending.all())
+    ascending = np.diff(numbers * rows.row_tokens + starts) > 0
+    counts = rows.token_counts
+    ends = rows.row_tokens if counts is None else counts[numbers]
+    return bool(((starts >= 1) & (starts < ends)).all() and ascending.all())

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from client import RemoteBatches
+from client.device.numpy_batch import Note
 from client.device.transfer import DirectTransfer, PinnedTransfer
 from tests.client.conftest import ScriptedServer
 from tests.client.device.simulated_device import Device
@@ -325,7 +326,7 @@ def test_a_device_without_a_ring_gets_the_same_batches(
     """MPS and others: one narrow copy, widened there."""
     monkeypatch.setattr(
         "client.batches.transfer_for",
-        lambda *place, masks, notes: DirectTransfer(place[1], place[2], place[0], masks),
+        lambda *place, masks, note: DirectTransfer(place[1], place[2], place[0], masks),
     )
     with RemoteBatches(scripted.address, 3, 5, num_batches=4) as feed:
         batches = list(feed)
@@ -340,7 +341,7 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     """Each call sends the following batch on its way, and none is lost in between."""
     device = Device()
 
-    def staged(*place: Any, masks: tuple[int, ...], notes: bool) -> PinnedTransfer:
+    def staged(*place: Any, masks: tuple[int, ...], note: Note | None) -> PinnedTransfer:
         return PinnedTransfer(place[1], place[2], place[0], device, masks)
 
     monkeypatch.setattr("client.batches.transfer_for", staged)

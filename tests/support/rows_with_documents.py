@@ -11,21 +11,25 @@ import torch
 
 from client.device.numpy_batch import HostPart
 from client.device.rich_batch import RichBatch
-from tokenfeed.stream.planes import DOCUMENT_STARTS
-from tokenfeed.wire.row_block import Plane, RowBlock
+from tests.support.targets import Count, counts_plane, starts_plane
+from tokenfeed.wire.row_block import RowBlock
 
 
 def rows_with_documents(
-    tokens: npt.ArrayLike, starts: Sequence[Sequence[int]], split: int = 0
+    tokens: npt.ArrayLike,
+    starts: Sequence[Sequence[int]],
+    split: int = 0,
+    counts: Sequence[Count] | None = None,
 ) -> list[RowBlock]:
     """Rows in two frames, or in one if split is 0.
 
-    tokens: [B, T + 1].  starts: for each row the offsets at which documents begin.
+    tokens: [B, T + 1].  starts: for each row the offsets at which documents begin.  counts: tokens
+    of each row that are no padding; None: of a stream of windows.
     """
-    lengths = np.array([4 * len(row) for row in starts], np.uint32)
-    content = np.array([start for row in starts for start in row], "<u4").view(np.uint8)
-    plane = Plane(DOCUMENT_STARTS, lengths, content)
-    block = RowBlock(np.asarray(tokens).astype("<u2"), (plane,))
+    planes = [starts_plane(starts)]
+    if counts is not None:
+        planes.append(counts_plane(counts))
+    block = RowBlock(np.asarray(tokens).astype("<u2"), tuple(planes))
     return [block[:split], block[split:]] if split else [block]
 
 

@@ -6,21 +6,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
 from tokenfeed.wire.row_block import Plane
 
 Mask = Sequence[int] | None
 """For each token of a row 1 if it counts as a target, else 0; None if the row has no mask."""
 Starts = Sequence[int]
 """The tokens of a row, but for its first, with which documents begin."""
+Count = int | None
+"""Tokens of a row of pieces that are no padding; None for a row of a window."""
 
 
-def targets(tokens: Sequence[int], mask: Mask, starts: Starts) -> list[int]:
-    """The targets of a row of T + 1 tokens."""
-    return [
-        -100 if (mask is not None and not mask[place]) or place in starts else int(tokens[place])
-        for place in range(1, len(tokens))
-    ]
+def targets(tokens: Sequence[int], mask: Mask, starts: Starts, count: Count = None) -> list[int]:
+    """The targets of a row of T + 1 tokens.  starts: those that are no targets."""
+    found = []
+    for place in range(1, len(tokens)):
+        masked = mask is not None and not mask[place]
+        padding = count is not None and place >= count
+        ignored = masked or padding or place in starts
+        found.append(-100 if ignored else int(tokens[place]))
+    return found
 
 
 def mask_plane(masks: Sequence[Mask]) -> Plane:
@@ -38,6 +43,12 @@ def starts_plane(starts: Sequence[Starts]) -> Plane:
     """Plane 50 of rows."""
     rows = [b"".join(place.to_bytes(4, "little") for place in row) for row in starts]
     return _plane(DOCUMENT_STARTS, rows)
+
+
+def counts_plane(counts: Sequence[Count]) -> Plane:
+    """Plane 52 of rows."""
+    rows = [b"" if count is None else count.to_bytes(4, "little") for count in counts]
+    return _plane(TOKEN_COUNTS, rows)
 
 
 def _plane(kind: int, rows: Sequence[bytes]) -> Plane:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..stream.planes import TOKEN_COUNTS
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:
@@ -38,6 +40,23 @@ class RowBlock:
 
     tokens: npt.NDArray[np.unsignedinteger]
     planes: tuple[Plane, ...] = ()
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row, padding included: T + 1."""
+        return int(self.tokens.shape[1])
+
+    @property
+    def token_counts(self) -> npt.NDArray[np.int64] | None:
+        """How many tokens of each row are from the corpus: int64[rows], T + 1 in a row of a window,
+        which does not say it. None if no row says it.
+        """
+        for plane in self.planes:
+            if plane.kind == TOKEN_COUNTS and plane.content.size:
+                counts = np.full(len(self), self.row_tokens)
+                counts[plane.row_lengths > 0] = plane.content.view("<u4")
+                return counts
+        return None
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from client.device.documents import BatchDocuments
 from client.device.fixed_size import least_size, require_size
 from tests.support.rows_with_documents import rows_with_documents
+from tests.support.targets import counts_plane
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane, RowBlock
@@ -280,19 +281,104 @@ def test_starts_of_a_batch_are_those_of_its_frames(batch: Batch, split: int) -> 
     )
     assert documents.row_counts.tolist() == [len(row) for row in batch.starts]
     assert documents.starts.tolist() == [start for row in batch.starts for start in row]
+    assert documents.token_counts is None
+
+
+@st.composite
+def rows_of_pieces(draw: st.DrawFn) -> tuple[Batch, list[int | None]]:
+    """Rows of pieces, and of windows among them: the batch, and the counts that its rows say."""
+    context_length = draw(st.integers(1, 12))
+    edges = st.sampled_from(sorted({2, max(2, context_length), context_length + 1}))
+    count = st.none() | edges | st.integers(2, context_length + 1)
+    said = draw(st.lists(count, min_size=1, max_size=5))
+    counts = [context_length + 1 if each is None else each for each in said]
+    starts = [draw(st.sets(st.integers(1, count - 1)).map(sorted)) for count in counts]
+    return Batch(context_length, starts, counts), said
+
+
+@given(rows=rows_of_pieces(), split=st.integers(0, 4))
+def test_padding_of_a_batch_is_what_the_counts_of_its_frames_leave(
+    rows: tuple[Batch, list[int | None]], split: int
+) -> None:
+    """A row of a window has none, and says nothing; a frame may have rows of windows alone."""
+    batch, said = rows
+    tokens = np.zeros((len(said), batch.context_length + 1))
+    parts = rows_with_documents(tokens, batch.starts, min(split, len(said) - 1), said)
+
+    documents = BatchDocuments.of_parts(parts)
+
+    assert documents is not None
+    if said == [None] * len(said):
+        assert documents.token_counts is None
+    else:
+        assert documents.token_counts is not None
+        assert documents.token_counts.tolist() == batch.token_counts
+        assert documents.token_counts.dtype == np.int64
+    lengths = batch.all_lengths()
+    assert documents.segment_ids().tolist() == [row[:-1] for row in batch.whole_rows()]
+    assert documents.cu_seqlens().tolist() == np.cumsum([0, *lengths]).tolist()
+    assert documents.max_seqlen == max(lengths)
+    assert documents.doc_lens()[0].tolist() == batch.documents.doc_lens()[0].tolist()
+    assert documents.positions().tolist() == batch.documents.positions().tolist()
+
+
+@given(rows=rows_of_pieces(), spare=st.integers(0, 3))
+def test_fixed_cu_seqlens_of_pieces_have_the_size_that_the_fullest_row_takes(
+    rows: tuple[Batch, list[int | None]], spare: int
+) -> None:
+    """The server says how many pieces a row has at most, and padding may be one more."""
+    batch, said = rows
+    limit = max(map(len, batch.documents_of_rows())) + spare
+    parts = rows_with_documents(np.zeros((len(said), batch.context_length + 1)), batch.starts)
+    parts = [RowBlock(parts[0].tokens, (*parts[0].planes, counts_plane(said)))]
+
+    documents = BatchDocuments.of_parts(parts, row_documents_max=limit)
+
+    assert documents is not None
+    size = len(said) * min(limit, batch.context_length) + 1
+    found = documents.cu_seqlens_fixed()
+    assert found.size == size == least_size(*documents._shape, row_documents_max=limit)
+    assert found.tolist() == (
+        documents.cu_seqlens().tolist() + [found[-1]] * (size - documents.cu_seqlens().size)
+    )
+
+
+def test_padding_that_begins_behind_x_is_no_document() -> None:
+    """A sequence of no tokens would be one more than the limit of documents in a row."""
+    starts = [[3], [3], [3, 7], [3]]
+    parts = rows_with_documents(np.zeros((4, 9)), starts, counts=[9, 8, 8, 7])
+
+    documents = BatchDocuments.of_parts(parts, row_documents_max=3)
+
+    assert documents is not None
+    assert documents.cu_seqlens().tolist() == [0, 3, 8, 11, 16, 19, 23, 24, 27, 31, 32]
+    assert documents.cu_seqlens_rows().tolist() == [
+        [0, 3, 8, 8],
+        [0, 3, 8, 8],
+        [0, 3, 7, 8],
+        [0, 3, 7, 8],
+    ]
+    assert documents.segment_ids()[:, 6:].tolist() == [[2, 2], [2, 2], [2, 3], [2, 0]]
+    assert documents.cu_seqlens_fixed().size == 4 * 3 + 1
 
 
 def test_a_value_does_not_keep_the_memory_of_frames() -> None:
     """A batch that is kept would keep a mebibyte for a few offsets."""
-    (part,) = rows_with_documents(np.zeros((2, 9)), [[3], [5, 8]])
-    documents = BatchDocuments.of_parts([part])
+    (part,) = rows_with_documents(np.zeros((2, 9)), [[3], [5, 6]], counts=[7, 9])
+    planes = [
+        Plane(plane.kind, plane.row_lengths.copy(), plane.content.copy()) for plane in part.planes
+    ]
+    documents = BatchDocuments.of_parts([RowBlock(part.tokens, tuple(planes))])
     assert documents is not None
+    assert documents.token_counts is not None
 
-    part.planes[0].content[:] = 0
-    part.planes[0].row_lengths[:] = 0
+    for plane in planes:
+        plane.content[:] = 0
+        plane.row_lengths[:] = 0
 
-    assert documents.starts.tolist() == [3, 5, 8]
+    assert documents.starts.tolist() == [3, 5, 6]
     assert documents.row_counts.tolist() == [1, 2]
+    assert documents.token_counts.tolist() == [7, 9]
 
 
 def test_rows_without_the_plane_have_no_documents() -> None:

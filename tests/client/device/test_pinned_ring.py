@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from client.device.pinned_ring import SLOTS, PinnedRing
 from client.device.widening import NARROW, join_into
 from tests.client.device.simulated_device import FAULTY, Device, FaultyDevice
-from tests.support.targets import mask_plane, starts_plane, targets
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tests.support.targets import Count, counts_plane, mask_plane, starts_plane, targets
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
 from tokenfeed.wire.row_block import RowBlock
 
 B, T = 3, 5
@@ -28,37 +28,52 @@ def rows_of(batch: int, width: int) -> np.ndarray:
 
 
 MASKS = (DOCUMENT_STARTS, LOSS_MASK)
+PIECES = (TOKEN_COUNTS,)
+ALL = (DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS)
 
 
 def block_of(batch: int, width: int) -> RowBlock:
-    """The rows of a batch, of which the first has no mask, and different planes for each batch."""
-    masks, starts = planes_of(batch)
-    return RowBlock(rows_of(batch, width), (starts_plane(starts), mask_plane(masks)))
+    """The rows of a batch, of which the first is a window without a mask, and different planes for
+    each batch.
+    """
+    masks, starts, counts = planes_of(batch)
+    planes = starts_plane(starts), mask_plane(masks), counts_plane(counts)
+    return RowBlock(rows_of(batch, width), planes)
 
 
-def planes_of(batch: int) -> tuple[list[list[int] | None], list[list[int]]]:
+def planes_of(batch: int) -> tuple[list[list[int] | None], list[list[int]], list[Count]]:
     numbers = np.random.default_rng(batch + BATCHES)
     masks = [None, *numbers.integers(0, 2, (B - 1, T + 1)).tolist()]
-    return masks, [[batch % T + 1], [], [1 + row for row in range(batch % T)]]
+    starts = [[batch % T + 1], [], [1 + row for row in range(batch % T)]]
+    return masks, starts, [None, 2 + batch % T, T + 1 - batch % 2]
 
 
-def masked_targets(batch: int, width: int) -> list[list[int]]:
-    rows = zip(rows_of(batch, width).tolist(), *planes_of(batch), strict=True)
-    return [targets(*row) for row in rows]
+def targets_of(rows: list[list[int]], batch: int, kinds: tuple[int, ...]) -> list[list[int]]:
+    """The targets of rows with the planes of a batch."""
+    found = []
+    for row, mask, starts, count in zip(rows, *planes_of(batch), strict=True):
+        count = count if TOKEN_COUNTS in kinds else None
+        borders = DOCUMENT_STARTS in kinds or count is not None
+        mask = mask if LOSS_MASK in kinds else None
+        found.append(targets(row, mask, starts if borders else (), count))
+    return found
 
 
 def pass_through(
-    device: Device, width: int, choices: random.Random, *, masked: bool = False
+    device: Device, width: int, choices: random.Random, kinds: tuple[int, ...] = ()
 ) -> list[bool]:
-    """Send batches through a ring while the device works now and then; which came out right?"""
-    ring = PinnedRing(device, (B, T + 1), NARROW[width], MASKS if masked else ())
+    """Send batches through a ring while the device works now and then; which came out right?
+
+    kinds: those of planes that mask targets.
+    """
+    ring = PinnedRing(device, (B, T + 1), NARROW[width], kinds)
     batches = []
     staged = 0
     while len(batches) < BATCHES:
         for _ in range(choices.randrange(4)):
             device.step(choices.randrange(2))
         if staged < BATCHES and ring.staged_count < SLOTS and choices.random() < 0.6:
-            block = block_of(staged, width) if masked else RowBlock(rows_of(staged, width))
+            block = block_of(staged, width) if kinds else RowBlock(rows_of(staged, width))
             ring.stage([block[:1], block[1:]])
             staged += 1
         elif ring.staged_count:
@@ -68,32 +83,25 @@ def pass_through(
     device.finish()
     return [
         np.array_equal(x.numpy(), rows_of(index, width)[:, :-1])
-        and (
-            y.tolist() == masked_targets(index, width)
-            if masked
-            else np.array_equal(y.numpy(), rows_of(index, width)[:, 1:])
-        )
+        and y.tolist() == targets_of(rows_of(index, width).tolist(), index, kinds)
         for index, (x, y) in enumerate(batches)
     ]
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kinds", [(), MASKS, PIECES, ALL], ids=str)
 @pytest.mark.parametrize("width", [2, 4])
 @given(seed=st.integers(0, 2**32))
 def test_every_batch_comes_out_as_it_went_in_however_late_the_device_is(
-    width: int, masked: bool, seed: int
+    width: int, kinds: tuple[int, ...], seed: int
 ) -> None:
     """The copy engine reads pinned memory long after `next` has returned."""
-    assert all(pass_through(Device(), width, random.Random(seed), masked=masked))
+    assert all(pass_through(Device(), width, random.Random(seed), kinds))
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_device_that_does_not_wait_spoils_batches(masked: bool) -> None:
+@pytest.mark.parametrize("kinds", [(), MASKS, PIECES, ALL], ids=str)
+def test_a_device_that_does_not_wait_spoils_batches(kinds: tuple[int, ...]) -> None:
     """Or the test above could not fail: the ring stands on its waits."""
-    runs = [
-        pass_through(Device(waits=False), 2, random.Random(seed), masked=masked)
-        for seed in range(50)
-    ]
+    runs = [pass_through(Device(waits=False), 2, random.Random(seed), kinds) for seed in range(50)]
 
     assert not all(all(run) for run in runs)
 
@@ -104,15 +112,16 @@ def test_a_mask_that_is_not_in_the_copy_of_its_tokens_is_found(
     faulty: type[FaultyDevice], width: int
 ) -> None:
     """Each of these devices treats batches without a mask right."""
-    runs = {}
-    for masked in (False, True):
-        runs[masked] = [
-            pass_through(faulty(T + 1), width, random.Random(seed), masked=masked)
-            for seed in range(50)
+    runs = {
+        kinds: [
+            pass_through(faulty(T + 1), width, random.Random(seed), kinds) for seed in range(50)
         ]
+        for kinds in ((), MASKS, PIECES)
+    }
 
-    assert all(all(run) for run in runs[False])
-    assert not all(all(run) for run in runs[True])
+    assert all(all(run) for run in runs[()])
+    assert not all(all(run) for run in runs[MASKS])
+    assert not all(all(run) for run in runs[PIECES])
 
 
 class ReusesMasks(PinnedRing):
@@ -131,7 +140,7 @@ def test_bits_that_are_written_before_their_slot_was_copied_are_found(
 ) -> None:
     """The tokens of a slot wait for its last copy, and so have its bits to."""
     monkeypatch.setitem(globals(), "PinnedRing", ReusesMasks)
-    runs = [pass_through(Device(), 2, random.Random(seed), masked=True) for seed in range(50)]
+    runs = [pass_through(Device(), 2, random.Random(seed), MASKS) for seed in range(50)]
 
     assert not all(all(run) for run in runs)
 
@@ -167,21 +176,21 @@ def test_the_host_waits_only_when_it_is_a_whole_ring_ahead() -> None:
     assert ring._staged[0].pinned.numpy().view(np.uint16).tolist() == rows_of(SLOTS, 2).tolist()
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kinds", [(), MASKS, ALL], ids=str)
 @pytest.mark.parametrize("widths", [(2, 4), (4, 2)])
 @given(seed=st.integers(0, 2**32))
 def test_a_ring_takes_tokens_of_another_width(
-    widths: tuple[int, int], masked: bool, seed: int
+    widths: tuple[int, int], kinds: tuple[int, ...], seed: int
 ) -> None:
     """The replica that takes over may serve uint32 where the first served uint16: the width is no
     part of what a stream is.
     """
     device, choices = Device(), random.Random(seed)
-    ring = PinnedRing(device, (B, T + 1), NARROW[widths[0]], MASKS if masked else ())
+    ring = PinnedRing(device, (B, T + 1), NARROW[widths[0]], kinds)
     outcomes = []
     for batch in range(BATCHES):
         first, second = block_of(batch, widths[0]), block_of(batch, widths[1])
-        if not masked:
+        if not kinds:
             first, second = RowBlock(first.tokens), RowBlock(second.tokens)
         parts = [[first], [first[:1], second[1:]], [second]][batch * 3 // BATCHES]
         ring.stage(parts)
@@ -190,8 +199,7 @@ def test_a_ring_takes_tokens_of_another_width(
         x, y = (torch.full((B, T), -3, dtype=torch.int64) for _ in range(2))
         ring.take(x, y)
         rows = np.concatenate([part.tokens for part in parts]).tolist()
-        planes = planes_of(batch) if masked else ([None] * B, [[]] * B)
-        outcomes.append((x, y, rows, [targets(*row) for row in zip(rows, *planes, strict=True)]))
+        outcomes.append((x, y, rows, targets_of(rows, batch, kinds)))
     device.finish()
 
     for x, y, rows, expected in outcomes:

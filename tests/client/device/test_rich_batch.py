@@ -239,6 +239,40 @@ def test_an_array_of_a_batch_is_the_callers_own(kind: Kind) -> None:
     assert batch.cu_seqlens.tolist() == kind().cu_seqlens.tolist()
 
 
+@kinds
+def test_documents_are_unknown_if_one_source_does_not_know_them(kind: Kind) -> None:
+    """Its rows come without starts, beside rows that have some, and would pass for one document."""
+    parts = rows_with_documents(TOKENS, STARTS, split=2, counts=[9, None, 6])
+    host = HostPart.of(parts, knows_documents=False, row_documents_max=4)
+
+    batch = kind(host=host)
+
+    assert host.documents is None
+    for name in DOCUMENT_ATTRIBUTES:
+        with pytest.raises(InvalidRequest, match=f"^{name}: needs to know where documents begin"):
+            getattr(batch, name)
+    assert batch.tokens.tolist() == TOKENS.tolist()
+
+
+@kinds
+def test_padding_is_segment_0_and_a_document_of_its_own(kind: Kind) -> None:
+    """Attention has to be told something about every position, and a loss ignores it."""
+    parts = rows_with_documents(TOKENS, STARTS, split=2, counts=[9, None, 6])
+
+    batch = kind(host=HostPart.of(parts, row_documents_max=4))
+
+    assert batch.segment_ids.tolist() == [
+        [1, 1, 1, 2, 2, 2, 2, 2],
+        [1, 1, 1, 1, 1, 1, 1, 1],
+        [1, 2, 2, 2, 2, 3, 0, 0],
+    ]
+    assert batch.positions.tolist()[2] == [0, 0, 1, 2, 3, 0, 0, 1]
+    assert batch.cu_seqlens.tolist() == [0, 3, 8, 16, 17, 21, 22, 24]
+    assert batch.cu_seqlens_fixed().tolist() == [0, 3, 8, 16, 17, 21, 22] + [24] * 6
+    assert batch.doc_lens()[0].tolist() == [[3, 5, 0, 0], [8, 0, 0, 0], [1, 4, 1, 2]]
+    assert batch.max_seqlen == 8
+
+
 class One(IterableDataset):
     """A dataset of one batch."""
 

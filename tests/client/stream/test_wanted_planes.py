@@ -10,9 +10,9 @@ from client.stream.wanted_planes import WantedPlanes, require_valid
 from tests.client.conftest import wanted
 from tests.support import reference
 from tests.support.mixtures import MIXTURE, NAMES, T
-from tests.support.targets import mask_plane, starts_plane
+from tests.support.targets import Count, Starts, counts_plane, mask_plane, starts_plane
 from tokenfeed.errors import BadFrame
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
 from tokenfeed.stream.position import Position
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
@@ -88,6 +88,25 @@ def test_planes_that_rows_can_have_are_accepted() -> None:
     require_valid(block(starts_plane([[], []]), mask_plane([None, MASK])), is_mixture=True)
 
 
+def test_rows_of_pieces_end_anywhere_behind_their_second_token() -> None:
+    """A last piece may begin with the last token but one, also beside a row of a window."""
+    mask = mask_plane([MASK, MASK])
+    for starts, counts in [
+        ([[], []], [2, ROW_TOKENS]),
+        ([[1], [1, 5, 11]], [2, ROW_TOKENS]),
+        ([[4], [9]], [6, ROW_TOKENS - 1]),
+    ]:
+        for planes in [
+            (starts_plane(starts), counts_plane(counts)),
+            (starts_plane(starts), mask, counts_plane(counts)),
+            (counts_plane(counts),),
+        ]:
+            require_valid(block(*planes), is_mixture=False)
+            require_valid(block(*planes), is_mixture=True)
+    for counts in ([None, 3], [None, None]):
+        require_valid(block(starts_plane([[11], [2]]), counts_plane(counts)), is_mixture=True)
+
+
 @pytest.mark.parametrize(
     ("plane", "is_mixture"),
     [
@@ -100,11 +119,44 @@ def test_planes_that_rows_can_have_are_accepted() -> None:
         (starts_plane([[7, 2], []]), True),
         (starts_plane([[1 << 31], []]), True),
         (Plane(DOCUMENT_STARTS, np.array([3, 1], np.uint32), np.zeros(4, np.uint8)), True),
+        (counts_plane([None, 5]), False),
+        (counts_plane([5, 1]), True),
+        (counts_plane([0, 5]), True),
+        (counts_plane([ROW_TOKENS + 1, 5]), True),
+        (counts_plane([1 << 31, 5]), True),
+        (counts_plane([(1 << 32) - 1, 5]), True),
+        (Plane(TOKEN_COUNTS, np.array([3, 4], np.uint32), np.full(7, 1, np.uint8)), True),
+        (Plane(TOKEN_COUNTS, np.array([8, 4], np.uint32), np.full(12, 1, np.uint8)), True),
+        (Plane(TOKEN_COUNTS, np.array([8, 0], np.uint32), np.full(8, 1, np.uint8)), True),
     ],
 )
 def test_planes_that_no_row_can_have_are_not_accepted(plane: Plane, is_mixture: bool) -> None:
     """A wrong offset would ignore a target of another row."""
-    name = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}[plane.kind]
+    names = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}
+    name = names.get(plane.kind, "token counts")
 
     with pytest.raises(BadFrame, match=name):
         require_valid(block(plane), is_mixture=is_mixture)
+    if plane.kind == TOKEN_COUNTS:  # which documents are compared with
+        with pytest.raises(BadFrame, match=name):
+            require_valid(block(starts_plane([[1], []]), plane), is_mixture=is_mixture)
+
+
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [
+        ([[5], []], [5, 9]),
+        ([[], [2, 11]], [5, 11]),
+        ([[11], [3]], [None, 3]),
+        ([[2, 7, 3], []], [9, 9]),
+    ],
+)
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_no_document_begins_in_the_padding_of_a_row(
+    starts: list[Starts], counts: list[Count], is_masked: bool
+) -> None:
+    """Documents of a batch would be more than its row has pieces."""
+    mask = [mask_plane([MASK, MASK])] * is_masked
+
+    with pytest.raises(BadFrame, match="document starts"):
+        require_valid(block(starts_plane(starts), *mask, counts_plane(counts)), is_mixture=True)

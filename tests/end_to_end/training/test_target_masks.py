@@ -31,6 +31,7 @@ from client import (
     validation_feeds,
 )
 from client.__main__ import main
+from client.device.numpy_batch import Note
 from client.device.transfer import DirectTransfer, PinnedTransfer
 from client.feed.ranks.agreement import RankAgreement
 from client.local.local_files import LocalFiles
@@ -255,12 +256,12 @@ def transfer_to(
     x_dtype: torch.dtype,
     *,
     masks: tuple[int, ...],
-    notes: bool,
+    note: Note | None,
 ) -> DirectTransfer | PinnedTransfer:
     """What stands in for `transfer_for`."""
     if kind == "direct":
-        return DirectTransfer(shape, x_dtype, place, masks, notes=notes)
-    return PinnedTransfer(shape, x_dtype, place, device, masks, notes=notes)
+        return DirectTransfer(shape, x_dtype, place, masks, note=note)
+    return PinnedTransfer(shape, x_dtype, place, device, masks, note=note)
 
 
 @pytest.mark.parametrize("kind", ["direct", "ring"])
