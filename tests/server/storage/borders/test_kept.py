@@ -448,8 +448,8 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path)
     path = tmp_path / ".00000.ds.0123.tokenfeed-documents"
     code = (
         "import os, signal\n"
-        "from server.storage.borders.writing import Spool\n"
-        f"spool = Spool('train', [{str(path)!r}])\n"
+        "from server.storage.kept.spool import Spool\n"
+        f"spool = Spool('document borders', 'train', [{str(path)!r}])\n"
         "spool.append(bytes(1 << 20))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

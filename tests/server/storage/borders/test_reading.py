@@ -15,6 +15,7 @@ import pytest
 from server.storage.borders import Borders, borders_of, writing
 from server.storage.borders.reading import FOOTER, SPARSE, MappedEntries, Places
 from server.storage.formats import STORED, Documents, Layout
+from server.storage.kept.mapped import MappedNumbers
 from server.storage.local.copying import DirectCopier
 from server.storage.local.shard import FileStat
 from tests.conftest import ROOT
@@ -167,10 +168,10 @@ class Failing:
         """Nothing is kept."""
 
 
-def mapped(found: Borders) -> MappedEntries:
+def mapped(found: Borders) -> MappedNumbers:
     entries = found._entries
     assert isinstance(entries, MappedEntries)
-    return entries
+    return entries._file
 
 
 def test_a_disk_that_fails_for_a_moment_is_read_again(
