@@ -71,6 +71,14 @@ def borders_of(
     return job.made(delimited_parts(store.shards, delimiters, store.read, stopped))
 
 
+def document_end_token(store: TokenStore, delimiters: Delimiters) -> int | None:
+    """Return the token that ends documents; None if the format knows them, or a start begins them.
+
+    delimiters: as for `borders_of`.
+    """
+    return delimiters.end if all_known(store.shards) is None else None
+
+
 def _log_unknown(store: TokenStore) -> None:
     """Log which file is the reason why borders are unknown, if others know their documents."""
     unknown = [shard for shard in store.shards if shard.layout.documents is None]

@@ -26,6 +26,8 @@ WHAT = "document borders"
 # 2026-11.
 SPARSE = 64
 """Every such entry is held in memory: 1/64 of the file."""
+_ENTRIES_AT_ONCE = 1 << 17
+"""Entries that are copied in one step, a MiB."""
 FOOTER = b"TKFDOCS1"
 """The end of a file of entries."""
 
@@ -71,6 +73,9 @@ class Entries(Protocol):
         Raises: CorpusChanged, Unreadable.
         """
 
+    def of_file(self, file: int) -> Numbers:
+        """Return all entries of a file: int64[n].  Raises: CorpusChanged, Unreadable."""
+
     def close(self) -> None:
         """Release everything. May be called twice."""
 
@@ -103,6 +108,13 @@ class Borders:
         content = starts.astype("<u4").view(np.uint8)
         return Plane(self.kind, (4 * counts).astype(np.uint32), content)
 
+    def starts_of(self, file: int) -> Numbers:
+        """Return where the documents of a file begin: int64[n], ascending, the first one is 0.
+
+        Raises: CorpusChanged, Unreadable.
+        """
+        return self._entries.of_file(file)
+
     def advise(self, spans: Spans) -> None:
         """Do nothing: entries are few bytes beside their tokens."""
 
@@ -116,6 +128,7 @@ class MemoryEntries:
 
     def __init__(self, places: Places, entries: Numbers) -> None:
         """entries: int64[n], at least one, counted within their files."""
+        self._places = places
         self._first_tokens = places.first_tokens
         self._starts = places.counted_over_all(entries, 0)
 
@@ -128,6 +141,12 @@ class MemoryEntries:
         total = int(ends[-1]) if ends.size else 0
         found = self._starts[np.arange(total) + np.repeat(first - ends + counts, counts)]
         return counts, found - np.repeat(first_token, counts)
+
+    def of_file(self, file: int) -> Numbers:
+        """Return all entries of a file."""
+        first, end = self._places.first_entries[file : file + 2]
+        starts: Numbers = self._starts[first:end] - self._first_tokens[file]
+        return starts
 
     def close(self) -> None:
         """Release nothing: the array is garbage when this is."""
@@ -175,6 +194,20 @@ class MappedEntries:
         inside = beyond.view(np.uint64) < np.uint64(spans.row_tokens - 1)
         counts = np.add.reduceat(inside.view(np.uint8), firsts, dtype=np.int64)
         return counts, beyond[np.flatnonzero(inside)] + 1
+
+    def of_file(self, file: int) -> Numbers:
+        """Return all entries of a file, read in bounded parts."""
+        first, end = self._places.first_entries[file : file + 2].tolist()
+        starts = np.empty(end - first, dtype=np.int64)
+        for begin in range(first, end, _ENTRIES_AT_ONCE):
+            size = min(_ENTRIES_AT_ONCE, end - begin)
+            found = self._file.ranges(np.array([begin]), np.array([size]), size)
+            starts[begin - first : begin - first + size] = found
+        in_memory = self._sparse[-(-first // SPARSE) : -(-end // SPARSE)]
+        own = starts[-first % SPARSE :: SPARSE] + self._places.first_tokens[file]
+        ascends = (starts[1:] > starts[:-1]).all()
+        self._file.require(bool(ascends and starts[0] == 0 and (own == in_memory).all()))
+        return starts
 
     def close(self) -> None:
         """Unmap the file. A read in progress fails with CorpusChanged."""
