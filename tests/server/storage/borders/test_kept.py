@@ -35,6 +35,7 @@ from tests.server.storage.borders.naive import (
     write_megatron,
     write_olmo,
 )
+from tests.support.full_disk import FullDisk
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
@@ -407,26 +408,6 @@ def test_a_file_that_cannot_be_opened_is_a_warning(
     with borders(corpus) as found:
         require_agreement(found, corpus)
     require_made(caplog, "it cannot be read: Permission denied")
-
-
-class FullDisk:
-    """Refuses to write more to the files in some folders than they have room for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._write = os.write
-        self.room_bytes: dict[str, int] = {}
-        monkeypatch.setattr(os, "write", self.write)
-
-    def write(self, descriptor: int, content: bytes) -> int:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        for folder, room_bytes in self.room_bytes.items():
-            if path.startswith(f"{folder}/"):
-                if not room_bytes:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                done = self._write(descriptor, content[:room_bytes])
-                self.room_bytes[folder] -= done
-                return done
-        return self._write(descriptor, content)
 
 
 @pytest.fixture
