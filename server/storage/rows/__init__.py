@@ -12,6 +12,7 @@ Which rows there are: sampling/document_rows.py.
 from __future__ import annotations
 
 from .indices import RowIndices
+from .making import RowsJob, rows_of_unit
 from .reading import RowIndex
 
-__all__ = ["RowIndex", "RowIndices"]
+__all__ = ["RowIndex", "RowIndices", "RowsJob", "rows_of_unit"]

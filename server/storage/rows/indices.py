@@ -23,14 +23,15 @@ from .reading import CONTEXT_LENGTH_END, RowIndex
 _LOG = logging.getLogger("tokenfeed.server")
 
 DOCUMENTS_MAX = 10**8
-"""With more documents, rows are made by a command: it would take a server more than a few
-minutes."""
+"""From here on, rows are made by a command. A server needs a minute for fewer: 0.24 to 0.76 s for
+10^6 documents, see server/pack.py."""
 INDICES_MAX = 16
-"""Opened at once: each is a file, up to a map, and for a client one word in a request."""
+"""Opened at once, so that requests for any context length do not fill the disk."""
 _NICENESS = 10
 """Streams have priority when processors are short, as over a search for borders."""
 _WAIT_SECONDS = 1.0
-"""A request waits so long for rows that are being made, which is enough for a million documents."""
+"""A request waits for rows until they have been made for this long, which is enough for a million
+documents."""
 _LOOK_SECONDS = 5.0
 """Between two looks for a file that was not there."""
 _REMEMBERED_MAX = 1024
@@ -123,8 +124,22 @@ class RowIndices:
             index = self._found(key)
         if index is not None:
             return index
-        made = self._job(key).made(lambda: self._stopping.is_set() or stopped(), on_progress)
+        made = self.job(key).made(lambda: self._stopping.is_set() or stopped(), on_progress)
         return self._kept_open(key, made)
+
+    def job(self, key: RowsKey) -> RowsJob:
+        """Return what finds or makes an index, for a command.
+
+        Raises: InvalidRequest if there cannot be one; Unreadable during a search for borders.
+        """
+        self._require_possible(key)
+        borders = self._borders
+        if isinstance(borders, BorderSearch):
+            borders = borders.require_done()
+        assert borders is not None
+        return RowsJob(
+            self._store, borders, self._delimiter, self._cache_dir, self._fingerprint, key
+        )
 
     def stop(self) -> None:
         """End a making in progress, which leaves nothing; what was opened can still be read. May be
@@ -165,7 +180,7 @@ class RowIndices:
         now = time.monotonic()
         if now - self._looked_at.get(key, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return None
-        index = self._job(key).found()
+        index = self.job(key).found()
         if index is not None:
             self._opened[key] = index
         else:
@@ -193,15 +208,6 @@ class RowIndices:
             problem = f"{self._store.name!r} has {count} documents, and no {what_of(key)} yet"
             raise InvalidRequest("order", f"{problem}; run: {command}")
 
-    def _job(self, key: RowsKey) -> RowsJob:
-        borders = self._borders
-        if isinstance(borders, BorderSearch):
-            borders = borders.require_done()
-        assert borders is not None
-        return RowsJob(
-            self._store, borders, self._delimiter, self._cache_dir, self._fingerprint, key
-        )
-
     def _is_being_made(self, key: RowsKey) -> bool:
         making = self._making
         return making is not None and making.key == key and not making.is_young
@@ -223,18 +229,18 @@ class RowIndices:
         """Make an index, in the thread of its making."""
         key = making.key
         try:
-            index = self._job(key).made(self._stopping.is_set, making.take_progress)
+            index = self.job(key).made(self._stopping.is_set, making.take_progress)
             self._kept_open(key, index)
         except Unreadable as error:
             # Nothing is wrong with the documents: the next request tries it again.
             _LOG.warning("%s not made dataset=%s: %s", what_of(key), self._store.name, error)
         except TokenfeedError as error:
-            self._remember_failure(key)
             if not self._stopping.is_set():
                 _LOG.error("%s not made dataset=%s: %s", what_of(key), self._store.name, error)
-        except Exception:  # noqa: BLE001 - other orders are served without
             self._remember_failure(key)
+        except Exception:  # noqa: BLE001 - other orders are served without
             log_exception(logging.ERROR, "%s not made dataset=%s", what_of(key), self._store.name)
+            self._remember_failure(key)
         finally:
             with self._lock:
                 self._making = None

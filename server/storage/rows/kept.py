@@ -135,7 +135,7 @@ def _checked(
     else:
         numbers = MappedNumbers(what_of(key), name, descriptor, path, FOOTER)
     os.close(descriptor)
-    return RowIndex(facts, numbers)
+    return RowIndex(facts, numbers, path)
 
 
 def _require_consistent(facts: IndexFacts) -> None:

@@ -76,6 +76,32 @@ def rows_of_file(
 
 
 @dataclass(frozen=True, slots=True)
+class Starts:
+    """Where the documents of a file begin: int64[documents]."""
+
+    starts: Numbers
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory they take."""
+        return self.starts.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class FileUnit:
+    """A file of tokens, for the process that makes its rows.  content: None once it was sent."""
+
+    token_count: int
+    content: Starts | None
+
+
+def rows_of_unit(unit: FileUnit, key: RowsKey) -> FileRows:
+    """Return the rows of a file that was sent to this process."""
+    assert unit.content is not None
+    return rows_of_file(unit.content.starts, unit.token_count, key)
+
+
+@dataclass(frozen=True, slots=True)
 class RowsJob:
     """The rows of a dataset, to be found or made.
 
@@ -102,7 +128,7 @@ class RowsJob:
         """Return the rows of a kept file; None if there is none that can be used."""
         index = find_kept(self.store.name, self.key, self.paths, self._made_from)
         if index is not None:
-            self._log("found", index.row_count, "")
+            self._log("found", index)
         return index
 
     def made(
@@ -122,12 +148,12 @@ class RowsJob:
         content = _Content(what_of(self.key), self.store.name, self.paths)
         try:
             facts = self._written(content, files or self.files(stopped, on_progress))
-            index, path = self._finished(content, facts)
+            index = self._finished(content, facts)
         except NoPlace as error:
             raise self._no_place(error.error) from error
         finally:
             content.close()
-        self._log("made", index.row_count, path, f" seconds={time.monotonic() - began:.1f}")
+        self._log("made", index, f" seconds={time.monotonic() - began:.1f}")
         return index
 
     def files(
@@ -139,6 +165,22 @@ class RowsJob:
             starts = self.borders.starts_of(file)
             progress.begin(starts.size)
             yield rows_of_file(starts, token_count, self.key, progress.take_share)
+
+    def files_by(
+        self,
+        run: Callable[[Iterable[FileUnit], RowsKey], Iterator[tuple[FileUnit, FileRows]]],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[FileRows]:
+        """Like `files`, made by other processes.  run: returns their results in order."""
+        progress = _Progress(self, stopped, lambda share: None)
+        units = (
+            FileUnit(token_count, Starts(self.borders.starts_of(file)))
+            for file, token_count in enumerate(self.store.shape.token_counts.tolist())
+        )
+        for _, rows in run(units, self.key):
+            progress.begin(rows.stats.documents)
+            progress.take_share(1.0)
+            yield rows
 
     def _written(self, content: _Content, files: Iterable[FileRows]) -> IndexFacts:
         """Append the rows of all files.  Raises: NoPlace; what the files raise."""
@@ -167,8 +209,8 @@ class RowsJob:
             stats,
         )
 
-    def _finished(self, content: _Content, facts: IndexFacts) -> tuple[RowIndex, str]:
-        """Complete the file.  Returns: its rows, and its path, "" without one.  Raises: NoPlace."""
+    def _finished(self, content: _Content, facts: IndexFacts) -> RowIndex:
+        """Complete the file, and return its rows.  Raises: NoPlace."""
         try:
             end = closing(facts, self._made_from, content.read)
         except OSError as error:
@@ -177,7 +219,7 @@ class RowsJob:
         numbers: KeptNumbers
         if content.spool is None:
             path = content.keep(end)
-            return RowIndex(facts, HeldNumbers(what, name, content.in_memory())), path
+            return RowIndex(facts, HeldNumbers(what, name, content.in_memory()), path)
         content.spool.append(end)
         content.spool.finish(named=True)
         path = content.spool.path
@@ -194,7 +236,7 @@ class RowsJob:
             problem = f"its {what} cannot be mapped: {error.strerror}"
             cure = "raise vm.max_map_count, or the limit of address space"
             raise InvalidCorpus(self.store.shards[0].path, f"{problem}; {cure}") from error
-        return RowIndex(facts, numbers), path
+        return RowIndex(facts, numbers, path)
 
     @property
     def _made_from(self) -> dict[str, Any]:
@@ -219,14 +261,14 @@ class RowsJob:
         problem = f"its {what_of(self.key)} can be written nowhere: {error.strerror}; {cure}"
         return InvalidCorpus(self.store.shards[0].path, problem)
 
-    def _log(self, what: str, row_count: int, path: str, more: str = "") -> None:
+    def _log(self, what: str, index: RowIndex, more: str = "") -> None:
         _LOG.info(
             "%s %s dataset=%s rows=%d file=%s%s",
             what_of(self.key),
             what,
             self.store.name,
-            row_count,
-            log_safe_name(path) or "none",
+            index.row_count,
+            log_safe_name(index.path) or "none",
             more,
         )
 

@@ -61,11 +61,12 @@ class IndexFacts:
 class RowIndex:
     """The rows of a dataset for one order and context length. Safe in any thread.
 
-    stats: what became of its documents.
+    stats: what became of its documents.  path: of its file; "" if that has no name.
     """
 
-    def __init__(self, facts: IndexFacts, numbers: KeptNumbers) -> None:
+    def __init__(self, facts: IndexFacts, numbers: KeptNumbers, path: str) -> None:
         """Take numbers, which are closed with this."""
+        self.path = path
         self.stats = facts.stats
         self.pieces_hash = facts.pieces_hash
         self._facts = facts

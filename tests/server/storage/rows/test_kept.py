@@ -254,9 +254,9 @@ def test_every_bit_of_the_file_counts(corpus: Corpus, caplog: pytest.LogCaptureF
             wrong = bytearray(right)
             wrong[place] ^= 1 << int(random.integers(8))
             path.write_bytes(wrong)
-            assert indices._job(KEY).found() is None, place
+            assert indices.job(KEY).found() is None, place
         path.write_bytes(right)
-        found = indices._job(KEY).found()
+        found = indices.job(KEY).found()
         assert found is not None
         found.close()
 
