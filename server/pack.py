@@ -75,8 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--workers",
         type=int,
         metavar="N",
-        help="number of processes on this machine (default: 1), or of tasks at once on a Ray cluster "
-        "(default: one for each of its cores)",
+        help="number of processes on this machine (default: 1), or of tasks at once on a Ray "
+        "cluster (default: one for each of its cores)",
     )
     add(
         "--executor",

@@ -23,8 +23,8 @@ from .reading import CONTEXT_LENGTH_END, RowIndex
 _LOG = logging.getLogger("tokenfeed.server")
 
 DOCUMENTS_MAX = 10**8
-"""From here on, rows are made by a command. A server needs a minute for fewer: 0.24 to 0.76 s for
-10^6 documents, see server/pack.py."""
+"""From here on, rows are made by a command. Fewer take a server a minute or so: 0.24 to 0.76 s for
+10^6 documents; see server/pack.py."""
 INDICES_MAX = 16
 """Opened at once, so that requests for any context length do not fill the disk."""
 _NICENESS = 10
