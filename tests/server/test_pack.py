@@ -24,7 +24,9 @@ from tests.server.storage.rows.corpora import (
     write_documents,
 )
 from tests.server.storage.rows.corpora import kept as kept_files
+from tests.support.commands import run
 from tests.support.full_disk import FullDisk
+from tests.support.ray_cluster import ray_cluster
 from tests.support.waiting import eventually
 
 LENGTHS = random_lengths(13)
@@ -76,6 +78,25 @@ def test_several_processes_store_the_same_bytes(
 
     assert contents[0] == contents[1]
     assert lines[0] == lines[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_ray_cluster_stores_the_same_bytes(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes need neither our code nor the files."""
+    words = ["-m", "server.pack", *corpus.paths, "--context-length", "50"]
+    local = run(*words)
+    (path,) = kept_files(folder_of(corpus))
+    content = path.read_bytes()
+    path.unlink()
+    with ray_cluster() as cluster:
+        cluster.add()
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        assert run(*words, "--executor", "ray", seconds=150) == local
+
+    assert path.read_bytes() == content
 
 
 def test_it_does_nothing_if_the_rows_are_there(

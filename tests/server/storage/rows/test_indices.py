@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of
 from server.storage.kept import spool
 from server.storage.rows import RowIndex, RowIndices, indices, kept
 from server.storage.store import TokenStore
-from tests.conftest import WriteTokens
+from tests.conftest import ROOT, WriteTokens
 from tests.server.conftest import options
 from tests.server.storage.borders.naive import Corpus, opened, starts_by, write_datatrove
 from tests.server.storage.rows.corpora import (
@@ -327,6 +329,50 @@ def test_a_making_that_is_ended_leaves_nothing(
         found.get(KEY)
     assert kept_files(folder_of(corpus)) == []
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+STOP = """
+import sys, time
+import numpy as np
+from server.datasets.dataset import TokenChecks, open_dataset
+from server.datasets.sources import DatasetSource
+from server.storage.formats import FormatOptions
+from server.storage.rows import indices
+from tests.server.storage.rows.corpora import packed
+from tokenfeed.errors import Unreadable
+
+indices._WAIT_SECONDS = 0.0
+formats = FormatOptions.parse(None, None, None)
+source = DatasetSource("train", (sys.argv[1],))
+dataset = open_dataset(source, formats, TokenChecks(vocab_size=9))
+try:
+    dataset.rows.get(packed(65536))
+except Unreadable:
+    time.sleep(0.2)
+print(dataset.rows.find(packed(65536)), flush=True)
+dataset.stop_search()
+dataset.close()
+"""
+
+
+def test_a_process_ends_soon_in_the_middle_of_a_large_file(tmp_path: Path) -> None:
+    """A server has two seconds; a step of the making of millions of documents is not waited for."""
+    lengths = np.random.default_rng(1).geometric(0.003, 4_000_000)
+    path = tmp_path / "large.ds"
+    with path.open("wb") as file:
+        file.truncate(2 * int(lengths.sum()))
+    np.cumsum(lengths, dtype="<u8").tofile(f"{path}.index")
+    command = [sys.executable, "-c", STOP, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        progress = running.stdout.readline()
+        began = time.monotonic()
+        code = running.wait(20)
+        seconds = time.monotonic() - began
+
+    assert (code, 0 <= float(progress) < 1) == (0, True)
+    assert seconds < 2
+    assert kept_files(tmp_path) == []
 
 
 def test_a_making_that_ends_after_its_dataset_leaves_no_map(
