@@ -2,7 +2,8 @@
 file, and read for a plan.
 
     indices.py    RowIndices: those of a dataset, opened, or made in the background
-    making.py     documents of each file -> its rows -> the file
+    making.py     the rows of all files, found or made, into one file
+    files.py      documents of a file of tokens -> its rows
     kept.py       the file beside the tokens, checked when it is found again
     reading.py    RowIndex: row -> pieces, and tokens -> rows
 
@@ -11,8 +12,9 @@ Which rows there are: sampling/document_rows.py.
 
 from __future__ import annotations
 
+from .files import rows_of_unit
 from .indices import RowIndices
-from .making import RowsJob, rows_of_unit
+from .making import RowsJob
 from .reading import RowIndex
 
 __all__ = ["RowIndex", "RowIndices", "RowsJob", "rows_of_unit"]

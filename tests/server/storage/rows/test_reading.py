@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from server.storage.kept.mapped import HeldNumbers, MappedNumbers
 from server.storage.rows import RowIndex, RowIndices, kept, reading
-from server.storage.rows.making import rows_of_file
+from server.storage.rows.files import rows_of_file
 from tests.server.storage.borders.naive import Corpus, starts_of
 from tests.server.storage.rows.corpora import (
     indices_of,
