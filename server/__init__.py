@@ -6,8 +6,8 @@
     storage/    the tokens in these files, and the file formats
     runtime/    the process: signals, polling, memory
 
-`ingest/` makes token files from text. `inspect`, `verify` and `probe` are separate commands.
-Needs Linux, but not torch.
+`ingest/` makes token files from text. `inspect`, `verify`, `pack` and `probe` are separate
+commands. Needs Linux, but not torch.
 """
 
 import sys

@@ -39,6 +39,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "cli": {"runtime", "storage", "datasets", "rpc"},
         "inspect": {"runtime", "storage", "datasets", "cli"},
         "verify": {"runtime", "storage", "datasets", "cli"},
+        "pack": {"runtime", "storage", "datasets", "ingest", "cli"},
         "probe": set(),
         "__main__": {"runtime", "cli"},
     },

@@ -24,10 +24,17 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from ..runtime.exceptions import log_safe_name
 from ..runtime.poll_rate import pause_seconds
 from ..runtime.poller import Poller
-from ..storage.borders import Borders, BorderSearch, Delimiters, borders_of
+from ..storage.borders import (
+    Borders,
+    BorderSearch,
+    Delimiters,
+    borders_of,
+    document_end_token,
+)
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
+from ..storage.rows import RowIndices
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
 from .loss_masks import LossMask, masks_beside, open_loss_mask, require_listed
@@ -53,7 +60,7 @@ class Dataset:
 
     fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
     while it is served.  why_store: the reason for its kind of store.  loss_mask, borders: None if
-    it has none.
+    it has none.  rows: of its documents; None before it is opened.
     """
 
     name: str
@@ -63,6 +70,7 @@ class Dataset:
     why_store: str = "unknown"
     loss_mask: LossMask | None = None
     borders: Borders | BorderSearch | None = None
+    rows: RowIndices | None = None
 
     @property
     def documents(self) -> DocumentCounts | None:
@@ -79,9 +87,13 @@ class Dataset:
             self.borders.start()
 
     def stop_search(self) -> None:
-        """End a search that is not done; a process that exits without this may leave its file."""
+        """End a search, or the making of rows, that is not done; a process that exits without this
+        may leave its file.
+        """
         if isinstance(self.borders, BorderSearch):
             self.borders.stop()
+        if self.rows is not None:
+            self.rows.stop()
 
     def search_now(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Search in this thread instead.  stopped: whether to stop, which raises InvalidCorpus.
@@ -165,6 +177,8 @@ class Dataset:
 
     def close(self) -> None:
         """Close its files."""
+        if self.rows is not None:
+            self.rows.close()
         self.store.close()
 
 
@@ -272,6 +286,14 @@ def open_dataset(
         )
         if dataset.borders is not None:
             store.add_plane(dataset.borders)
+        dataset.rows = RowIndices(
+            store,
+            dataset.borders,
+            document_end_token(store, planes.delimiters),
+            planes.cache_dir,
+            dataset.fingerprint,
+        )
+        store.shape.document_rows = dataset.rows.get
     except BaseException:
         store.close()
         raise

@@ -5,6 +5,8 @@
     formats/       where the tokens are in a file: one module per format
     local/         files on this machine's file systems
     borders/       where documents begin, as a plane
+    rows/          rows of pieces of documents, for packed-1 and padded-1
+    kept/          the files of both: written once, found again
     narrowing.py   stored tokens -> served tokens of fewer bytes
     halves.py      detects uint32 tokens that were read as uint16
     files.py       opened files, as the formats read them

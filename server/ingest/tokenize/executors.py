@@ -1,4 +1,5 @@
-"""Encodes units in processes of this machine or on a Ray cluster. Results keep their order.
+"""Encodes units in processes of this machine or on a Ray cluster. Results keep their order. Rows of
+documents are made by the same engine (server/pack.py), with other work.
 
 One process reads units and distributes them, so other machines do not need the files. A few units
 per worker are in flight, so memory is bounded. Each worker has its own pipe: all workers of a
@@ -38,22 +39,28 @@ _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 _PR_SET_PDEATHSIG = 1
 
 Executor = Callable[[Iterable[Unit], Recipe], Iterator[tuple[Unit, EncodedUnit]]]
+"""Of an ingest. With other work, units, the recipe and the results are of other types."""
+Work = Callable[[Any, Any], Any]
+"""A unit, which has its `content` or None, and the recipe -> its result. A function of a module, so
+that any process finds it by its name."""
 Handle = TypeVar("Handle")
 
 
 @contextmanager
-def make_executor(name: str, workers: int | None) -> Iterator[Executor]:
-    """Lend an executor.
+def make_executor(
+    name: str, workers: int | None, work: Work = encode_unit
+) -> Iterator[Callable[[Iterable[Any], Any], Iterator[tuple[Any, Any]]]]:
+    """Lend an executor of some work.
 
     workers: None for all cores, or all of the cluster. On this machine they are forks, so they have
     the modules and the tokenizer that this process has loaded: call it before a thread is started.
     """
     if name == "ray":
-        yield partial(ray, workers=workers)
+        yield partial(ray, workers=workers, work=work)
         return
     started: list[_Worker] = []
     try:
-        _start(workers or len(os.sched_getaffinity(0)), started)
+        _start(workers or len(os.sched_getaffinity(0)), started, work)
         yield partial(local, workers=started)
     finally:
         _kill(started)
@@ -85,11 +92,11 @@ def local(
         threads.shutdown(cancel_futures=True)
 
 
-def _start(count: int, started: list[_Worker]) -> None:
+def _start(count: int, started: list[_Worker], work: Work) -> None:
     """Start workers. Each is added to `started` at once, so a failing fork leaves none unknown."""
     # From their first instruction on workers block both signals, which this process handles.
     with _signals_blocked():
-        started.extend(_Worker() for _ in range(count))
+        started.extend(_Worker(work) for _ in range(count))
 
 
 @contextmanager
@@ -106,12 +113,12 @@ def _signals_blocked() -> Iterator[None]:
 class _Worker:
     """A process that encodes, and the pipe to it: one unit in, its tokens out."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
         """Start it, before the recipe is known."""
         context = get_context("fork")
         self._has_recipe = False
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+        self._process = context.Process(target=_work, args=(theirs, os.getpid(), work), daemon=True)
         self._process.start()
         # Otherwise the pipe would stay open when it dies.
         theirs.close()
@@ -126,7 +133,7 @@ class _Worker:
             answer: EncodedUnit | TokenfeedError = self._connection.recv()
         except (EOFError, OSError) as error:
             problem = "a worker process was killed, maybe because memory ran out"
-            cure = "free memory, or pass fewer --workers; the same command resumes"
+            cure = "free memory, or pass fewer --workers; then run the same command again"
             raise InvalidSource("--workers", f"{problem}; {cure}") from error
         if isinstance(answer, TokenfeedError):
             raise answer
@@ -151,21 +158,21 @@ def _kill(workers: Sequence[_Worker]) -> None:
         worker.join()
 
 
-def _work(connection: Connection, parent: int) -> None:
-    """Encode units until the process is killed."""
+def _work(connection: Connection, parent: int, work: Work) -> None:
+    """Do the work of units until the process is killed."""
     end_with_parent(parent)
     os.environ.update(_ONE_CORE)
     recipe = connection.recv()
     while True:
         unit = connection.recv()
         try:
-            connection.send(encode_unit(unit, recipe))
+            connection.send(work(unit, recipe))
         except TokenfeedError as error:
             connection.send(error)
 
 
 def ray(
-    units: Iterable[Unit], recipe: Recipe, *, workers: int | None
+    units: Iterable[Unit], recipe: Recipe, *, workers: int | None, work: Work
 ) -> Iterator[tuple[Unit, EncodedUnit]]:
     """Encode units on the Ray cluster that this machine belongs to; if a node dies, other nodes
     encode its units.
@@ -190,7 +197,7 @@ def ray(
         cure = "run `ray start --head` on one machine, and what it prints on the others"
         raise InvalidRequest("--executor", f"found no Ray cluster; {cure}") from error
     try:
-        encode = cluster.remote(max_retries=-1)(encode_unit)
+        encode = cluster.remote(max_retries=-1)(work)
         kept = cluster.put(recipe)
         at_once = workers or int(cluster.cluster_resources().get("CPU", 1))
         ahead = (1 + _UNITS_AHEAD) * at_once

@@ -14,8 +14,16 @@ An entry is the first token of a document that has tokens, counted within its fi
 from __future__ import annotations
 
 from .delimiters import END_OPTION, START_OPTION, Delimiters
-from .opening import borders_of
+from .opening import borders_of, document_end_token
 from .reading import Borders
 from .search import BorderSearch
 
-__all__ = ["END_OPTION", "START_OPTION", "BorderSearch", "Borders", "Delimiters", "borders_of"]
+__all__ = [
+    "END_OPTION",
+    "START_OPTION",
+    "BorderSearch",
+    "Borders",
+    "Delimiters",
+    "borders_of",
+    "document_end_token",
+]

@@ -10,8 +10,8 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ..formats import Documents
+from ..kept.mapped import Numbers
 from ..store import StoredShard
-from .reading import Numbers
 
 
 class Part(NamedTuple):

@@ -14,14 +14,16 @@ from tokenfeed.errors import InvalidCorpus, Unreadable
 
 from ...runtime.exceptions import log_safe_name
 from ..formats import Documents
+from ..kept.container import kept_paths
+from ..kept.spool import NoPlace, Spool
 from ..store import TokenStore
 from . import writing
 from .delimiters import Delimiters, delimited_parts
-from .kept import closing, find_kept, index_facts, kept_paths, made_from
+from .kept import SUFFIX, closing, find_kept, index_facts, made_from
 from .known import Part, all_known, count_max, known_parts
-from .reading import ENTRY, Borders, Entries, MappedEntries, MemoryEntries
+from .reading import ENTRY, WHAT, Borders, Entries, MappedEntries, MemoryEntries
 from .search import BorderSearch
-from .writing import Collector, NoPlace, Spool
+from .writing import Collector
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -67,6 +69,14 @@ def borders_of(
     if store.shape.token_count * store.stored.itemsize > BACKGROUND_BYTES_MIN:
         return BorderSearch(store.name, partial(job.searched, delimiters))
     return job.made(delimited_parts(store.shards, delimiters, store.read, stopped))
+
+
+def document_end_token(store: TokenStore, delimiters: Delimiters) -> int | None:
+    """Return the token that ends documents; None if the format knows them, or a start begins them.
+
+    delimiters: as for `borders_of`.
+    """
+    return delimiters.end if all_known(store.shards) is None else None
 
 
 def _log_unknown(store: TokenStore) -> None:
@@ -146,7 +156,7 @@ class _Job:
         """
         store = self.store
         collector = Collector(
-            store.shape.token_counts, partial(Spool, store.name, (*self._paths, ""))
+            store.shape.token_counts, partial(Spool, WHAT, store.name, (*self._paths, ""))
         )
         try:
             for part in self._with_progress(parts, on_progress):
@@ -196,7 +206,7 @@ class _Job:
     def _paths(self) -> tuple[str, ...]:
         if self.facts is None:
             return ()
-        return kept_paths(self.store.shards, self.store.stored, self.cache_dir)
+        return kept_paths(self.store.shards, self.store.stored, SUFFIX, self.cache_dir)
 
     def _in_file(self, collector: Collector, *, named: bool) -> Borders:
         """Return borders of which most are in a file; complete it.  Raises: NoPlace."""
@@ -227,7 +237,7 @@ class _Job:
     def _keep(self, collector: Collector, fingerprint: bytes) -> None:
         """Write entries that are few to a file, if one can be written."""
         try:
-            spool = Spool(self.store.name, self._paths)
+            spool = Spool(WHAT, self.store.name, self._paths)
         except NoPlace:
             return
         try:

@@ -1,49 +1,35 @@
 """Where documents begin within rows: a plane that is read from an array or from one mapped file.
 
 The entries of all files lie end to end: for each document its first token, counted within its
-file. Of a mapped file, only every 64th entry is held in memory. Like tokens, the map is never read
-in user space: the kernel copies parts of it, and reports a file that was truncated
-(local/copying.py).
+file. Of a mapped file (kept/mapped.py), only every 64th entry is held in memory.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 from tokenfeed.wire.row_block import Plane
 
-from ..local import syscalls
-from ..local.copying import best_copier
-from ..local.shard import FileStat
+from ..kept.mapped import NUMBER, MappedNumbers, Numbers
 
-_LOG = logging.getLogger("tokenfeed.server")
-
-Numbers = npt.NDArray[np.int64]
-
-ENTRY = np.dtype("<i8")
+ENTRY = NUMBER
+WHAT = "document borders"
+"""What the file holds, in messages."""
 # 512 rows of 2,049 tokens with 3 starts each take 0.2 to 0.3 ms out of 20,000 entries, 0.3 to 0.5
 # out of a million and 0.4 to 0.6 out of ten million: mostly cache misses. With every 16th entry in
 # memory they took 0.2, 0.3 to 0.4 and 0.4 to 0.6, for four times the memory. 2 shared cores,
 # 2026-11.
 SPARSE = 64
 """Every such entry is held in memory: 1/64 of the file."""
+_ENTRIES_AT_ONCE = 1 << 17
+"""Entries that are copied in one step, a MiB."""
 FOOTER = b"TKFDOCS1"
-"""The end of a file of entries. No byte is 0, so a file that was truncated anywhere does not end
-like this: within a page it reads as zeros, and beyond it cannot be read."""
-_PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
-"""Between retries of a failed copy, as for tokens."""
-_FAILED = "document borders that changed while they were served; restart its server"
+"""The end of a file of entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +73,9 @@ class Entries(Protocol):
         Raises: CorpusChanged, Unreadable.
         """
 
+    def of_file(self, file: int) -> Numbers:
+        """Return all entries of a file: int64[n].  Raises: CorpusChanged, Unreadable."""
+
     def close(self) -> None:
         """Release everything. May be called twice."""
 
@@ -119,6 +108,13 @@ class Borders:
         content = starts.astype("<u4").view(np.uint8)
         return Plane(self.kind, (4 * counts).astype(np.uint32), content)
 
+    def starts_of(self, file: int) -> Numbers:
+        """Return where the documents of a file begin: int64[n], ascending, the first one is 0.
+
+        Raises: CorpusChanged, Unreadable.
+        """
+        return self._entries.of_file(file)
+
     def advise(self, spans: Spans) -> None:
         """Do nothing: entries are few bytes beside their tokens."""
 
@@ -132,6 +128,7 @@ class MemoryEntries:
 
     def __init__(self, places: Places, entries: Numbers) -> None:
         """entries: int64[n], at least one, counted within their files."""
+        self._places = places
         self._first_tokens = places.first_tokens
         self._starts = places.counted_over_all(entries, 0)
 
@@ -144,6 +141,12 @@ class MemoryEntries:
         total = int(ends[-1]) if ends.size else 0
         found = self._starts[np.arange(total) + np.repeat(first - ends + counts, counts)]
         return counts, found - np.repeat(first_token, counts)
+
+    def of_file(self, file: int) -> Numbers:
+        """Return all entries of a file."""
+        first, end = self._places.first_entries[file : file + 2]
+        starts: Numbers = self._starts[first:end] - self._first_tokens[file]
+        return starts
 
     def close(self) -> None:
         """Release nothing: the array is garbage when this is."""
@@ -161,34 +164,15 @@ class MappedEntries:
         files.  descriptor: may be closed afterwards.  path: "" if the file has no name.
         Raises: OSError.
         """
-        self._name = name
         self._places = places
         self._sparse = sparse
-        self._path = path
-        self._failed = False
-        self._closed = threading.Event()
-        self._copier = best_copier()
-        self._facts = FileStat.of(os.fstat(descriptor))
-        size_bytes = self._facts.size_bytes
-        self._span_bytes = -(-size_bytes // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES
-        self._address = syscalls.reserve(self._span_bytes)
-        self._closing = threading.Lock()
-        try:
-            syscalls.map_file(self._address, descriptor, size_bytes)
-        except OSError:
-            self.close()
-            raise
-        syscalls.expect_random_access(self._address, self._span_bytes)
-        self._footer_range = np.array(
-            [self._address + size_bytes - len(FOOTER), len(FOOTER)], dtype=np.uint64
-        )
-        self._footer = np.frombuffer(FOOTER, ENTRY)[0]
+        self._file = MappedNumbers(WHAT, name, descriptor, path, FOOTER)
 
     def within(self, spans: Spans, patient: bool) -> tuple[Numbers, Numbers]:
         """Return where documents begin within windows; copies only what lies between two of the
         entries in memory.
         """
-        self._require_intact()
+        self._file.require(True)
         base = self._places.first_tokens[spans.shard]
         first_token = base + spans.token_offset
         # The entry before this one is at most the first token, and its index is at least 0.
@@ -200,25 +184,34 @@ class MappedEntries:
         sizes = end - first  # at least 1: the entry at or before the first token
         ends = np.cumsum(sizes)
         firsts = ends - sizes
-        copied = self._copied(first, sizes, int(ends[-1]) if ends.size else 0, patient)
+        total = int(ends[-1]) if ends.size else 0
+        copied = self._file.ranges(first, sizes, total, patient)
         known = np.where(first == file_first, 0, self._sparse[block] - base)
         self._require_whole(copied, firsts, known)
         beyond = np.repeat(spans.token_offset + 1, sizes)
-        np.subtract(copied[:-1], beyond, out=beyond)
+        np.subtract(copied, beyond, out=beyond)
         # As unsigned numbers, those at or before the first token are larger than any.
         inside = beyond.view(np.uint64) < np.uint64(spans.row_tokens - 1)
         counts = np.add.reduceat(inside.view(np.uint8), firsts, dtype=np.int64)
         return counts, beyond[np.flatnonzero(inside)] + 1
 
+    def of_file(self, file: int) -> Numbers:
+        """Return all entries of a file, read in bounded parts."""
+        first, end = self._places.first_entries[file : file + 2].tolist()
+        starts = np.empty(end - first, dtype=np.int64)
+        for begin in range(first, end, _ENTRIES_AT_ONCE):
+            size = min(_ENTRIES_AT_ONCE, end - begin)
+            found = self._file.ranges(np.array([begin]), np.array([size]), size)
+            starts[begin - first : begin - first + size] = found
+        in_memory = self._sparse[-(-first // SPARSE) : -(-end // SPARSE)]
+        own = starts[-first % SPARSE :: SPARSE] + self._places.first_tokens[file]
+        ascends = (starts[1:] > starts[:-1]).all()
+        self._file.require(bool(ascends and starts[0] == 0 and (own == in_memory).all()))
+        return starts
+
     def close(self) -> None:
         """Unmap the file. A read in progress fails with CorpusChanged."""
-        self._failed = True
-        self._closed.set()
-        with self._closing:
-            if self._span_bytes:
-                self._copier.close()
-                syscalls.unmap(self._address, self._span_bytes)
-                self._span_bytes = 0
+        self._file.close()
 
     def _end_block(self, block: Numbers, end_token: Numbers) -> Numbers:
         """Return the first block behind `block` whose first entry is at or behind end_token."""
@@ -230,76 +223,15 @@ class MappedEntries:
             found[beyond] = np.searchsorted(self._sparse, end_token[beyond])
         return found
 
-    def _copied(self, first: Numbers, sizes: Numbers, total: int, patient: bool) -> Numbers:
-        """Return entries, and the footer behind them.
-
-        first, sizes: int64[rows], index of the first entry and how many.  total: of all rows.
-        """
-        ranges = np.empty((first.size + 1, 2), dtype=np.uint64)
-        ranges[:-1, 0] = self._address + ENTRY.itemsize * first
-        ranges[:-1, 1] = ENTRY.itemsize * sizes
-        # Last, so that a file that is truncated meanwhile is found.
-        ranges[-1] = self._footer_range
-        target = np.empty(ENTRY.itemsize * (total + 1), dtype=np.uint8)
-        self._with_retries(lambda: self._copier.copy(ranges, target) is None, patient)
-        return target.view(ENTRY)
-
     def _require_whole(self, copied: Numbers, firsts: Numbers, known: Numbers) -> None:
         """Raise CorpusChanged unless these are entries of the file that was mapped.
 
         firsts: int64[rows], where the entries of each row begin.  known: int64[rows], what they
         have to begin with.
         """
-        ascends = copied[1:-1] > copied[:-2]
+        ascends = copied[1:] > copied[:-1]
         ascends[firsts[1:] - 1] = True
-        is_whole = copied[-1] == self._footer and ascends.all() and (copied[firsts] == known).all()
-        # After the copy: if this was closed meanwhile, other data may have been copied.
-        self._require_intact()
-        if not is_whole:
-            self._fail("truncated or written to, found by a read")
-
-    def _with_retries(self, copy: Callable[[], bool], patient: bool) -> None:
-        """Copy until it succeeds; about a second if patient, else once.
-
-        Raises: CorpusChanged if the file was truncated, or cannot be examined; else Unreadable.
-        """
-        if copy():
-            return
-        for pause_seconds in _PAUSES_SECONDS if patient else ():
-            self._require_intact()
-            if self._is_changed() is True:
-                self._fail("truncated or written to, found by a read")
-            self._closed.wait(pause_seconds)
-            if copy():
-                return
-        self._require_intact()
-        if patient and self._is_changed() is not False:
-            self._fail("it cannot be read, and its name is gone")
-        cure = "retry on this or another server"
-        problem = "has document borders that cannot be read at the moment"
-        raise Unreadable("dataset", f"{self._name!r} {problem}; {cure}")
-
-    def _is_changed(self) -> bool | None:
-        """Return whether the file was truncated or written to; None if its name is gone."""
-        try:
-            now = FileStat.of(os.stat(self._path))
-        except FileNotFoundError:
-            return None
-        except OSError:
-            return False
-        if now[:2] != self._facts[:2]:
-            return None
-        return now[:4] != self._facts[:4]
-
-    def _require_intact(self) -> None:
-        if self._failed:
-            raise CorpusChanged("dataset", f"{self._name!r} has {_FAILED}")
-
-    def _fail(self, reason: str) -> None:
-        """Deliver nothing more, since other borders are another plane.  Raises: CorpusChanged."""
-        self._failed = True
-        _LOG.error("document borders failed dataset=%s reason=%s", self._name, reason)
-        self._require_intact()
+        self._file.require(bool(ascends.all() and (copied[firsts] == known).all()))
 
 
 def _sums(counts: Numbers) -> Numbers:

@@ -35,6 +35,7 @@ from tests.server.storage.borders.naive import (
     write_megatron,
     write_olmo,
 )
+from tests.support.full_disk import FullDisk
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
@@ -409,26 +410,6 @@ def test_a_file_that_cannot_be_opened_is_a_warning(
     require_made(caplog, "it cannot be read: Permission denied")
 
 
-class FullDisk:
-    """Refuses to write more to the files in some folders than they have room for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._write = os.write
-        self.room_bytes: dict[str, int] = {}
-        monkeypatch.setattr(os, "write", self.write)
-
-    def write(self, descriptor: int, content: bytes) -> int:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        for folder, room_bytes in self.room_bytes.items():
-            if path.startswith(f"{folder}/"):
-                if not room_bytes:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                done = self._write(descriptor, content[:room_bytes])
-                self.room_bytes[folder] -= done
-                return done
-        return self._write(descriptor, content)
-
-
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     return FullDisk(monkeypatch)
@@ -448,8 +429,8 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path)
     path = tmp_path / ".00000.ds.0123.tokenfeed-documents"
     code = (
         "import os, signal\n"
-        "from server.storage.borders.writing import Spool\n"
-        f"spool = Spool('train', [{str(path)!r}])\n"
+        "from server.storage.kept.spool import Spool\n"
+        f"spool = Spool('document borders', 'train', [{str(path)!r}])\n"
         "spool.append(bytes(1 << 20))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

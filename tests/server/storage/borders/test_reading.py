@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.storage.borders import Borders, borders_of, writing
+from server.storage.borders import Borders, borders_of, reading, writing
 from server.storage.borders.reading import FOOTER, SPARSE, MappedEntries, Places
 from server.storage.formats import STORED, Documents, Layout
+from server.storage.kept.mapped import MappedNumbers
 from server.storage.local.copying import DirectCopier
 from server.storage.local.shard import FileStat
 from tests.conftest import ROOT
@@ -149,6 +150,27 @@ def test_a_file_that_was_removed_or_replaced_is_still_read(
     require_agreement(found, corpus)
 
 
+def test_all_starts_of_a_file_are_read_at_once(
+    found: Borders, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of documents are made from them; parts of a read are no borders of files."""
+    monkeypatch.setattr(reading, "_ENTRIES_AT_ONCE", 1000)
+    for file, starts in enumerate(corpus.starts):
+        assert found.starts_of(file).tolist() == starts
+
+
+def test_starts_that_are_damaged_while_they_are_served_are_found(
+    found: Borders, corpus: Corpus
+) -> None:
+    """Rows of other documents would be other rows."""
+    with kept(corpus).open("r+b") as file:
+        file.seek(8 * 5)
+        file.write(bytes(8))
+
+    with pytest.raises(CorpusChanged):
+        found.starts_of(0)
+
+
 class Failing:
     """A copier whose first copies fail, as those from a disk do."""
 
@@ -167,10 +189,10 @@ class Failing:
         """Nothing is kept."""
 
 
-def mapped(found: Borders) -> MappedEntries:
+def mapped(found: Borders) -> MappedNumbers:
     entries = found._entries
     assert isinstance(entries, MappedEntries)
-    return entries
+    return entries._file
 
 
 def test_a_disk_that_fails_for_a_moment_is_read_again(

@@ -17,6 +17,7 @@ import pytest
 
 from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of, opening, writing
 from server.storage.borders.reading import MappedEntries, MemoryEntries
+from server.storage.kept import spool
 from server.storage.store import TokenStore
 from tests.conftest import WriteTokens
 from tests.server.storage.borders.naive import (
@@ -274,7 +275,7 @@ def test_a_place_that_cannot_be_written_costs_nothing_but_a_warning(
     def refuse(*_: object, **__: object) -> tuple[int, str]:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(writing, "_new_file", refuse)
+    monkeypatch.setattr(spool, "_new_file", refuse)
     with closing(started(store, cache_dir=str(tmp_path / "cache"))) as found:
         assert eventually(lambda: found.progress == 1.0)
         require_agreement(found, corpus)

@@ -1,0 +1,6 @@
+"""Files that are made once from a dataset, kept, and found again: borders of documents, and rows.
+
+spool.py        writes one, in the first folder that takes it; only a complete one has its name
+container.py    its form, and how it is checked when it is found
+mapped.py       reads numbers of it while it is served
+"""

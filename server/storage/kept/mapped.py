@@ -1,0 +1,184 @@
+"""Numbers of a kept file, in memory or mapped.
+
+Like tokens, the map is never read in user space: the kernel copies parts of it, and reports a file
+that was truncated (local/copying.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import CorpusChanged, Unreadable
+
+from ..local import syscalls
+from ..local.copying import best_copier
+from ..local.shard import FileStat
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+Numbers = npt.NDArray[np.int64]
+
+NUMBER = np.dtype("<i8")
+_PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
+"""Between retries of a failed copy, as for tokens."""
+
+
+class KeptNumbers(Protocol):
+    """The numbers of a kept file. All methods may be called from several threads at once."""
+
+    def ranges(self, first: Numbers, counts: Numbers, total: int, patient: bool = True) -> Numbers:
+        """Return ranges of the numbers, end to end: int64[total], which is the caller's.
+
+        first, counts: int64[n], index of the first number of each range, and how many it has.
+        total: of all ranges.  patient: whether failed reads are retried before Unreadable is
+        raised, and their cause is found out.
+        Raises: CorpusChanged, Unreadable.
+        """
+
+    def require(self, is_right: bool) -> None:
+        """Raise CorpusChanged, now and at each read from now on, unless what was read is right."""
+
+    def close(self) -> None:
+        """Release everything. May be called twice."""
+
+
+class MappedNumbers:
+    """Those of a file that begins with them, and ends with a footer."""
+
+    def __init__(self, what: str, name: str, descriptor: int, path: str, footer: bytes) -> None:
+        """Map an open file.
+
+        what: the content, such as "document borders".  name: of the dataset.  descriptor: may be
+        closed afterwards.  path: "" if the file has no name.  footer: 8 bytes.
+        Raises: OSError.
+        """
+        self._what = what
+        self._name = name
+        self._path = path
+        self._failed = False
+        self._closed = threading.Event()
+        self._copier = best_copier()
+        self._facts = FileStat.of(os.fstat(descriptor))
+        size_bytes = self._facts.size_bytes
+        self._span_bytes = -(-size_bytes // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES
+        self._address = syscalls.reserve(self._span_bytes)
+        self._closing = threading.Lock()
+        try:
+            syscalls.map_file(self._address, descriptor, size_bytes)
+        except OSError:
+            self.close()
+            raise
+        syscalls.expect_random_access(self._address, self._span_bytes)
+        self._footer_range = np.array(
+            [self._address + size_bytes - len(footer), len(footer)], dtype=np.uint64
+        )
+        self._footer = np.frombuffer(footer, NUMBER)[0]
+
+    def ranges(self, first: Numbers, counts: Numbers, total: int, patient: bool = True) -> Numbers:
+        """Return ranges of the numbers."""
+        self._require_intact()
+        ranges = np.empty((first.size + 1, 2), dtype=np.uint64)
+        ranges[:-1, 0] = self._address + NUMBER.itemsize * first
+        ranges[:-1, 1] = NUMBER.itemsize * counts
+        # Last, so that a file that is truncated meanwhile is found.
+        ranges[-1] = self._footer_range
+        target = np.empty(NUMBER.itemsize * (total + 1), dtype=np.uint8)
+        self._with_retries(lambda: self._copier.copy(ranges, target) is None, patient)
+        copied = target.view(NUMBER)
+        # After the copy: if this was closed meanwhile, other data may have been copied.
+        self.require(bool(copied[-1] == self._footer))
+        return copied[:-1]
+
+    def require(self, is_right: bool) -> None:
+        """Raise CorpusChanged unless what was read is right."""
+        self._require_intact()
+        if not is_right:
+            self._fail("truncated or written to, found by a read")
+
+    def close(self) -> None:
+        """Unmap the file. A read in progress fails with CorpusChanged."""
+        self._failed = True
+        self._closed.set()
+        with self._closing:
+            if self._span_bytes:
+                self._copier.close()
+                syscalls.unmap(self._address, self._span_bytes)
+                self._span_bytes = 0
+
+    def _with_retries(self, copy: Callable[[], bool], patient: bool) -> None:
+        """Copy until it succeeds; about a second if patient, else once.
+
+        Raises: CorpusChanged if the file was truncated, or cannot be examined; else Unreadable.
+        """
+        if copy():
+            return
+        for pause_seconds in _PAUSES_SECONDS if patient else ():
+            self._require_intact()
+            if self._is_changed() is True:
+                self._fail("truncated or written to, found by a read")
+            self._closed.wait(pause_seconds)
+            if copy():
+                return
+        self._require_intact()
+        if patient and self._is_changed() is not False:
+            self._fail("it cannot be read, and its name is gone")
+        cure = "retry on this or another server"
+        problem = f"has {self._what} that cannot be read at the moment"
+        raise Unreadable("dataset", f"{self._name!r} {problem}; {cure}")
+
+    def _is_changed(self) -> bool | None:
+        """Return whether the file was truncated or written to; None if its name is gone."""
+        try:
+            now = FileStat.of(os.stat(self._path))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return False
+        if now[:2] != self._facts[:2]:
+            return None
+        return now[:4] != self._facts[:4]
+
+    def _require_intact(self) -> None:
+        if self._failed:
+            raise _changed(self._what, self._name)
+
+    def _fail(self, reason: str) -> None:
+        """Deliver nothing more, since others would be another content.  Raises: CorpusChanged."""
+        self._failed = True
+        _LOG.error("%s failed dataset=%s reason=%s", self._what, self._name, reason)
+        self._require_intact()
+
+
+class HeldNumbers:
+    """Those of a small file, in memory."""
+
+    def __init__(self, what: str, name: str, numbers: Numbers) -> None:
+        """what, name: as for MappedNumbers.  numbers: int64[n], all of them."""
+        self._what = what
+        self._name = name
+        self._numbers = numbers
+
+    def ranges(self, first: Numbers, counts: Numbers, total: int, patient: bool = True) -> Numbers:
+        """Return ranges of the numbers."""
+        ends = np.cumsum(counts)
+        return self._numbers[np.arange(total) + np.repeat(first - ends + counts, counts)]
+
+    def require(self, is_right: bool) -> None:
+        """Raise CorpusChanged unless what was read is right."""
+        if not is_right:
+            raise _changed(self._what, self._name)
+
+    def close(self) -> None:
+        """Release nothing: the array is garbage when this is."""
+
+
+def _changed(what: str, name: str) -> CorpusChanged:
+    problem = f"has {what} that changed while they were served; restart its server"
+    return CorpusChanged("dataset", f"{name!r} {problem}")

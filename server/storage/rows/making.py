@@ -1,0 +1,290 @@
+"""Makes the rows of a dataset, file by file, and keeps them in a file; or finds them there.
+
+The memory is bounded by the documents of the file of tokens with most of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenfeed.errors import InvalidCorpus
+from tokenfeed.sampling.document_rows import DocumentStats, RowsKey
+from tokenfeed.stream import identity
+
+from ...runtime.exceptions import log_safe_name
+from ..borders import Borders
+from ..kept.container import kept_paths
+from ..kept.mapped import NUMBER, HeldNumbers, KeptNumbers, MappedNumbers, Numbers
+from ..kept.spool import NoPlace, Spool
+from ..store import TokenStore
+from . import kept
+from .files import FileRows, FileUnit, Starts, rows_of_file
+from .kept import closing, find_kept, made_from, suffix_of, what_of
+from .reading import FILE_TOKENS_MAX, FOOTER, IndexFacts, RowIndex
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowsJob:
+    """The rows of a dataset, to be found or made.
+
+    delimiter: the token that ends a document; None if the format defines it.  cache_dir: folder for
+    files that are kept; None: beside the tokens.  fingerprint: of the tokens.
+    """
+
+    store: TokenStore
+    borders: Borders
+    delimiter: int | None
+    cache_dir: str | None
+    fingerprint: bytes
+    key: RowsKey
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where the file may be, in order; none if the store has no files."""
+        if len(self.store.facts) != len(self.store.shards):
+            return ()
+        suffix = suffix_of(self.key)
+        return kept_paths(self.store.shards, self.store.stored, suffix, self.cache_dir)
+
+    def found(self) -> RowIndex | None:
+        """Return the rows of a kept file; None if there is none that can be used."""
+        index = find_kept(self.store.name, self.key, self.paths, self._made_from)
+        if index is not None:
+            self._log("found", index)
+        return index
+
+    def made(
+        self,
+        stopped: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[float], None] = lambda share: None,
+        files: Iterable[FileRows] | None = None,
+    ) -> RowIndex:
+        """Make the rows, and keep them.
+
+        stopped: whether to stop, which raises InvalidCorpus.  on_progress: is given the share of
+        the documents that is done.  files: the rows of each file, in order, if others make them.
+        Raises: InvalidCorpus, CorpusChanged, Unreadable.
+        """
+        self._require_small_files()
+        began = time.monotonic()
+        content = _Content(what_of(self.key), self.store.name, self.paths)
+        try:
+            facts = self._written(content, files or self.files(stopped, on_progress))
+            index = self._finished(content, facts)
+        except NoPlace as error:
+            raise self._no_place(error.error) from error
+        finally:
+            content.close()
+        self._log("made", index, f" seconds={time.monotonic() - began:.1f}")
+        return index
+
+    def files(
+        self, stopped: Callable[[], bool], on_progress: Callable[[float], None]
+    ) -> Iterator[FileRows]:
+        """Yield the rows of each file, in order; the arguments are those of `made`."""
+        progress = _Progress(self, stopped, on_progress)
+        for file, token_count in enumerate(self.store.shape.token_counts.tolist()):
+            starts = self.borders.starts_of(file)
+            progress.begin(starts.size)
+            yield rows_of_file(starts, token_count, self.key, progress.take_share)
+
+    def files_by(
+        self,
+        run: Callable[[Iterable[FileUnit], RowsKey], Iterator[tuple[FileUnit, FileRows]]],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[FileRows]:
+        """Like `files`, made by other processes.  run: returns their results in order."""
+        progress = _Progress(self, stopped, lambda share: None)
+        units = (
+            FileUnit(token_count, Starts(self.borders.starts_of(file)))
+            for file, token_count in enumerate(self.store.shape.token_counts.tolist())
+        )
+        for _, rows in run(units, self.key):
+            progress.begin(rows.stats.documents)
+            progress.take_share(1.0)
+            yield rows
+
+    def _written(self, content: _Content, files: Iterable[FileRows]) -> IndexFacts:
+        """Append the rows of all files.  Raises: NoPlace; what the files raise."""
+        stats = DocumentStats()
+        sha256 = hashlib.sha256()
+        piece_counts, row_counts = [], []
+        for file in files:
+            content.append(file.numbers)
+            sha256.update(file.lengths)
+            stats.add(file.stats)
+            piece_counts.append(file.stats.pieces)
+            row_counts.append(file.stats.rows)
+        pieces_hash = identity.pieces_hash(
+            self.key.context_length,
+            self.key.long_documents,
+            self.delimiter,
+            piece_counts,
+            sha256.hexdigest(),
+        )
+        return IndexFacts(
+            self.key,
+            self.store.shape.token_counts,
+            np.array(piece_counts, dtype=np.int64),
+            np.array(row_counts, dtype=np.int64),
+            pieces_hash,
+            stats,
+        )
+
+    def _finished(self, content: _Content, facts: IndexFacts) -> RowIndex:
+        """Complete the file, and return its rows.  Raises: NoPlace."""
+        try:
+            end = closing(facts, self._made_from, content.read)
+        except OSError as error:
+            raise NoPlace(error) from error
+        name, what = self.store.name, what_of(self.key)
+        numbers: KeptNumbers
+        if content.spool is None:
+            path = content.keep(end)
+            return RowIndex(facts, HeldNumbers(what, name, content.in_memory()), path)
+        content.spool.append(end)
+        content.spool.finish(named=True)
+        path = content.spool.path
+        if not path:
+            _LOG.warning(
+                "%s lie in a temporary file dataset=%s: they are made again at each start; pass "
+                "--cache-dir with a folder that can be written",
+                what,
+                name,
+            )
+        try:
+            numbers = MappedNumbers(what, name, content.spool.descriptor, path, FOOTER)
+        except OSError as error:
+            problem = f"its {what} cannot be mapped: {error.strerror}"
+            cure = "raise vm.max_map_count, or the limit of address space"
+            raise InvalidCorpus(self.store.shards[0].path, f"{problem}; {cure}") from error
+        return RowIndex(facts, numbers, path)
+
+    @property
+    def _made_from(self) -> dict[str, Any]:
+        return made_from(
+            self.key,
+            self.store.shape.token_counts,
+            fingerprint=self.fingerprint,
+            borders_fingerprint=self.borders.fingerprint,
+            delimiter=self.delimiter,
+        )
+
+    def _require_small_files(self) -> None:
+        """Raise InvalidCorpus if a place in a file does not fit."""
+        for shard in self.store.shards:
+            if shard.layout.token_count > FILE_TOKENS_MAX:
+                problem = f"has {shard.layout.token_count} tokens, but {self.key.order} takes files"
+                cure = f"of at most {FILE_TOKENS_MAX}; split it"
+                raise InvalidCorpus(shard.path, f"{problem} {cure}")
+
+    def _no_place(self, error: OSError) -> InvalidCorpus:
+        cure = "pass --cache-dir with a folder that can be written and has room"
+        problem = f"its {what_of(self.key)} can be written nowhere: {error.strerror}; {cure}"
+        return InvalidCorpus(self.store.shards[0].path, problem)
+
+    def _log(self, what: str, index: RowIndex, more: str = "") -> None:
+        _LOG.info(
+            "%s %s dataset=%s rows=%d file=%s%s",
+            what_of(self.key),
+            what,
+            self.store.name,
+            index.row_count,
+            log_safe_name(index.path) or "none",
+            more,
+        )
+
+
+class _Progress:
+    """Adds up the documents that are done, and logs them."""
+
+    def __init__(
+        self, job: RowsJob, stopped: Callable[[], bool], on_progress: Callable[[float], None]
+    ) -> None:
+        """Begin before the first file; the arguments are those of `RowsJob.made`."""
+        self._job = job
+        self._stopped = stopped
+        self._on_progress = on_progress
+        self._logged_at = time.monotonic()
+        self._before = self._own = 0
+
+    def begin(self, document_count: int) -> None:
+        """Begin the next file.  document_count: of its documents."""
+        self._before += self._own
+        self._own = document_count
+
+    def take_share(self, share: float) -> None:
+        """Take the share of this file that is done.  Raises: InvalidCorpus if it has to stop."""
+        job = self._job
+        if self._stopped():
+            problem = f"was closed while its {what_of(job.key)} were made"
+            raise InvalidCorpus(job.store.shards[0].path, problem)
+        done = (self._before + share * self._own) / job.borders.count
+        self._on_progress(done)
+        if time.monotonic() - self._logged_at >= _PROGRESS_SECONDS:
+            self._logged_at = time.monotonic()
+            what, name = what_of(job.key), job.store.name
+            _LOG.info("making %s dataset=%s done=%.1f%%", what, name, 100 * done)
+
+
+class _Content:
+    """Numbers that are appended: in memory up to a limit, more in a file."""
+
+    def __init__(self, what: str, name: str, paths: tuple[str, ...]) -> None:
+        """Begin with none.  what, name, paths: as for Spool, without a temporary file."""
+        self._what = what
+        self._name = name
+        self._paths = paths
+        self._waiting = bytearray()
+        self.spool: Spool | None = None
+
+    def append(self, content: bytes) -> None:
+        """Add all of it.  Raises: NoPlace."""
+        if self.spool is not None:
+            self.spool.append(content)
+            return
+        self._waiting += content
+        if len(self._waiting) > kept.MEMORY_BYTES_MAX:
+            self.spool = Spool(self._what, self._name, (*self._paths, ""))
+            self.spool.append(bytes(self._waiting))
+            self._waiting.clear()
+
+    def read(self, first_byte: int, end_byte: int) -> bytes:
+        """Return some of it.  Raises: OSError."""
+        if self.spool is None:
+            return bytes(self._waiting[first_byte:end_byte])
+        return os.pread(self.spool.descriptor, end_byte - first_byte, first_byte)
+
+    def in_memory(self) -> Numbers:
+        """Return all of it; only while there is no file."""
+        return np.frombuffer(bytes(self._waiting), NUMBER)
+
+    def keep(self, end: bytes) -> str:
+        """Write what is in memory to a file, with its end, if one can be written.
+
+        Returns: its path; "" if none can.
+        """
+        with suppress(NoPlace):
+            self.spool = Spool(self._what, self._name, self._paths)
+            self.spool.append(bytes(self._waiting) + end)
+            self.spool.finish(named=True)
+            return self.spool.path
+        return ""
+
+    def close(self) -> None:
+        """Close the file, and remove it unless it is complete."""
+        if self.spool is not None:
+            self.spool.close()

@@ -1,0 +1,223 @@
+"""tokenfeed pack: rows are made before a server needs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server import pack
+from server.pack import main
+from server.storage.rows import kept
+from tests.conftest import ROOT, WriteTokens
+from tests.server.storage.borders.naive import Corpus, starts_by
+from tests.server.storage.rows.corpora import (
+    indices_of,
+    packed,
+    random_lengths,
+    rows_by_reference,
+    write_documents,
+)
+from tests.server.storage.rows.corpora import kept as kept_files
+from tests.support.commands import run
+from tests.support.full_disk import FullDisk
+from tests.support.ray_cluster import ray_cluster
+from tests.support.waiting import eventually
+
+LENGTHS = random_lengths(13)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return write_documents(tmp_path / "corpus", LENGTHS)
+
+
+def folder_of(corpus: Corpus) -> Path:
+    return Path(corpus.paths[0]).parent
+
+
+def test_it_stores_the_rows_and_says_what_they_are(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line to keep in a log."""
+    assert main([*corpus.paths, "--context-length", "50", "--workers", "1"]) == 0
+
+    (path,) = kept_files(folder_of(corpus))
+    rows = rows_by_reference(LENGTHS, packed(50))
+    targets = sum(n - 1 for row in rows for _, _, n in row)
+    documents = sum(map(len, LENGTHS))
+    single = sum(one.count(1) for one in LENGTHS)
+    said = capsys.readouterr()
+    (line,) = said.out.splitlines()
+    assert f": packed-1 for context length 50: {documents} documents, {len(rows):,} rows" in line
+    assert f" {sum(map(len, rows)):,} pieces, fill {100 * targets / len(rows) / 50:.2f} %" in line
+    assert f" {single} of one token, 0 dropped, 0 truncated, 0 tokens cropped" in line
+    assert line.endswith(f" {path.stat().st_size:,} bytes in {path}")
+    assert f"{documents} documents of {sum(map(sum, LENGTHS)):,} tokens: about 1 s" in said.err
+
+
+@pytest.mark.parametrize("kind", ["packed cut", "padded cut", "padded drop", "padded truncate"])
+def test_several_processes_store_the_same_bytes(
+    corpus: Corpus, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They work on several files at once, and their results keep the order."""
+    order, long_documents = kind.split()
+    words = [*corpus.paths, "--context-length", "50", "--order", order, "--long", long_documents]
+    contents, lines = [], []
+    for workers in ("1", "3"):
+        assert main([*words, "--workers", workers]) == 0
+        (path,) = kept_files(folder_of(corpus))
+        contents.append(path.read_bytes())
+        lines.append(capsys.readouterr().out)
+        path.unlink()
+
+    assert contents[0] == contents[1]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_ray_cluster_stores_the_same_bytes(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes need neither our code nor the files."""
+    words = ["-m", "server.pack", *corpus.paths, "--context-length", "50"]
+    local = run(*words)
+    (path,) = kept_files(folder_of(corpus))
+    content = path.read_bytes()
+    path.unlink()
+    with ray_cluster() as cluster:
+        cluster.add()
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        assert run(*words, "--executor", "ray", seconds=150) == local
+
+    assert path.read_bytes() == content
+
+
+def test_it_does_nothing_if_the_rows_are_there(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job may begin with it each time."""
+    lines = []
+    for _ in range(2):
+        assert main([*corpus.paths, "--context-length", "50", "--workers", "1"]) == 0
+        lines.append(capsys.readouterr())
+    (path,) = kept_files(folder_of(corpus))
+    before = path.stat()
+    assert main([*corpus.paths, "--context-length", "50"]) == 0
+
+    assert path.stat() == before
+    assert lines[0].out == lines[1].out
+    assert "about" not in lines[1].err
+
+
+def test_a_server_finds_what_was_stored(corpus: Corpus) -> None:
+    """By the fingerprints of the tokens and the documents, as this one opened them."""
+    assert main([*corpus.paths, "--context-length", "50", "--workers", "1"]) == 0
+    fingerprint = fingerprint_of(corpus)
+    with indices_of(corpus, fingerprint=fingerprint) as indices:
+        index = indices.job(packed(50)).found()
+
+        assert index is not None
+        assert index.row_count == len(rows_by_reference(LENGTHS, packed(50)))
+        index.close()
+
+
+def fingerprint_of(corpus: Corpus) -> bytes:
+    from server.datasets.dataset import TokenChecks, open_dataset
+    from server.datasets.sources import DatasetSource
+    from tests.server.conftest import options
+
+    dataset = open_dataset(DatasetSource("x", tuple(corpus.paths)), options(), TokenChecks())
+    dataset.close()
+    return dataset.fingerprint
+
+
+def test_documents_by_a_delimiter_and_the_cache_folder(
+    write_tokens: WriteTokens, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Raw files know nothing of documents."""
+    tokens = np.random.default_rng(4).integers(0, 10, 20_000)
+    path = str(write_tokens(tokens, "raw/train.bin"))
+    words = [path, "--dtype", "uint16", "--context-length", "64", "--workers", "1"]
+    assert main(words) == 1
+    assert "pass --document-end-token" in capsys.readouterr().err
+
+    cache = tmp_path / "cache"
+    assert main([*words, "--document-end-token", "3", "--cache-dir", str(cache)]) == 0
+    documents = len(starts_by(tokens.tolist(), 3, None))
+    assert f"{documents:,} documents" in capsys.readouterr().out
+    assert len(kept_files(cache)) == 1
+    assert kept_files(tmp_path / "raw") == []
+
+
+def test_packed_rows_crop_nothing(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*corpus.paths, "--context-length", "50", "--long", "drop"]) == 1
+
+    assert capsys.readouterr().err == "error: --long: packed-1 takes only cut\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--context-length", "0"], "context_length: 0 is not in [1, 16777215)"),
+        (["--context-length", "16777215"], "context_length: 16777215 is not in [1, 16777215)"),
+        (["--context-length", "9", "--workers", "0"], "--workers: 0 is not in [1, 4095]"),
+    ],
+)
+def test_an_impossible_value_is_an_error_in_one_line(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str], words: list[str], problem: str
+) -> None:
+    assert main([*corpus.paths, *words]) == 1
+
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {problem}")
+    assert kept_files(folder_of(corpus)) == []
+
+
+def test_rows_that_no_folder_takes_are_an_error(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in a temporary file would be gone at once."""
+    disk = FullDisk(monkeypatch)
+    disk.room_bytes[str(folder_of(corpus))] = 100
+    for memory_bytes in (0, 1 << 20):
+        monkeypatch.setattr(kept, "MEMORY_BYTES_MAX", memory_bytes)
+        assert main([*corpus.paths, "--context-length", "50", "--workers", "1"]) == 1
+        problem = "no folder takes its rows, so a server would make them again; pass --cache-dir"
+        assert problem in capsys.readouterr().err
+    assert kept_files(folder_of(corpus)) == []
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_it_can_be_stopped_at_any_moment(tmp_path: Path, signal_number: int) -> None:
+    """Nothing is left, and no process: the next run begins again."""
+    folder = tmp_path / "corpus"
+    random = np.random.default_rng(1)
+    corpus = write_documents(folder, [random.integers(1, 300, 100_000).tolist() for _ in range(8)])
+    before = sorted(folder.iterdir())
+    command = [sys.executable, "-m", "server.pack", *corpus.paths, "--context-length", "4000"]
+    with subprocess.Popen(
+        [*command, "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        assert any("about" in line for line in running.stderr)
+        workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(workers) == 2
+        running.send_signal(signal_number)
+        code = running.wait(10)
+
+    assert code == (-signal.SIGKILL if signal_number == signal.SIGKILL else 130)
+    assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
+    assert kept_files(folder) == []
+    assert [path for path in sorted(folder.iterdir()) if "documents" not in path.name] == before
+
+
+def test_its_constants_are_those_of_the_orders() -> None:
+    """What can be typed is what the orders take."""
+    assert pack.key_of("padded", 7, "truncate") == ("padded-1", 7, "truncate")
+    assert pack.key_of("packed", 7, "cut") == packed(7)
