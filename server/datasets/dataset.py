@@ -30,8 +30,8 @@ from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
-from .loss_masks import LossMask, masks_beside, open_loss_mask, require_listed
-from .manifest import ManifestSplit
+from .loss_masks import LossMask, masks_beside, open_loss_mask
+from .manifest import ManifestSplit, require_listed
 from .shared_scan import scan_once
 from .sources import DatasetSource
 

@@ -20,7 +20,7 @@ from client.transport.channel import describe
 from server import verify
 from server.datasets.sources import parse_text
 from server.datasets.text_cache import TextCache
-from server.ingest.run import _require_whole
+from server.ingest.finished import require_whole
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.training.nanochat import NanochatLoader
 from tests.server.ingest.corpus import (
@@ -239,7 +239,7 @@ def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) ->
     manifest.write_text(json.dumps(made))
 
     with pytest.raises(InvalidCorpus, match="lists no loss masks: an older version wrote it"):
-        _require_whole(str(pairs), made)
+        require_whole(str(pairs), made)
 
 
 def test_a_dataset_without_its_listed_masks_is_damaged(pairs: Path) -> None:
