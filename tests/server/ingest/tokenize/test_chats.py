@@ -1,4 +1,7 @@
-"""Chats: the text of their template, and which tokens the assistant writes."""
+"""Chats: the text of their template, and which tokens the assistant writes.
+
+transformers_chats.py compares tokens and masks with those of transformers, run by hand.
+"""
 
 from __future__ import annotations
 

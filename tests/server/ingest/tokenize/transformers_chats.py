@@ -36,10 +36,17 @@ from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
 from server.ingest.tokenize.recipe import Recipe
 from server.ingest.tokenize.tokenizer import TokenizerFile
 from server.ingest.units import Lines, SourceOffset, Unit
-from tests.server.ingest.chats import SPECIAL, TEMPLATES, make_chat_tokenizer, published
+from tests.server.ingest.chats import CHATML, SPECIAL, TEMPLATES, make_chat_tokenizer, published
 from tests.server.ingest.corpus import WORDS, documents
 
 CHATS = 400
+# Blocks that end with any character, also one of several tokens.
+WITHOUT_ENDS = CHATML.replace(
+    "+ '<|im_end|>' }}\n        {%- endgeneration %}",
+    "}}\n        {%- endgeneration %}\n        {{- '<|im_end|>' }}",
+)
+assert WITHOUT_ENDS != CHATML
+ALL_TEMPLATES = TEMPLATES | {"without ends": WITHOUT_ENDS}
 BOS = {"llama-3": "<|begin_of_text|>", "gemma": "<bos>"}
 PARTS = (*WORDS, "🙂", "e\u0301", "<|im_end|>", "<eot>", "a\n\n", "  b", "<end_of_turn>")
 
@@ -127,7 +134,7 @@ def encoded(tokenizer: Path, name: str, template: str, row: dict[str, Any]) -> E
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", ALL_TEMPLATES)
 def test_tokens_and_masks_are_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
     """A corpus made here trains the model that transformers would train."""
     path = TOKENIZERS[kind](tmp_path / "tokenizer.json")
@@ -137,12 +144,12 @@ def test_tokens_and_masks_are_those_of_transformers(name: str, kind: str, tmp_pa
         found = theirs.apply_chat_template(
             row["messages"],
             tools=row["tools"],
-            chat_template=TEMPLATES[name],
+            chat_template=ALL_TEMPLATES[name],
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=True,
         )
-        part = encoded(path, name, TEMPLATES[name], row)
+        part = encoded(path, name, ALL_TEMPLATES[name], row)
         assert part.mask is not None
         assert part.tokens.tolist() == found["input_ids"]
         tokens += len(part.tokens)
@@ -159,13 +166,14 @@ def test_tokens_and_masks_are_those_of_transformers(name: str, kind: str, tmp_pa
 
 
 def has_space_at_a_border(row: dict[str, Any], name: str) -> bool:
-    """Whether a block begins with a space, which then belongs to no token in transformers."""
+    """Whether a block begins or ends with a space, which belongs to no token in transformers."""
     texts = [
         message["content"].strip() if name in ("llama-3", "gemma") else message["content"]
         for message in row["messages"]
         if message["role"] == "assistant"
     ]
-    return any(text[:1].isspace() or not text for text in texts)
+    ends = -1 if name == "without ends" else 0
+    return any(not text or text[0].isspace() or text[ends].isspace() for text in texts)
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma"])
