@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..units import Column, InvalidDocument, Lines, Problem, Rows
 from .chat_template import ChatTemplate, Span, load_chat_template
@@ -14,9 +13,8 @@ from .chats import canonical, messages_of, rendered, tools_of
 from .recipe import Recipe
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A document.
+class Document(NamedTuple):
+    """A document; a tuple, since there may be many small ones.
 
     texts: one, or prompt and response.  where: its place in the source.  id: in UTF-8, if ids are
     kept.  targets: of a chat: which characters are training targets, ascending.  messages: of a
@@ -95,7 +93,8 @@ def _chat(
     text, targets = rendered(messages, tools, template, column)
     if not text:
         raise InvalidDocument("empty document")
-    _require_utf8(written, text)
+    _require_utf8(written)
+    _require_utf8(text)
     return Document((text,), where, own_id, targets, written)
 
 
@@ -149,17 +148,21 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
 
 def _of_entry(entry: dict[str, Any], column: Column) -> Any:
     name, value = column.name, entry.get(column.name)
+    if isinstance(value, str) and column.kind == "text":
+        _require_utf8(value)
+        return value
     if name not in entry and not column.is_optional:
         raise InvalidDocument(f"no column {name!r}")
     if value is None:
         return _null(column)
     if column.kind == "json":
         return _parsed(value, column) if isinstance(value, str) else value
-    if column.kind == "id" and isinstance(value, int) and not isinstance(value, bool):
+    if column.kind == "text":
+        raise InvalidDocument(f"column {name!r} is not text")
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        of_ids = " or an integer" if column.kind == "id" else ""
-        raise InvalidDocument(f"column {name!r} is not text{of_ids}")
+        raise InvalidDocument(f"column {name!r} is not text or an integer")
     _require_utf8(value)
     return _line_of(value, column)
 
@@ -183,8 +186,8 @@ def _line_of(text: str, column: Column) -> str:
     return text
 
 
-def _require_utf8(*texts: str) -> None:
+def _require_utf8(text: str) -> None:
     try:
-        "".join(texts).encode()
+        text.encode()
     except UnicodeEncodeError:
         raise InvalidDocument("half of a surrogate pair") from None
