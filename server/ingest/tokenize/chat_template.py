@@ -127,7 +127,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             problem = f"{file.name}, line {error.lineno}: {_one_line(error)}"
             raise InvalidRequest(OPTION, problem) from error
-        except RecursionError as error:
+        except (RecursionError, SyntaxError) as error:  # the latter by Python
             raise InvalidRequest(OPTION, f"{file.name} is nested too deeply") from error
         self._special_tokens = dict(file.special_tokens)
         if unknown := sorted((undeclared & _SPECIAL_TOKENS) - self._special_tokens.keys()):

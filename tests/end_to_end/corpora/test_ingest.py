@@ -23,6 +23,7 @@ from server.datasets.text_cache import TextCache
 from server.ingest.finished import require_whole
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.training.nanochat import NanochatLoader
+from tests.server.ingest.chats import CHATML, published
 from tests.server.ingest.corpus import (
     END,
     documents,
@@ -190,6 +191,32 @@ def test_pairs_are_served_with_their_masks(
         (plane,) = [plane for plane in dataset.planes if plane.kind == LOSS_MASK]
         entries = [shard.read_bytes() for shard in shards]
         assert plane.fingerprint == reference.plane_fingerprint(LOSS_MASK, entries)
+
+
+def test_chats_are_served_with_what_the_assistant_writes_as_targets(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """From messages to the loss of a trainer: each answer with its end, and nothing else."""
+    answers = [f"it is {n}, naïve" for n in range(200)]
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]}
+        for answer in answers
+    ]
+    (tmp_path / "t.jinja").write_text(published(CHATML))
+    ingested(
+        write_jsonl(tmp_path / "chats.jsonl", rows), "--out", tmp_path / "out",
+        "--tokenizer", "bytes", "--messages-column", "messages",
+        "--chat-template", tmp_path / "t.jinja",
+    )  # fmt: skip
+
+    address = serve("--data", tmp_path / "out").address
+    with RemoteBatches(address, 4, 64, order="sequential") as feed:
+        targets = b"".join(bytes(y[y != -100].tolist()) for _, y in feed.epoch(0, tail="pad"))
+
+    expected = "".join(f"{answer}<|im_end|>\n" for answer in answers).encode()
+    # The last window ends less than 64 tokens before the end.
+    assert expected.startswith(targets)
+    assert len(targets) > len(expected) - 64
 
 
 def test_a_lost_mask_of_one_of_several_shards_is_found(pairs: Path) -> None:

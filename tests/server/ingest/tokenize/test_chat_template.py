@@ -90,7 +90,8 @@ def test_a_token_that_is_null_is_undefined_and_one_that_is_unknown_an_error() ->
         ("a\n{% for %}", "t.jinja", "t.jinja, line 2: "),
         ("\n\n{% generation %}", "t.jinja", "t.jinja, line 3: "),
         ("{{ 1 | unknown }}", "t.jinja", "t.jinja, line 1: No filter named 'unknown'"),
-        ("{% if " + "(" * 5000, "t.jinja", "t.jinja"),
+        ("{% if " + "(" * 5000, "t.jinja", "t.jinja is nested too deeply"),
+        ("{% for a in b %}" * 40 + "{% endfor %}" * 40, "t.jinja", "t.jinja is nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_template_is_an_error_in_one_sentence(
