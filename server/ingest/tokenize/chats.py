@@ -80,8 +80,14 @@ def tools_of(value: Any, column: str) -> list[Any] | None:
 
 
 def canonical(messages: Sequence[Message]) -> str:
-    """Return messages as JSON, the same in each kind of file; what decides on their split."""
-    return json.dumps(messages, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    """Return messages as JSON, the same in each kind of file; what decides on their split.
+
+    Raises: InvalidDocument.
+    """
+    try:
+        return json.dumps(messages, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise InvalidDocument("messages that are nested too deeply") from None
 
 
 def rendered(
