@@ -11,7 +11,7 @@ the tokens that are in no row.  no target: share of the tokens behind the first 
 that are never a target; a cut without overlap leaves out one.  padded: share of the tokens of all
 rows.  pieces: of a row, 99th percentile and most.
 Run: python -m benchmarks.packing [--rounds 3] [--documents 100000] [--context-lengths 2048 8192]
-     [--tokenizer FILE [--folder DIRECTORY] [--speeches FILE]]
+     [--tokenizer FILE [--folder DIRECTORY] [--speeches FILE]] [--only NAME ...]
 """
 
 from __future__ import annotations
@@ -57,14 +57,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    names = [packer.name for packer in PACKERS]
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--documents", type=int, default=100_000, help="that are drawn")
     parser.add_argument("--context-lengths", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json, for texts")
     parser.add_argument("--folder", type=Path, help="of .txt files, each a document")
     parser.add_argument("--speeches", type=Path, help="text with empty lines between documents")
     arguments = parser.parse_args()
-    packers = installed(PACKERS)
+    wanted = {"tokenfeed", *arguments.only}
+    packers = installed(packer for packer in PACKERS if packer.name in wanted)
     print_load("before")
     with tempfile.TemporaryDirectory() as folder:
         for title, lengths in corpora(arguments).items():
@@ -113,9 +116,9 @@ def print_packers(
             except ContenderFailed as error:
                 failed[name] = error
     first = median(one.seconds for one in runs[OURS])
-    documents = np.load(path, mmap_mode="r").size
-    for name in (titled(*way) for way in ((packer.title, setting) for packer, setting in ways)):
-        print(f"{name:36} {failed[name] if name in failed else line(runs[name], documents, first)}")
+    for packer, setting in ways:
+        name = titled(packer.title, setting)
+        print(f"{name:36} {failed[name] if name in failed else line(runs[name], first)}")
     if title.startswith("web"):
         ratio = runs[OURS][0].rows / runs[OURS][0].bound
         met = verdict(ratio <= ROWS_MAX, f"at most {ROWS_MAX:g}")
@@ -129,14 +132,14 @@ def run(packer: Contender, setting: str, path: Path, context_length: int) -> Fig
     return Figures(**json.loads(output_of([*command, "--setting", setting])))
 
 
-def line(runs: list[Figures], documents: int, first: float) -> str:
+def line(runs: list[Figures], first: float) -> str:
     """Return the cells of one way.  first: the seconds of packed-1."""
     one, seconds = runs[0], median(run.seconds for run in runs)
     return (
         f"{one.rows:8,} {100 * one.fill:8.3f} {100 * one.cropped:10.3f} "
         f"{100 * one.untargeted:11.3f} {100 * one.padded:8.3f} "
         f"{f'{one.pieces_99:.0f}, {one.pieces_max}':>11} {seconds:9.3f} "
-        f"{documents / seconds:12,.0f} {seconds / first:7.1f}"
+        f"{one.documents / seconds:12,.0f} {seconds / first:7.1f}"
     )
 
 

@@ -36,19 +36,22 @@ class Packed:
 
     rows, lengths: int64[pieces] both, the row of each piece, and its tokens.  row_tokens: of a full
     row: T + 1, or T if its last token has no target.  overlaps: tokens that are in two pieces.
+    documents: int64, lengths of those that the pieces are of; None: of all, each once.
     """
 
     rows: Numbers
     lengths: Numbers
     row_tokens: int
     overlaps: int = 0
+    documents: Numbers | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Of one run.
 
-    rows: their number.  bound: the rows that the tokens of all pieces would fill without padding.
+    documents: that left the packer.  rows: their number.  bound: the rows that the tokens of all
+    pieces would fill without padding.
     fill: share of the positions of x whose target is of the same document.
     cropped: share of the tokens that are in no row.
     untargeted: share of the tokens behind the first of their document that are never a target.
@@ -57,6 +60,7 @@ class Figures:
     seconds: to pack.  mebibytes: the most that the process had in memory.
     """
 
+    documents: int
     rows: int
     bound: int
     fill: float
@@ -86,6 +90,8 @@ def main(pack: Callable[..., Packed], settings: Mapping[str, Setting]) -> None:
 
 def figures_of(lengths: Numbers, context_length: int, packed: Packed, seconds: float) -> Figures:
     """Return the figures.  Raises: ValueError if a row is too long, or has more than there is."""
+    if packed.documents is not None:
+        lengths = packed.documents
     filled = np.bincount(packed.rows, packed.lengths).astype(np.int64)
     held = int(packed.lengths.sum())
     cropped = int(lengths.sum()) - (held - packed.overlaps)
@@ -95,6 +101,7 @@ def figures_of(lengths: Numbers, context_length: int, packed: Packed, seconds: f
         raise ValueError("these are no rows of these documents")
     pieces = np.bincount(packed.rows)
     return Figures(
+        documents=lengths.size,
         rows=filled.size,
         bound=-(-held // packed.row_tokens),
         fill=targets / (filled.size * context_length),
