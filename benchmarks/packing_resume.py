@@ -8,7 +8,8 @@ run is a fresh process. Nothing is random; cells have the range over several sto
 
 skipped: documents of which no target came.  repeated: documents of which a target came twice.
 cropped: of the other documents, tokens behind the first that were never a target, in percent of
-all. A peer that raises where it loads the state has no figures.
+all.  lost: the same with those of the documents skipped. A peer that raises where it loads the
+state has no figures.
 Run: python -m benchmarks.packing_resume [--stops 400 500] [--only NAME ...]
 """
 
@@ -37,7 +38,7 @@ PEERS = (
 )
 RUNS = {"not stopped": 0, "1 rank, then 1": 1, "1 rank, then 2": 2}
 """Ranks that resume."""
-COLUMNS = ("skipped", "repeated", "cropped %", "resumed in s")
+COLUMNS = ("skipped", "repeated", "cropped %", "lost %", "resumed in s")
 
 
 def main() -> None:
@@ -81,6 +82,7 @@ def line(folder: Path, peer: Contender, setting: str, ranks: int, stops: Sequenc
         spread([one.skipped for one in runs]),
         spread([one.repeated for one in runs]),
         spread_of([percent * one.cropped for one in runs], 3),
+        spread_of([percent * one.lost for one in runs], 3),
         spread_of([one.resume_seconds for one in runs], 2) if ranks else "",
     )
     return " ".join(f"{column:>16}" for column in columns)

@@ -62,6 +62,7 @@ class Figures:
 
     skipped, repeated: documents of which no target came, and of which one came twice.
     cropped: tokens of the other documents, behind their first, that were never a target.
+    lost: the same, and those of the documents skipped.
     targets_repeated: how many targets came again.
     resume_seconds: until the first batch of all ranks after the stop.
     """
@@ -69,6 +70,7 @@ class Figures:
     skipped: int
     repeated: int
     cropped: int
+    lost: int
     targets_repeated: int
     resume_seconds: float
 
@@ -136,6 +138,7 @@ class Count:
             skipped=int((~came).sum()),
             repeated=int(again.sum()),
             cropped=int(missing[came].sum()),
+            lost=int(missing.sum()),
             targets_repeated=int(np.maximum(times - 1, 0).sum()),
             resume_seconds=seconds,
         )
