@@ -9,7 +9,7 @@ each .txt file of a folder, and the parts of a text between empty lines.
 fill: share of the positions of x and y that have a target of the same document.  cropped: share of
 the tokens that are in no row.  no target: share of the tokens behind the first of their document
 that are never a target; a cut without overlap leaves out one.  padded: share of the tokens of all
-rows.  pieces: of a row, 99th percentile and most.
+rows.  pieces: of a row, 99th percentile and most.  time: of a document, to that of packed-1.
 Run: python -m benchmarks.packing [--rounds 3] [--documents 100000] [--context-lengths 2048 8192]
      [--tokenizer FILE [--folder DIRECTORY] [--speeches FILE]] [--only NAME ...]
 """
@@ -115,7 +115,7 @@ def print_packers(
                 runs.setdefault(name, []).append(run(packer, setting, path, context_length))
             except ContenderFailed as error:
                 failed[name] = error
-    first = median(one.seconds for one in runs[OURS])
+    first = median(one.seconds for one in runs[OURS]) / runs[OURS][0].documents
     for packer, setting in ways:
         name = titled(packer.title, setting)
         print(f"{name:36} {failed[name] if name in failed else line(runs[name], first)}")
@@ -133,13 +133,13 @@ def run(packer: Contender, setting: str, path: Path, context_length: int) -> Fig
 
 
 def line(runs: list[Figures], first: float) -> str:
-    """Return the cells of one way.  first: the seconds of packed-1."""
+    """Return the cells of one way.  first: the seconds of packed-1 for a document."""
     one, seconds = runs[0], median(run.seconds for run in runs)
     return (
         f"{one.rows:8,} {100 * one.fill:8.3f} {100 * one.cropped:10.3f} "
         f"{100 * one.untargeted:11.3f} {100 * one.padded:8.3f} "
         f"{f'{one.pieces_99:.0f}, {one.pieces_max}':>11} {seconds:9.3f} "
-        f"{one.documents / seconds:12,.0f} {seconds / first:7.1f}"
+        f"{one.documents / seconds:12,.0f} {seconds / one.documents / first:7.1f}"
     )
 
 

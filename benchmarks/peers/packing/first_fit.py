@@ -17,7 +17,7 @@ def pack(lengths: Numbers, context_length: int) -> Packed:
     """Place the pieces, longest first."""
     counts = histogram(lengths, context_length)
     sizes = np.repeat(np.arange(counts.size)[::-1], counts[::-1])
-    overlaps = sizes.size - np.count_nonzero(lengths > 1)
+    overlaps = sizes.size - int(np.count_nonzero(lengths > 1))
     rows = np.array(first_fit(sizes.tolist(), context_length + 1), np.int64)
     return Packed(rows, sizes, context_length + 1, overlaps)
 

@@ -18,7 +18,7 @@ def pack(lengths: Numbers, context_length: int) -> Packed:
     first_pieces, _, sizes = packing.pieces(np.arange(packing.row_count))
     rows = np.repeat(np.arange(packing.row_count), np.diff(first_pieces))
     # The pieces of a document overlap by one token.
-    overlaps = begins.size - np.count_nonzero(lengths > 1)
+    overlaps = begins.size - int(np.count_nonzero(lengths > 1))
     return Packed(rows, sizes, context_length + 1, overlaps)
 
 

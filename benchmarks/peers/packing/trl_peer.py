@@ -7,6 +7,8 @@ that of the rule alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import datasets
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from trl import pack_dataset
 
 from benchmarks.packing_run import Numbers, Packed, main
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "bfd": {"strategy": "bfd", "batch_size": 1000},
     "bfd_split": {"strategy": "bfd_split", "batch_size": 1000},
     "bfd_split, all at once": {"strategy": "bfd_split", "batch_size": None},
