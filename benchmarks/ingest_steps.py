@@ -44,7 +44,7 @@ def main() -> int:
         _note_end(executors, "_kill", "ending the workers")
         _note_end(run.SplitWriter, "finish", "syncing the last shard")
         _note_end(run.Hashes, "finish", "hashes of the sources")
-        _note_end(run, "_manifest", "hashes of the shards")
+        _note_end(run, "manifest_of", "hashes of the shards")
         _note_end(run, "_publish", "manifest, renaming")
         return ingest(*arguments)
 

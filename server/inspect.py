@@ -25,6 +25,7 @@ from .cli.dataset_options import (
 )
 from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
 from .storage.choice import Storing
+from .storage.document_ids import ids_beside
 from .storage.store import TokenStore
 
 _FILES_SHOWN = 20
@@ -92,6 +93,8 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
     if (mask := dataset.loss_mask) is not None:
         path = mask.store.shards[0].path
         print(f"  loss masks: of {mask.file_count:,} file(s), the first is {path}")
+    if ids := ids_beside([shard.path for shard in store.shards]):
+        print(f"  document ids: of {len(ids):,} file(s), the first is {ids[0]}")
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:
         print(f"  digest: {dataset.digest.hex()}")

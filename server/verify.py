@@ -19,8 +19,7 @@ from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import TokenChecks, full_digest, open_dataset
-from .datasets.loss_masks import require_as_ingested
-from .datasets.manifest import ManifestSplit, read_splits
+from .datasets.manifest import ManifestSplit, read_splits, require_as_ingested
 from .datasets.sources import DatasetSource
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
@@ -56,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verify(source: DatasetSource, options: FormatOptions, storing: Storing | None = None) -> None:
-    """Read a dataset in full, compare its digest with the stored one, and store it. Loss masks that
-    were ingested with it are compared with their manifest.
+    """Read a dataset in full, compare its digest with the stored one, and store it. Loss masks and
+    ids that were ingested with it are compared with their manifest.
 
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """

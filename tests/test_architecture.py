@@ -75,6 +75,7 @@ REACHES: dict[str, set[str]] = {
     "server.cli": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
     "server.__main__": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
     "server.ingest": CONTRACT | {"google_crc32c", "pyarrow"},
+    "server.ingest.tokenize.jinja_sandbox": {"jinja2"},
     "client": CONTRACT,
     "client.transport": CONTRACT | {"grpc"},
     "client.stream": CONTRACT | {"google_crc32c", "grpc"},
@@ -97,6 +98,7 @@ REACHES: dict[str, set[str]] = {
 }
 # What single modules import beyond that, once it is needed.
 EXTRA_IMPORTS: dict[str, set[str]] = {
+    "server.ingest.tokenize.chat_template": {"jinja2"},
     "server.ingest.tokenize.executors": {"ray"},
     "server.ingest.tokenize.tokenizer": {"tokenizers"},
     "tokenfeed.commands.decoding": {"tokenizers"},

@@ -127,6 +127,15 @@ class Unreachable(ServerUnavailable):
     """No server answered in time."""
 
 
+class BeingMade(Unreachable):
+    """A server is still making what a stream needs."""
+
+    def __init__(self, subject: str, problem: str, progress: float) -> None:
+        """As above.  progress: share of the work that is done, in [0, 1)."""
+        super().__init__(subject, problem)
+        self.progress = progress
+
+
 class Unreadable(ServerUnavailable):
     """The server cannot read a part of a dataset at the moment; its files have not changed."""
 

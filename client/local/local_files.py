@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tokenfeed._aliases import require_package
 from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from ..runtime.awaited_task import AwaitedTask
@@ -36,7 +37,7 @@ _LOG_SECONDS = 30.0
 class Opened(Protocol):
     """What `server.datasets.open_local` returns."""
 
-    def described(self, context_length: int) -> Datasets:
+    def described(self, spec: StreamSpec, context_length: int) -> Datasets:
         """Return the description of each source, with the rows of T = context_length tokens."""
 
     def blocks(self, request: StreamRequest) -> Blocks:
@@ -115,7 +116,7 @@ class LocalFiles(Supervised):
         """
         described = self.await_described()
         if context_length is not None:
-            described = self._await_opened().described(context_length)
+            described = self._await_opened().described(self._spec, context_length)
         return counted_rows(described[place], order)
 
     def open_rows(
@@ -156,7 +157,9 @@ class LocalFiles(Supervised):
                 self.require_not_closed()
                 opened = self._open_files()
                 try:
-                    self._described = self._accepted(opened.described(self._context_length))
+                    self._described = self._accepted(
+                        opened.described(self._spec, self._context_length)
+                    )
                 except BaseException:
                     opened.close()
                     raise

@@ -39,7 +39,14 @@ from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .describe import describe_all
 from .failover import Failover
-from .usable import Datasets, compared, counted_rows, require_usable, with_hashes
+from .usable import (
+    Datasets,
+    compared,
+    counted_rows,
+    require_order,
+    require_usable,
+    with_hashes,
+)
 from .wanted_planes import DEFAULT_PLANES, WantedPlanes
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -287,15 +294,7 @@ class DatasetClient(Supervised):
         spec = self._request.spec
         name = spec.source.dataset if spec.mixture is None else ""
         request = pb.DescribeRequest(dataset=name, context_length=context_length)
-        try:
-            call = channel.describe(request, timeout_seconds)
-        except ValueError:  # the channel was closed meanwhile
-            raise Unreachable(channel.target, "its connection was closed") from None
-        open_calls.add(call)
-        try:
-            described = call.result(is_first_contact=self._described is None)
-        finally:
-            open_calls.discard(call)
+        described = self._answer(channel, request, timeout_seconds, open_calls)
         served = {dataset.name: dataset for dataset in described.datasets}
         names = listed(list(served)) or "there are none"
         if spec.mixture is not None:
@@ -308,7 +307,36 @@ class DatasetClient(Supervised):
             described.datasets.extend(served[each.dataset] for each in spec.sources)
         elif len(described.datasets) != 1:
             raise InvalidRequest("dataset", f"has to name one of the served datasets: {names}")
+        for source, dataset in zip(spec.sources, described.datasets, strict=True):
+            if source.reads_documents:
+                require_order(described, source.order.NAME)
+                request = pb.DescribeRequest(
+                    dataset=dataset.name,
+                    context_length=context_length,
+                    long_documents=source.long_documents,
+                    order=source.order.NAME,
+                )
+                answer = self._answer(channel, request, timeout_seconds, open_calls)
+                dataset.CopyFrom(answer.datasets[0])
         return described
+
+    def _answer(
+        self,
+        channel: Channel,
+        request: pb.DescribeRequest,
+        timeout_seconds: float,
+        open_calls: set[DescribeCall],
+    ) -> pb.DescribeResponse:
+        """Return the answer to one Describe."""
+        try:
+            call = channel.describe(request, timeout_seconds)
+        except ValueError:  # the channel was closed meanwhile
+            raise Unreachable(channel.target, "its connection was closed") from None
+        open_calls.add(call)
+        try:
+            return call.result(is_first_contact=self._described is None)
+        finally:
+            open_calls.discard(call)
 
     def _require_usable(
         self, replica: Replica, described: pb.DescribeResponse, reference: Datasets | None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tokenfeed.errors import Busy, ServerUnavailable, TokenfeedError, Unreachable
+from tokenfeed.errors import BeingMade, Busy, ServerUnavailable, TokenfeedError, Unreachable
 
 from ..runtime.threads import without_traceback
 from ..transport.channel import CHECK_SERVER
@@ -70,6 +70,8 @@ class Failover:
         self._timeouts = timeouts
         self._awaited_since = awaited_since
         self._logged = -math.inf
+        self._made: dict[str, float] = {}
+        self._grown_at = -math.inf
         self._timeout_seconds = self._base_seconds = timeouts.read_seconds
         self.record_progress()
 
@@ -127,6 +129,7 @@ class Failover:
             if is_over():
                 break
             now = time.monotonic()
+            self._note_growth(failure, now)
             # No request may have been open for hours: only the wait for this attempt counts.
             waited_seconds = min(now - max(began, self._progress_at), timeout_seconds)
             if self._away_since is None:
@@ -142,6 +145,13 @@ class Failover:
             if len(self._failures) >= count:
                 pause(self._end_round())
         return None
+
+    def _note_growth(self, failure: TokenfeedError, now: float) -> None:
+        """Begin the wait again if a server is making what it lacks, and has got on with that."""
+        if isinstance(failure, BeingMade):
+            if failure.progress > self._made.get(failure.subject, -1.0):
+                self._made[failure.subject] = failure.progress
+                self._progress_at = self._grown_at = now
 
     def require_in_time(self, grace_seconds: float) -> None:
         """Raise Unreachable if the consumer has waited for longer than reconnect_seconds and no
@@ -231,4 +241,6 @@ class Failover:
         since, away_since = self._awaited_since(), self._away_since
         if since is None:
             return None
-        return 0.0 if away_since is None else time.monotonic() - max(away_since, since)
+        if away_since is None:
+            return 0.0
+        return time.monotonic() - max(away_since, since, self._grown_at)

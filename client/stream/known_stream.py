@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 
 from tokenfeed.stream.identity import stage_plane_fingerprint
+from tokenfeed.stream.planes import NO_FINGERPRINT, TOKEN_COUNTS
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, StreamRequest
 
+from .usable import corpora_of
 from .wanted_planes import known_fingerprints, plane_fingerprint
 
 
@@ -23,11 +25,9 @@ class KnownStream:
             source.number: dataset
             for source, dataset in zip(request.spec.sources, datasets, strict=True)
         }
-        spec, fingerprints = request.spec, [dataset.fingerprint for dataset in datasets]
+        spec, corpora = request.spec, corpora_of(request.spec, datasets)
         # A stream of one dataset is like a mixture with one stage.
-        self._chain = (
-            spec.chain(fingerprints) if spec.mixture else [b"", spec.identity(fingerprints)]
-        )
+        self._chain = spec.chain(corpora) if spec.mixture else [b"", spec.identity(corpora)]
         # Not made again for each call: a stage may have hundreds of sources.
         self._of_stage = lru_cache(2)(partial(_of_stage, spec, self._chain))
 
@@ -51,13 +51,16 @@ class KnownStream:
         spec: of a part; of a mixture its stage, in which perhaps no source has the plane.
         """
         numbered = [(source.number, self._datasets[source.number]) for source in spec.sources]
-        if spec.mixture is None:
-            ((_, dataset),) = numbered
-            return tuple((kind, plane_fingerprint(dataset, kind)) for kind in spec.planes)
-        return tuple(
-            (kind, stage_plane_fingerprint(kind, known_fingerprints(kind, numbered)))
-            for kind in spec.planes
-        )
+
+        def fingerprint(kind: int) -> bytes:
+            if kind == TOKEN_COUNTS:
+                return NO_FINGERPRINT
+            if spec.mixture is None:
+                ((_, dataset),) = numbered
+                return plane_fingerprint(dataset, kind)
+            return stage_plane_fingerprint(kind, known_fingerprints(kind, numbered))
+
+        return tuple((kind, fingerprint(kind)) for kind in spec.planes)
 
 
 def _of_stage(spec: StreamSpec, chain: Sequence[bytes], place: int) -> StreamSpec:

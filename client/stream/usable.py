@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenfeed.errors import (
+    BeingMade,
     ContractMismatch,
     InvalidRequest,
     LimitExceeded,
     NotFound,
     StreamMismatch,
 )
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, require_size
 
@@ -47,19 +49,55 @@ def require_usable(
         raise type(error)(error.subject, f"{error.problem} ({address})") from None
     for dataset, ours in zip(datasets, reference or (), strict=False):
         _require_same_corpus(address, dataset, ours, request)
+    _require_rows(address, request.spec, datasets)
     planes.require_ready(address, datasets)
     if reference is None or not reference[0].name:
         planes.require_documents(datasets)
         return
-    for dataset, ours in zip(datasets, reference, strict=True):
+    for source, dataset, ours in zip(request.spec.sources, datasets, reference, strict=True):
         planes.require_same(address, dataset, ours)
+        _require_same_pieces(address, source, dataset, ours)
+
+
+def _require_rows(address: str, spec: StreamSpec, datasets: Datasets) -> None:
+    """Raise BeingMade unless the rows of all orders over documents are made; InvalidRequest if one
+    has none.
+    """
+    for source, dataset in zip(spec.sources, datasets, strict=True):
+        if not source.reads_documents:
+            continue
+        rows = _rows_of(dataset, source.order.NAME)
+        what = f"rows of {source.order.NAME} of dataset {dataset.name!r}"
+        if not rows.pieces_hash:
+            problem = f"is not ready: the {what} are being made, {100 * rows.progress:.1f} % so far"
+            raise BeingMade(address, problem, rows.progress)
+        if not rows.rows:
+            problem = f"there are no {what}: no document has 2 tokens or more, or all are too long"
+            raise InvalidRequest("order", f"{problem} ({address})")
+
+
+def _require_same_pieces(
+    address: str, source: Source, dataset: pb.Dataset, reference: pb.Dataset
+) -> None:
+    if not source.reads_documents:
+        return
+    theirs = _rows_of(dataset, source.order.NAME).pieces_hash
+    ours = _rows_of(reference, source.order.NAME).pieces_hash
+    if theirs != ours:
+        raise StreamMismatch(
+            address,
+            f"cuts the documents of {reference.name!r} into other pieces: {theirs.hex()}, not "
+            f"{ours.hex()}; pass it the same --document-end-token and indices",
+        )
 
 
 def require_windows(spec: StreamSpec, datasets: Datasets) -> None:
     """Raise InvalidRequest unless each source of a mixture has a window. One dataset is refused by
     its server.
     """
-    for dataset in datasets if spec.mixture else ():
+    for source, dataset in zip(spec.sources, datasets, strict=True) if spec.mixture else ():
+        if source.reads_documents:
+            continue
         if spec.context_length >= dataset.longest_file_tokens:
             raise InvalidRequest(
                 "context_length",
@@ -79,9 +117,34 @@ def _require_same_corpus(
 
 def counted_rows(dataset: pb.Dataset, order: str) -> int:
     """Return the number of rows of an order, per epoch if it has epochs.  Raises: NotFound."""
+    return _rows_of(dataset, order).rows
+
+
+def corpora_of(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[Corpus]:
+    """Return what the identity of a stream covers of the dataset of each source."""
+    return [
+        Corpus(
+            dataset.fingerprint,
+            _rows_of(dataset, source.order.NAME).pieces_hash if source.reads_documents else b"",
+        )
+        for source, dataset in zip(spec.sources, datasets, strict=True)
+    ]
+
+
+def row_documents_max(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> int | None:
+    """Return the limit of documents in the x of a row, padding included; None if there is none."""
+    if not all(source.reads_documents for source in spec.sources):
+        return None
+    return 1 + max(
+        _rows_of(dataset, source.order.NAME).row_pieces_max
+        for source, dataset in zip(spec.sources, datasets, strict=True)
+    )
+
+
+def _rows_of(dataset: pb.Dataset, order: str) -> pb.OrderRows:
     for counted in dataset.rows:
         if counted.order == order:
-            return counted.rows
+            return counted
     raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
 
@@ -117,13 +180,13 @@ def compared(
     name: of the only dataset.  required: the fingerprint that the user requires, if any. Ranks that
     require different corpora are then not compared: they do so on purpose.
     """
-    fingerprints = [dataset.fingerprint for dataset in datasets]
+    corpora = corpora_of(spec, datasets)
     of_planes = planes.compared(datasets)
     if spec.mixture is not None:
-        return "", spec.identity(fingerprints) + of_planes
+        return "", spec.identity(corpora) + of_planes
     if required is not None:
         name = f"{name} {required.hex()}"
-    return name, fingerprints[0] + of_planes
+    return name, b"".join(corpora[0]) + of_planes
 
 
 def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
@@ -133,6 +196,12 @@ def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
             f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}; serve the "
             "files there that this stream began with",
         )
+
+
+def require_order(described: pb.DescribeResponse, order: str) -> None:
+    """Raise NotFound unless a server knows an order."""
+    if order not in described.orders:
+        raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
 
 def _require_contract(address: str, described: pb.DescribeResponse, identity_version: int) -> None:

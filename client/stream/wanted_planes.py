@@ -36,25 +36,40 @@ class WantedPlanes:
     """What a feed wants of its datasets.
 
     loss_mask: the mask of each dataset that has one; False declines it.  document_starts: those of
-    each dataset; all of them have to know their documents.  known_starts: the same, but none if a
-    dataset does not know them.
+    each; all of them have to know their documents.  known_starts: the same, but none if a
+    dataset does not know them.  pieces: the same for datasets whose rows are pieces of documents.
     """
 
     loss_mask: bool = True
     document_starts: bool = False
     known_starts: bool = False
+    pieces: bool = False
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """Kinds of the wanted planes, ascending."""
-        starts = self.document_starts or self.known_starts
+        """Kinds of the wanted planes of datasets, ascending."""
+        starts = self.document_starts or self.known_starts or self.pieces
         wanted = {DOCUMENT_STARTS: starts, LOSS_MASK: self.loss_mask}
         return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
 
     @property
+    def masking(self) -> tuple[int, ...]:
+        """Kinds of planes that mask targets, if rows have them; those of rows of pieces always."""
+        wanted = {
+            DOCUMENT_STARTS: self.document_starts,
+            LOSS_MASK: self.loss_mask,
+            TOKEN_COUNTS: True,
+        }
+        return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
+
+    def of_pieces(self, spec: StreamSpec) -> WantedPlanes:
+        """Return what is wanted of a stream: also where pieces begin, if its rows have pieces."""
+        return replace(self, pieces=spec.reads_documents)
+
+    @property
     def masks(self) -> WantedPlanes:
-        """Those of the wanted planes that mask targets."""
-        return replace(self, known_starts=False)
+        """Those of the wanted planes that mask targets. Pieces are part of the identity."""
+        return replace(self, known_starts=False, pieces=False)
 
     def chosen(self, datasets: Sequence[pb.Dataset]) -> tuple[int, ...]:
         """Return the kinds of planes to request of the datasets of a stream, ascending."""
@@ -63,8 +78,15 @@ class WantedPlanes:
             for kind in self.kinds
         }
         # A row of unknown documents would pass for one document.
-        enough = {DOCUMENT_STARTS: all, LOSS_MASK: any}
-        return tuple(kind for kind, by_dataset in had.items() if enough[kind](by_dataset))
+        enough = {DOCUMENT_STARTS: any if self.pieces else all, LOSS_MASK: any}
+        found = [kind for kind, by_dataset in had.items() if enough[kind](by_dataset)]
+        return (*found, TOKEN_COUNTS) if self.pieces else tuple(found)
+
+    def knows_documents(self, datasets: Sequence[pb.Dataset]) -> bool:
+        """Return whether the documents of all datasets are known, and requested."""
+        return DOCUMENT_STARTS in self.kinds and all(
+            plane_fingerprint(dataset, DOCUMENT_STARTS) for dataset in datasets
+        )
 
     def request(self, request: StreamRequest, datasets: Sequence[pb.Dataset]) -> StreamRequest:
         """Return the request of a stream of these datasets, with its planes."""

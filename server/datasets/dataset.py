@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, InvalidRequest, Unreadable
 from tokenfeed.sampling import orders
-from tokenfeed.sampling.plan import row_count
+from tokenfeed.sampling.document_rows import RowsKey
+from tokenfeed.sampling.plan import row_count, rows_key
 from tokenfeed.stream import identity
+from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.exceptions import log_safe_name
@@ -34,11 +37,11 @@ from ..storage.borders import (
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
-from ..storage.rows import RowIndices
+from ..storage.rows import RowIndex, RowIndices
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
-from .loss_masks import LossMask, masks_beside, open_loss_mask, require_listed
-from .manifest import ManifestSplit
+from .loss_masks import LossMask, masks_beside, open_loss_mask
+from .manifest import ManifestSplit, require_listed
 from .shared_scan import scan_once
 from .sources import DatasetSource
 
@@ -136,6 +139,33 @@ class Dataset:
             )
         return described
 
+    def document_rows(self, key: RowsKey) -> pb.OrderRows:
+        """Return the rows of an order over documents, or the progress while they are being made,
+        which this begins.  Raises: InvalidRequest; Unreadable if they cannot be made.
+        """
+        found: RowIndex | float | None
+        try:
+            found = self._indices(key).get(key)
+        except Unreadable:
+            found = self._indices(key).find(key)
+            if found is None:
+                raise
+        if isinstance(found, float):
+            return pb.OrderRows(order=key.order, progress=found)
+        return _described_rows(key, found)
+
+    def document_rows_now(self, key: RowsKey, stopped: Callable[[], bool]) -> pb.OrderRows:
+        """Return the rows of an order over documents, made in this thread if there are none.
+
+        stopped: whether to stop, which raises InvalidCorpus.  Raises: TokenfeedError.
+        """
+        return _described_rows(key, self._indices(key).make_now(key, stopped))
+
+    def _indices(self, key: RowsKey) -> RowIndices:
+        if self.rows is None:
+            raise InvalidRequest("order", f"{key.order} needs to know where documents begin")
+        return self.rows
+
     @property
     def polled(self) -> Sequence[Polled]:
         """What has files to poll: its tokens, and its loss mask."""
@@ -180,6 +210,32 @@ class Dataset:
         if self.rows is not None:
             self.rows.close()
         self.store.close()
+
+
+def corpora_of(spec: StreamSpec, datasets: Sequence[Dataset]) -> tuple[Corpus, ...]:
+    """Return what an identity covers of the dataset of each source.
+
+    Raises: InvalidRequest; Unreadable while rows of documents are being made.
+    """
+    return tuple(
+        Corpus(
+            dataset.fingerprint,
+            dataset.store.shape.document_rows(rows_key(spec, source)).pieces_hash
+            if source.reads_documents
+            else b"",
+        )
+        for source, dataset in zip(spec.sources, datasets, strict=True)
+    )
+
+
+def _described_rows(key: RowsKey, index: RowIndex) -> pb.OrderRows:
+    return pb.OrderRows(
+        order=key.order,
+        rows=index.row_count,
+        pieces_hash=index.pieces_hash,
+        row_pieces_max=index.row_pieces_max,
+        target_count=index.stats.targets,
+    )
 
 
 class Polled(Protocol):

@@ -7,7 +7,6 @@ like token files, at the same places as the tokens.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,9 +24,8 @@ from ..storage.choice import Storing, fit_into_maps, open_store
 from ..storage.formats import FormatOptions
 from ..storage.formats.datatrove import SUFFIX
 from ..storage.local.local_store import lay_out
-from ..storage.store import PIECE_BYTES, Submit, TokenStore, run_inline
+from ..storage.store import Submit, TokenStore, run_inline
 from .content import Content
-from .manifest import ManifestSplit
 
 OPTION = "--loss-mask"
 _BYTES = FormatOptions.parse("raw", "uint8", None)
@@ -61,36 +59,6 @@ def _mask_beside(path: str) -> str:
         if place.lower().endswith(SUFFIX) and os.path.lexists(mask_path(place)):
             return mask_path(place)
     return ""
-
-
-def require_listed(split: ManifestSplit) -> None:
-    """Raise InvalidCorpus unless each mask of a manifest exists and has the listed size."""
-    for path, size_bytes, _ in split.loss_masks:
-        try:
-            found = os.stat(path).st_size
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror}"
-        else:
-            if found == size_bytes:
-                continue
-            problem = f"has {found} bytes, not {size_bytes}"
-        cure = "restore this loss mask, or remove the folder and ingest again"
-        raise InvalidCorpus(path, f"is listed in its manifest, but {problem}; {cure}")
-
-
-def require_as_ingested(split: ManifestSplit) -> None:
-    """Raise InvalidCorpus unless all masks of a manifest, which are read, have the listed hash."""
-    for path, _, sha256 in split.loss_masks:
-        found = hashlib.sha256()
-        try:
-            with open(path, "rb") as file:
-                while piece := file.read(PIECE_BYTES):
-                    found.update(piece)
-        except OSError as error:
-            raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
-        if found.digest() != sha256:
-            cure = "restore it, or remove the folder and ingest again"
-            raise InvalidCorpus(path, f"is not the loss mask that its manifest lists; {cure}")
 
 
 def open_loss_mask(

@@ -6,12 +6,16 @@ start. The digest is trusted, like that of a sidecar file.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tokenfeed.errors import InvalidCorpus
+
+from ..storage.store import PIECE_BYTES
 
 NAME = "manifest.json"
 VERSION = 1
@@ -19,20 +23,65 @@ WORK_FOLDER = ".ingest"
 """Where an ingest keeps unfinished work."""
 
 
+ListedFile = tuple[str, int, bytes]
+"""Path, size in bytes and SHA-256."""
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestSplit:
     """One dataset of a manifest.
 
     name: "train" or "val".  paths: of its shards.  fingerprint, digest: 32 bytes each.
-    loss_masks: path, size in bytes and SHA-256 of each; empty unless prompts and responses were
-    ingested.
+    loss_masks: empty unless pairs or chats were ingested.  document_ids: files of ids; empty unless
+    they were kept.
     """
 
     name: str
     paths: tuple[str, ...]
     fingerprint: bytes
     digest: bytes
-    loss_masks: tuple[tuple[str, int, bytes], ...] = ()
+    loss_masks: tuple[ListedFile, ...] = ()
+    document_ids: tuple[ListedFile, ...] = ()
+
+    def listed_files(self) -> Iterator[tuple[str, ListedFile]]:
+        """Yield the files beside the shards, each with what it is called in errors."""
+        for name, files in (("loss mask", self.loss_masks), ("file of ids", self.document_ids)):
+            for file in files:
+                yield name, file
+
+
+def require_listed(split: ManifestSplit) -> None:
+    """Raise InvalidCorpus unless each mask and each file of ids of a manifest exists and has the
+    listed size.
+    """
+    for name, (path, size_bytes, _) in split.listed_files():
+        try:
+            found = os.stat(path).st_size
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+        else:
+            if found == size_bytes:
+                continue
+            problem = f"has {found} bytes, not {size_bytes}"
+        cure = f"restore this {name}, or remove the folder and ingest again"
+        raise InvalidCorpus(path, f"is listed in its manifest, but {problem}; {cure}")
+
+
+def require_as_ingested(split: ManifestSplit) -> None:
+    """Raise InvalidCorpus unless all masks and ids of a manifest, which are read, have the listed
+    hash.
+    """
+    for name, (path, _, sha256) in split.listed_files():
+        found = hashlib.sha256()
+        try:
+            with open(path, "rb") as file:
+                while piece := file.read(PIECE_BYTES):
+                    found.update(piece)
+        except OSError as error:
+            raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
+        if found.digest() != sha256:
+            cure = "restore it, or remove the folder and ingest again"
+            raise InvalidCorpus(path, f"is not the {name} that its manifest lists; {cure}")
 
 
 def read_splits(folder: str) -> list[ManifestSplit] | None:
@@ -61,6 +110,15 @@ def read_splits(folder: str) -> list[ManifestSplit] | None:
                     )
                     for shard in split["shards"]
                     if "loss_mask" in shard
+                ),
+                tuple(
+                    (
+                        os.path.join(folder, name, shard["document_ids"]),
+                        int(shard["document_ids_bytes"]),
+                        _hash(shard["document_ids_sha256"]),
+                    )
+                    for shard in split["shards"]
+                    if "document_ids" in shard
                 ),
             )
             for name, split in content["splits"].items()

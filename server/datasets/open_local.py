@@ -138,19 +138,31 @@ class LocalDatasets:
         Raises: RuntimeError if no thread can start.
         """
         self._datasets = tuple(datasets)
-        stores = [dataset.store for dataset in datasets]
-        self._rows: RowStore = stores[0] if len(stores) == 1 else MixedStore(stores)
+        self._stores = [dataset.store for dataset in datasets]
+        self._stopped = stopped
         # As in a server, so that a trainer that pauses finds out as early.
         self._poller = start_polling(datasets, stopped=stopped) if polls else None
 
-    def described(self, context_length: int) -> tuple[pb.Dataset, ...]:
-        """Return their descriptions, with the rows of T = context_length tokens."""
-        return tuple(dataset.described(context_length) for dataset in self._datasets)
+    def described(self, spec: StreamSpec, context_length: int) -> tuple[pb.Dataset, ...]:
+        """Return the description of each source, with the rows of T = context_length tokens. Those
+        of documents are made if there are none.  Raises: InvalidRequest, InvalidCorpus.
+        """
+        described = []
+        for source, dataset in zip(spec.sources, self._datasets, strict=True):
+            described.append(dataset.described(context_length))
+            if source.reads_documents:
+                key = RowsKey(source.order.NAME, context_length, source.long_documents)
+                described[-1].rows.append(dataset.document_rows_now(key, self._stopped))
+        return tuple(described)
 
     def blocks(self, request: StreamRequest) -> LocalBlocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
-        require_windows(request.spec, self._rows.shapes)
-        return LocalBlocks(self._rows, request)
+        store: RowStore = self._stores[0]
+        if len(self._stores) > 1:
+            have_pieces = [source.reads_documents for source in request.spec.sources]
+            store = MixedStore(self._stores, have_pieces)
+        require_windows(request.spec, store.shapes)
+        return LocalBlocks(store, request)
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""

@@ -24,6 +24,7 @@ _COMPANIONS = (
     (".ds.index", ".ds"),
     (".ds.metadata", ".ds"),
     (".ds.loss", ".ds"),
+    (".ds.ids", ".ds"),
     (".csv.gz", ".npy"),
 )
 """Suffixes of files that accompany token files, and the suffix of the token file."""

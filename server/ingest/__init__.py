@@ -1,10 +1,12 @@
 """`tokenfeed ingest`: text -> token shards with a manifest.
 
     inputs/      finds and hashes files, and reads their text in units: one reader per kind of file
-    tokenize/    text -> token ids: the tokenizer, the splitting of long text, the executors
+    tokenize/    text -> token ids: documents and chats, the tokenizer, the splitting of long text,
+                 the executors
     output/      the order of documents, and the shards they are written to
     job.py       what has to be known to resume after a kill
-    run.py       the run as a whole, with checkpoints
+    run.py       the run as a whole, with checkpoints; finished.py: its manifest
+    options.py   the options that say what a document is
     units.py     the values that are passed between these; progress.py shows the progress
 
 One process reads in order and writes in order; the others only encode. So the result depends

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from tokenfeed.commands import program
-from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
+from tokenfeed.commands.decoding import BYTES
 from tokenfeed.commands.extras import missing
 from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error, single_line
-from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.errors import TokenfeedError
 from tokenfeed.stream.position import require_range
 
 if TYPE_CHECKING:
-    from .tokenize.encoding import Recipe
+    from .tokenize.chat_template import ChatTemplateFile
     from .tokenize.executors import Executor
     from .tokenize.tokenizer import TokenizerFile
 
@@ -61,6 +61,29 @@ def build_parser() -> argparse.ArgumentParser:
         help="column of parquet, or key of jsonl, that holds the text (default: text)",
     )
     add(
+        "--messages-column",
+        metavar="NAME",
+        help="column of chats: lists of messages with role and content; the loss mask has what the "
+        "assistant writes; needs --chat-template",
+    )
+    add(
+        "--chat-template",
+        metavar="PATH",
+        help="Jinja file, or tokenizer_config.json, that turns messages into text",
+    )
+    add(
+        "--special-token",
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="token that the chat template uses by name, such as bos_token=<s>; may be repeated",
+    )
+    add(
+        "--tools-column",
+        metavar="NAME",
+        help="column of the tools of each chat, for the chat template (default: none)",
+    )
+    add(
         "--prompt-column",
         metavar="NAME",
         help="column of prompts, which the loss mask excludes; needs --response-column",
@@ -69,6 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--response-column",
         metavar="NAME",
         help="column of the responses to these prompts; both need --append-token",
+    )
+    add(
+        "--id-column",
+        metavar="NAME",
+        help="column of ids, text or integers, which are kept beside the tokens (default: none)",
     )
     add("--prepend-token", metavar="TEXT", help="token to add before each document (default: none)")
     add("--append-token", metavar="TEXT", help="token to add after each document (default: none)")
@@ -142,6 +170,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Run the command line.  Returns: the manifest, and the number of tokens of this run.
     Raises: TokenfeedError.
     """
+    from .options import template_of
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
     from .tokenize.executors import end_with_parent, make_executor
     from .tokenize.tokenizer import TokenizerFile, load_tokenizer
@@ -153,27 +182,38 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << 40)
     if arguments.workers is not None:
         require_range("--workers", arguments.workers, 1, 1 << 12)
+    is_chats = arguments.messages_column is not None and arguments.tokenizer != BYTES
     tokenizer_file = TokenizerFile.read(
-        arguments.tokenizer, parses_special=arguments.parse_special_tokens
+        arguments.tokenizer, parses_special=arguments.parse_special_tokens or is_chats
     )
+    template_file = template_of(arguments)
     # Workers have what is loaded before they start. They need none of what is imported afterwards.
     load_tokenizer(tokenizer_file)
     with make_executor(arguments.executor, arguments.workers) as executor:
-        return _run(arguments, tokenizer_file, executor)
+        return _run(arguments, tokenizer_file, template_file, executor)
 
 
 def _run(
-    arguments: argparse.Namespace, tokenizer_file: TokenizerFile, executor: Executor
+    arguments: argparse.Namespace,
+    tokenizer_file: TokenizerFile,
+    template_file: ChatTemplateFile | None,
+    executor: Executor,
 ) -> tuple[dict[str, Any], int]:
     from .inputs.discovery import find_sources
     from .job import Job
+    from .options import recipe_of
     from .progress import Progress
     from .run import ingest
 
     sources = tuple(find_sources(arguments.sources))
     job = Job(
         sources,
-        recipe_of(arguments, tokenizer_file, any(source.kind == "text" for source in sources)),
+        recipe_of(
+            arguments,
+            tokenizer_file,
+            template_file,
+            has_text=any(source.kind == "text" for source in sources),
+        ),
         arguments.prepend_token,
         arguments.append_token,
         arguments.shuffle_buffer,
@@ -190,53 +230,6 @@ def _run(
         progress=progress,
     )
     return made, progress.tokens
-
-
-def recipe_of(
-    arguments: argparse.Namespace, tokenizer_file: TokenizerFile, has_text: bool
-) -> Recipe:
-    """Return the recipe of the command line.  Raises: InvalidRequest."""
-    from .tokenize.encoding import Recipe
-    from .tokenize.tokenizer import load_tokenizer
-
-    if not 0 <= arguments.val_fraction < 1:
-        raise InvalidRequest("--val-fraction", f"{arguments.val_fraction} is not in [0, 1)")
-    ids: dict[str, int | None] = {}
-    for option in ("prepend_token", "append_token"):
-        text = getattr(arguments, option)
-        ids[option] = None if text is None else load_tokenizer(tokenizer_file).token_id(text)
-        if text is not None and ids[option] is None:
-            problem = f"{text!r} is not a token of {tokenizer_file.name}"
-            if tokenizer_file.name == BYTES:
-                problem += f", which adds only {END_OF_BYTES}"
-            raise InvalidRequest(f"--{option.replace('_', '-')}", problem)
-    columns = columns_of(arguments, has_text)
-    return Recipe(
-        tokenizer_file, columns, ids["prepend_token"], ids["append_token"], arguments.val_fraction
-    )
-
-
-def columns_of(arguments: argparse.Namespace, has_text: bool) -> tuple[str, ...]:
-    """Return the columns of text: one, or prompt and response.  Raises: InvalidRequest."""
-    prompt, response = arguments.prompt_column, arguments.response_column
-    if prompt is None and response is None:
-        return (arguments.text_column or "text",)
-    if prompt is None or response is None:
-        absent = "--prompt-column" if prompt is None else "--response-column"
-        raise InvalidRequest(absent, "is missing: pairs need both columns")
-    if arguments.text_column is not None:
-        raise InvalidRequest(
-            "--text-column", "cannot be combined with --prompt-column; omit one of them"
-        )
-    if arguments.append_token is None:
-        raise InvalidRequest(
-            "--append-token", "is missing: --prompt-column needs a token that ends each response"
-        )
-    if has_text:
-        raise InvalidRequest(
-            "--prompt-column", "cannot be used with plain text, which has no columns"
-        )
-    return prompt, response
 
 
 def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:

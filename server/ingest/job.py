@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .output.shard_writer import SplitProgress, write_whole
-from .tokenize.encoding import Recipe
+from .tokenize.recipe import Recipe
 from .units import Problem, SourceOffset, TextSource
 
 Tally = dict[str, tuple[int, str]]
@@ -37,6 +37,9 @@ class Job:
         return {
             "tokenizer_sha256": recipe.tokenizer_file.sha256,
             "columns": list(recipe.columns),
+            "chat_template_sha256": recipe.chat_template and recipe.chat_template.sha256,
+            "tools_column": recipe.tools_column,
+            "id_column": recipe.id_column,
             "prepend_token": self.prepend_token,
             "append_token": self.append_token,
             "special_tokens_in_text": recipe.tokenizer_file.parses_special,

@@ -7,7 +7,6 @@ follow any step, and the next run repeats that step or resumes after it.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -19,13 +18,9 @@ from typing import Any
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, InvalidSource, WriteFailed
 
-from ..datasets.dataset import TokenChecks, full_digest, open_dataset
-from ..datasets.loss_masks import mask_path
 from ..datasets.manifest import NAME as MANIFEST
-from ..datasets.manifest import VERSION, WORK_FOLDER, read_manifest
-from ..datasets.sources import DatasetSource
-from ..storage.files import open_file
-from ..storage.formats import FormatOptions
+from ..datasets.manifest import WORK_FOLDER, read_manifest
+from .finished import manifest_of, problems_by_path, require_whole
 from .inputs import READERS
 from .inputs.base import ReaderContext
 from .inputs.discovery import require_same
@@ -34,7 +29,6 @@ from .job import Checkpoint, Job
 from .output.shard_writer import (
     SplitProgress,
     SplitWriter,
-    shard_name,
     sync_folder,
     write_errors,
     write_whole,
@@ -50,7 +44,6 @@ from .units import Problem, SourceOffset, Unit
 SPLITS = ("train", "val")
 _JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
 _CHECKPOINT_SECONDS = 5.0
-_HASHED_BYTES = 1 << 20
 
 Pending = deque[tuple[SourceOffset, tuple[Problem, ...]]]
 """The units with problems that are not written yet: where each begins, and its problems."""
@@ -81,7 +74,7 @@ def ingest(
     if made is None:
         raise WriteFailed(out, "was removed during the ingest; run the same command again")
     _require_same_job(out, made.get("job"), job)
-    _require_whole(out, made)
+    require_whole(out, made)
     if strict:
         _require_no_problems({s["path"]: s["problems"] for s in made["sources"]})
     return made
@@ -150,33 +143,6 @@ def _begin(job: Job, out: str, work: str) -> None:
     write_whole(path, json.dumps(job.facts(), indent=1))
 
 
-def _require_whole(out: str, made: dict[str, Any]) -> None:
-    """Raise InvalidCorpus unless all files of a manifest are there, with the right lengths."""
-    cure = f"is damaged; remove {out} and ingest again"
-    try:
-        shards = [shard for split in made["splits"].values() for shard in split["shards"]]
-        is_pairs = len(made["job"]["columns"]) > 1
-        if is_pairs and not any("loss_mask" in shard for shard in shards):
-            problem = "lists no loss masks: an older version wrote it; ingest into another folder"
-            raise InvalidCorpus(os.path.join(out, MANIFEST), problem)
-        width = int(made["dtype"].removeprefix("uint")) // 8
-        sizes = {
-            os.path.join(out, name, file): size_bytes
-            for name, split in made["splits"].items()
-            for shard in split["shards"]
-            for file, size_bytes in (
-                (shard["name"], shard["tokens"] * width),
-                (shard["document_ends"], 8 * shard["ends"]),
-                *([(shard["loss_mask"], shard["tokens"])] if is_pairs else ()),
-            )
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidCorpus(os.path.join(out, MANIFEST), cure) from error
-    for path, size_bytes in sizes.items():
-        if not os.path.exists(path) or os.path.getsize(path) != size_bytes:
-            raise InvalidCorpus(path, cure)
-
-
 def _require_same_job(out: str, begun: Any, job: Job) -> None:
     facts = job.facts()
     if not isinstance(begun, dict):
@@ -203,7 +169,7 @@ def _encode_all(
     ) as error:  # fmt: skip
         raise InvalidCorpus(path, "is damaged; remove its folder and start again") from error
     if strict:
-        _require_no_problems(_by_path(job, checkpoint))
+        _require_no_problems(problems_by_path(job, checkpoint))
     tokenizer = load_tokenizer(job.recipe.tokenizer_file)
     names = SPLITS if job.recipe.val_fraction else SPLITS[:1]
     splits = {
@@ -213,6 +179,7 @@ def _encode_all(
             dtype=token_dtype(tokenizer),
             shard_tokens=job.shard_tokens,
             has_mask=job.recipe.has_mask,
+            has_ids=job.recipe.id_column is not None,
             counts=checkpoint.splits.setdefault(name, SplitProgress()),
         )
         for name in names
@@ -247,18 +214,18 @@ def _encode_all(
             # would be taken for that of another one.
             for name in (_CHECKPOINT, _JOB):
                 os.unlink(os.path.join(work, name))
-            _require_no_problems(_by_path(job, checkpoint))
+            _require_no_problems(problems_by_path(job, checkpoint))
             raise InvalidSource(job.sources[0].path, "has no documents, like all other sources")
         hashes.finish(lambda: checkpoint.write(path))
     checkpoint.write(path)
-    manifest = _manifest(job, checkpoint, work)
+    manifest = manifest_of(job, checkpoint, work)
     write_whole(os.path.join(work, MANIFEST), json.dumps(manifest, indent=1) + "\n")
 
 
 def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
     """Yield the units of all sources from an offset on."""
     context = ReaderContext(
-        job.recipe.columns,
+        job.recipe.read_columns,
         lambda blocks: splitting.split_text(
             blocks, load_tokenizer(job.recipe.tokenizer_file).encode
         ),
@@ -283,17 +250,19 @@ def _with_progress(
     strict: bool,
     progress: Progress,
 ) -> Iterator[tuple[Unit, EncodedUnit]]:
-    """Pass units on, record problems, show progress.  Raises: InvalidSource if strict."""
+    """Pass units on, record problems, show progress.  Raises: InvalidSource if strict, or if a
+    problem is fatal.
+    """
     sizes = [0]
     for source in job.sources:
         sizes.append(sizes[-1] + source.size_bytes)
     progress.show(sizes[checkpoint.place.source], checkpoint.tokens)
     for unit, part in parts:
         if part.problems:
-            if strict:
-                problem = part.problems[0]
-                path = job.sources[unit.place.source].path
-                raise InvalidSource(path, f"{problem.what}, {problem.where}")
+            for problem in part.problems:
+                if strict or problem.is_fatal:
+                    path = job.sources[unit.place.source].path
+                    raise InvalidSource(path, f"{problem.what}, {problem.where}")
             pending.append((unit.place, part.problems))
         yield unit, part
         progress.show(sizes[unit.place.source] + unit.done_bytes, checkpoint.tokens)
@@ -316,90 +285,11 @@ def _advance(checkpoint: Checkpoint, place: SourceOffset, pending: Pending) -> N
         checkpoint.count(unit_place.source, problems)
 
 
-def _by_path(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the problems by path and kind."""
-    return {
-        source.path: {
-            what: {"count": count, "first": where}
-            for what, (count, where) in checkpoint.problems.get(number, {}).items()
-        }
-        for number, source in enumerate(job.sources)
-    }
-
-
 def _require_no_problems(problems: dict[str, Any]) -> None:
     """Raise InvalidSource for the first problem, if there is one."""
     for path, kinds in problems.items():
         for what, found in kinds.items():
             raise InvalidSource(path, f"{what}, {found['first']}")
-
-
-def _manifest(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
-    """Return the manifest of a finished run; reads its shards once more, for their digests."""
-    tokenizer = load_tokenizer(job.recipe.tokenizer_file)
-    problems = _by_path(job, checkpoint)
-    return {
-        "version": VERSION,
-        "job": job.facts(),
-        "tokenizer": {
-            "name": job.recipe.tokenizer_file.name,
-            "sha256": job.recipe.tokenizer_file.sha256,
-            "vocab_size": tokenizer.vocab_size,
-            "prepend_id": job.recipe.prepend_id,
-            "append_id": job.recipe.append_id,
-        },
-        "sources": [
-            {
-                "path": source.path,
-                "size_bytes": source.size_bytes,
-                "sha256": checkpoint.hashes[number],
-                "problems": problems[source.path],
-            }
-            for number, source in enumerate(job.sources)
-        ],
-        "dtype": token_dtype(tokenizer).name,
-        "splits": {
-            name: _split_facts(
-                os.path.join(work, name),
-                name,
-                counts,
-                dtype=token_dtype(tokenizer).name,
-                has_mask=job.recipe.has_mask,
-            )
-            for name, counts in checkpoint.splits.items()
-            if counts.shards
-        },
-    }
-
-
-def _split_facts(
-    folder: str, name: str, counts: SplitProgress, *, dtype: str, has_mask: bool
-) -> dict[str, Any]:
-    names = list(map(shard_name, range(len(counts.shards))))
-    source = DatasetSource(name, tuple(os.path.join(folder, shard) for shard in names))
-    options = FormatOptions.parse("datatrove", dtype, None)
-    with closing(open_dataset(source, options, TokenChecks(serves=False))) as dataset:
-        digest = dataset.digest or full_digest(dataset.store)
-        return {
-            "tokens": counts.all_tokens,
-            "documents": counts.documents,
-            "fingerprint": dataset.fingerprint.hex(),
-            "digest": digest.hex(),
-            "shards": [
-                {"name": shard, "tokens": tokens, "document_ends": f"{shard}.index", "ends": ends}
-                | (_mask_facts(os.path.join(folder, shard)) if has_mask else {})
-                for shard, (tokens, ends) in zip(names, counts.shards, strict=True)
-            ],
-        }
-
-
-def _mask_facts(shard_path: str) -> dict[str, str]:
-    """Return the manifest's entries of the loss mask of a shard.  Raises: InvalidCorpus."""
-    digest = hashlib.sha256()
-    with open_file(mask_path(shard_path)) as file:
-        for first in range(0, file.size_bytes, _HASHED_BYTES):
-            digest.update(file.read(first, min(_HASHED_BYTES, file.size_bytes - first)))
-        return {"loss_mask": file.name, "loss_mask_sha256": digest.hexdigest()}
 
 
 def _publish(out: str, work: str) -> None:

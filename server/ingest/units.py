@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tokenfeed.errors import InvalidSource
 
@@ -32,11 +32,45 @@ class SourceOffset(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """A column of parquet, or a key of jsonl, that is read.
+
+    kind: text; json, which may also be lists and structs; or id, which is text or an integer.
+    is_optional: whether null, or an absent key, is a value too.
+    """
+
+    name: str
+    kind: Literal["text", "json", "id"] = "text"
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """Input that could not be ingested.  what: its kind, for counting.  where: in its source."""
+    """Input that could not be ingested.
+
+    what: its kind, for counting.  where: in its source.  is_fatal: whether the ingest has to end,
+    because leaving out this input would not be enough.
+    """
 
     what: str
     where: str
+    is_fatal: bool = False
+
+
+class InvalidDocument(Exception):
+    """A document that cannot be ingested, before its place in the source is known."""
+
+    def __init__(self, what: str, place: str = "", *, is_fatal: bool = False) -> None:
+        """what, is_fatal: as of a Problem.  place: within the document, such as messages[2]."""
+        super().__init__(what)
+        self.what = what
+        self.place = place
+        self.is_fatal = is_fatal
+
+    def problem(self, where: str) -> Problem:
+        """Return the problem.  where: the place of the document."""
+        place = f"{where}, {self.place}" if self.place else where
+        return Problem(self.what, place, self.is_fatal)
 
 
 def require_of_content(error: Exception, path: str) -> None:
@@ -49,7 +83,8 @@ def require_of_content(error: Exception, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a table: for each a tuple of UTF-8, one value per column, None for null.
+    """Rows of a table: for each a tuple of UTF-8, one value per column, None for null. Lists and
+    structs are JSON.
 
     first_row: number of the first row in its file.
     """

@@ -19,7 +19,7 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.stream.identity import VERSIONS_SERVED, Corpus, stage_plane_fingerprint
-from tokenfeed.stream.planes import KINDS, LOSS_MASK, TOKEN_COUNTS
+from tokenfeed.stream.planes import KINDS, LOSS_MASK, NO_FINGERPRINT, TOKEN_COUNTS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.stream.stages import MIXTURE
@@ -45,7 +45,6 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
-_HASH_BYTES = 32
 
 
 class TokenFeed:
@@ -246,7 +245,7 @@ def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec)
         if spec.mixture is None and not spec.reads_documents:
             problem = f"{kind} ({KINDS[kind]}) is of orders over documents only"
             raise InvalidRequest("planes", problem)
-        return bytes(_HASH_BYTES)
+        return NO_FINGERPRINT
     for source, dataset in zip(spec.sources, datasets, strict=True):
         planes = dataset.store.planes
         if kind in planes:

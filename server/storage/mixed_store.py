@@ -23,12 +23,12 @@ from .store import TokenStore
 class MixedStore:
     """Rows of several stores; a RowStore. The source of a span is the index of its store."""
 
-    def __init__(self, stores: Sequence[TokenStore], have_pieces: Sequence[bool]) -> None:
+    def __init__(self, stores: Sequence[TokenStore], have_pieces: Sequence[bool] = ()) -> None:
         """stores: of each source of a stage, at least one.  have_pieces: whether the rows of each
-        source are pieces of documents.
+        source are pieces of documents; by default none are.
         """
         self._stores = tuple(stores)
-        self._have_pieces = tuple(have_pieces)
+        self._have_pieces = tuple(have_pieces) or (False,) * len(self._stores)
         self.dtype: np.dtype[np.unsignedinteger] = max(
             (store.dtype for store in stores), key=lambda dtype: dtype.itemsize
         )

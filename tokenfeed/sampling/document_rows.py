@@ -6,8 +6,7 @@ numbered as in the corpus. packing.py places the pieces of `packed-1`.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -135,7 +134,7 @@ class FilePieces:
             rest = np.where(is_long, 0, rest)
         stats.pieces = int(whole.sum()) + int(np.count_nonzero(rest))
         stats.targets = (
-            int(whole.sum()) * key.context_length + int(rest.sum()) - np.count_nonzero(rest)
+            int(whole.sum()) * key.context_length + int(rest.sum()) - int(np.count_nonzero(rest))
         )
         return cls(key, lengths, whole, rest, stats)
 
@@ -160,10 +159,13 @@ class FilePieces:
             yield offsets, lengths
             first = end
 
-    def hash_lengths(self, sha256: hashlib._Hash) -> None:
-        """Add the tokens of each piece, 4 bytes each, in the order of the corpus."""
+    def hash_lengths(self, update: Callable[[bytes], None]) -> None:
+        """Add the tokens of each piece, 4 bytes each, in the order of the corpus.
+
+        update: of a hash.
+        """
         for _, lengths in self.in_order():
-            sha256.update(lengths.astype("<u4").tobytes())
+            update(lengths.astype("<u4").tobytes())
 
     def rows(self) -> Iterator[RowPieces]:
         """Yield the rows of this file in parts, and complete `stats` by them."""

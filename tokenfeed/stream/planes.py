@@ -19,6 +19,9 @@ DOCUMENT_STARTS = pb.Frame.DOCUMENT_STARTS_FIELD_NUMBER
 LOSS_MASK = pb.Frame.LOSS_MASK_FIELD_NUMBER
 TOKEN_COUNTS = pb.Frame.TOKEN_COUNTS_FIELD_NUMBER
 
+NO_FINGERPRINT = bytes(32)
+"""That of TOKEN_COUNTS, which follow from the identity."""
+
 
 def require_known(kinds: Iterable[int]) -> None:
     """Raise InvalidRequest unless these are kinds of planes, in ascending order and unique."""

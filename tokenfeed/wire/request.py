@@ -358,9 +358,7 @@ def _parsed_stage(encoded: bytes) -> tuple[tuple[Source, ...], Stage]:
         problem = f"is missing; it has to have {_HASH_BYTES} bytes"
         raise InvalidRequest("previous_identity", problem)
     sources = tuple(
-        Source(
-            each.dataset, orders.find(each.order), each.seed, each.number, each.long_documents
-        )
+        Source(each.dataset, orders.find(each.order), each.seed, each.number, each.long_documents)
         for each in message.sources
     )
     for each in message.sources:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..units import TextSource, Unit
+from ..units import Column, TextSource, Unit
 
 
 class Reader(Protocol):
@@ -28,12 +28,12 @@ class Reader(Protocol):
 class ReaderContext:
     """What readers are given.
 
-    columns: names of the one or two columns of text.  split_text: splits text where its tokens do
+    columns: what is read of each document.  split_text: splits text where its tokens do
     not change.  is_val: whether a document is for validation, by its SHA-256.  on_source_hash:
     called with the number and the SHA-256 of a source by readers that compute it anyway.
     """
 
-    columns: tuple[str, ...]
+    columns: tuple[Column, ...]
     split_text: Callable[[Iterator[str]], Iterator[str]]
     is_val: Callable[[bytes], bool]
     on_source_hash: Callable[[int, bytes], None]

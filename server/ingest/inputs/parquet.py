@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import BinaryIO
@@ -11,7 +12,15 @@ import pyarrow.parquet
 
 from tokenfeed.errors import InvalidSource
 
-from ..units import Problem, Rows, SourceOffset, TextSource, Unit, require_of_content
+from ..units import (
+    Column,
+    Problem,
+    Rows,
+    SourceOffset,
+    TextSource,
+    Unit,
+    require_of_content,
+)
 from .base import ReaderContext
 
 KIND = "parquet"
@@ -22,6 +31,8 @@ _UNIT_ROWS_MAX = 1 << 16
 _BATCH_ROWS = 256
 """Rows that are decoded at once."""
 Row = tuple[bytes | None, ...]
+
+_KIND_CHARS_MAX = 160
 
 _ROWS_BITS = 32
 """An offset is (row group << _ROWS_BITS) + row in the group."""
@@ -38,7 +49,7 @@ def units(source: TextSource, index: int, offset: int, context: ReaderContext) -
 
 
 def _opened_units(
-    source: TextSource, index: int, offset: int, columns: tuple[str, ...], opened: BinaryIO
+    source: TextSource, index: int, offset: int, columns: tuple[Column, ...], opened: BinaryIO
 ) -> Iterator[Unit]:
     first_group, first_row = offset >> _ROWS_BITS, offset & ((1 << _ROWS_BITS) - 1)
     try:
@@ -68,7 +79,7 @@ def _group_units(
     source: TextSource,
     index: int,
     file: pyarrow.parquet.ParquetFile,
-    columns: tuple[str, ...],
+    columns: tuple[Column, ...],
     group: int,
     first_row: int,
     rows_before: int,
@@ -96,9 +107,12 @@ def _group_units(
         yield Unit(place(row), place(row_count), None, done_bytes(row_count), (problem,))
 
 
-def _rows(file: pyarrow.parquet.ParquetFile, columns: tuple[str, ...], group: int) -> Iterator[Row]:
-    for batch in file.iter_batches(_BATCH_ROWS, [group], list(columns), use_threads=False):
-        yield from zip(*(_values(batch.column(name)) for name in columns), strict=True)
+def _rows(
+    file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...], group: int
+) -> Iterator[Row]:
+    names = list(dict.fromkeys(column.name for column in columns))
+    for batch in file.iter_batches(_BATCH_ROWS, [group], names, use_threads=False):
+        yield from zip(*(_values(batch.column(column.name)) for column in columns), strict=True)
 
 
 def _runs(rows: Iterator[Row], first_row: int) -> Iterator[list[Row]]:
@@ -118,10 +132,16 @@ def _runs(rows: Iterator[Row], first_row: int) -> Iterator[list[Row]]:
 
 
 def _values(column: pyarrow.Array) -> list[bytes | None]:
-    """Return text as it is stored; it is decoded, and its UTF-8 checked, later."""
+    """Return text as it is stored; it is decoded, and its UTF-8 checked, later. Integers become
+    decimal digits, and lists JSON.
+    """
     types = pyarrow.types
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if types.is_integer(column.type):
+        return [None if value is None else b"%d" % value for value in column.to_pylist()]
+    if not _is_text(column.type):
+        return [_json(value) for value in column]
     # A cast imports pyarrow.compute, which takes 30 ms; a view does not.
     if types.is_string(column.type):
         column = column.view(pyarrow.binary())
@@ -133,9 +153,19 @@ def _values(column: pyarrow.Array) -> list[bytes | None]:
     return values
 
 
-def _column_problem(file: pyarrow.parquet.ParquetFile, columns: tuple[str, ...]) -> Problem | None:
+def _json(value: pyarrow.Scalar) -> bytes | None:
+    try:
+        return json.dumps(value.as_py(), ensure_ascii=False).encode() if value.is_valid else None
+    except UnicodeDecodeError:
+        return b"\xff"  # so that it is counted as what it is
+
+
+def _column_problem(
+    file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...]
+) -> Problem | None:
     schema = file.schema_arrow
-    for name in columns:
+    for column in columns:
+        name = column.name
         if schema.names.count(name) > 1:
             return Problem(f"several columns {name!r}", "its schema")
         if name not in schema.names:
@@ -144,9 +174,18 @@ def _column_problem(file: pyarrow.parquet.ParquetFile, columns: tuple[str, ...])
         kind = schema.field(name).type
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
-        if not _is_text(kind):
-            return Problem(f"column {name!r} is not text", f"but {kind}")
+        if column.kind == "json":
+            if not _is_text(kind) and not (_is_list(kind) and _is_json(kind)):
+                return Problem(f"column {name!r} is neither a list of structs nor JSON", _but(kind))
+        elif not _is_text(kind) and not (column.kind == "id" and pyarrow.types.is_integer(kind)):
+            of_ids = " or an integer" if column.kind == "id" else ""
+            return Problem(f"column {name!r} is not text{of_ids}", _but(kind))
     return None
+
+
+def _but(kind: pyarrow.DataType) -> str:
+    text = f"but {kind}"
+    return text if len(text) <= _KIND_CHARS_MAX else f"{text[:_KIND_CHARS_MAX]}..."
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:
@@ -158,6 +197,22 @@ def _is_text(kind: pyarrow.DataType) -> bool:
         or types.is_large_binary(kind)
         or (hasattr(types, "is_string_view") and types.is_string_view(kind))
     )
+
+
+def _is_list(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind))
+
+
+def _is_json(kind: pyarrow.DataType) -> bool:
+    """Return whether all values of a type can be written as JSON."""
+    types = pyarrow.types
+    if types.is_dictionary(kind) or _is_list(kind):
+        return _is_json(kind.value_type)
+    if types.is_struct(kind):
+        return all(_is_json(kind.field(index).type) for index in range(kind.num_fields))
+    is_number = types.is_integer(kind) or types.is_floating(kind)
+    is_text = _is_text(kind) and not types.is_binary(kind) and not types.is_large_binary(kind)
+    return bool(is_text or is_number or types.is_boolean(kind) or types.is_null(kind))
 
 
 def _unreadable(error: Exception) -> str:

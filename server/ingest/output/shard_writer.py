@@ -1,8 +1,9 @@
 """Writes shards, and resumes them after a kill.
 
 All files are in a hidden folder until they are complete. Shards have datatrove's format: X.ds has
-the tokens, X.ds.index the ends of documents, X.ds.loss the loss mask. A checkpoint records how long
-each file was at its last sync; a resumed run truncates the file to that length.
+the tokens, X.ds.index the ends of documents, X.ds.loss the loss mask, and beyond that X.ds.ids the
+ids of documents. A checkpoint records how long each file was at its last sync; a resumed run
+truncates the file to that length.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from tokenfeed.errors import WriteFailed
 
 from ...datasets.manifest import WORK_FOLDER
+from ...storage.document_ids import SUFFIX as IDS
 from ..tokenize.encoding import EncodedUnit
 
 _FLUSH_BYTES = 4 << 20
@@ -41,10 +43,10 @@ class _AppendFile:
             os.ftruncate(self._descriptor, size_bytes)
             os.lseek(self._descriptor, size_bytes, os.SEEK_SET)
 
-    def add(self, content: npt.NDArray[np.generic]) -> None:
-        """Append numbers in their byte order in memory."""
-        self._waiting.append(content.tobytes())
-        self._waiting_bytes += content.nbytes
+    def add(self, content: bytes) -> None:
+        """Append bytes."""
+        self._waiting.append(content)
+        self._waiting_bytes += len(content)
         if self._waiting_bytes >= _FLUSH_BYTES:
             self._flush()
 
@@ -70,6 +72,7 @@ class SplitProgress:
 
     shards: tokens and index entries of each complete shard.  tokens, ends, last_end: tokens, index
     entries and the last index entry of the open shard.  documents: number in the split.
+    id_bytes: size of the ids of the open shard.
     """
 
     shards: list[tuple[int, int]] = field(default_factory=list)
@@ -77,6 +80,7 @@ class SplitProgress:
     ends: int = 0
     last_end: int = 0
     documents: int = 0
+    id_bytes: int = 0
 
     @property
     def all_tokens(self) -> int:
@@ -95,6 +99,7 @@ class SplitWriter:
         dtype: np.dtype[np.unsignedinteger],
         shard_tokens: int,
         has_mask: bool,
+        has_ids: bool,
         counts: SplitProgress,
     ) -> None:
         """Resume at a checkpoint.
@@ -109,6 +114,7 @@ class SplitWriter:
         self._dtype = dtype
         self._shard_tokens = shard_tokens
         self._has_mask = has_mask
+        self._has_ids = has_ids
         self._files: dict[str, _AppendFile] = {}
         with write_errors(folder):
             os.makedirs(folder, exist_ok=True)
@@ -128,6 +134,7 @@ class SplitWriter:
             self._add_document(
                 part.tokens[first:end],
                 mask,
+                None if part.ids is None else part.ids[number],
                 begins=part.begins or number > 0,
                 ends=part.ends or number < part.lengths.size - 1,
             )
@@ -136,12 +143,14 @@ class SplitWriter:
         self,
         tokens: npt.NDArray[np.unsignedinteger],
         mask: npt.NDArray[np.bool_] | None,
+        own_id: bytes | None,
         *,
         begins: bool,
         ends: bool,
     ) -> None:
         """Write a document, or a piece of one. A shard boundary splits it only if it is longer than
-        a shard, or if its length is not known yet.
+        a shard, or if its length is not known yet. Each piece is an entry of the index, with the id
+        of the document.
         """
         counts = self.counts
         fits = counts.tokens + tokens.size <= self._shard_tokens
@@ -150,31 +159,37 @@ class SplitWriter:
         first = 0
         while first < tokens.size:
             if counts.tokens == self._shard_tokens:
-                self.finish()
+                self.finish(own_id)
             if not self._files:
                 self._open()
             end = min(tokens.size, first + self._shard_tokens - counts.tokens)
-            self._files[".ds"].add(tokens[first:end])
+            self._files[".ds"].add(tokens[first:end].tobytes())
             if mask is not None:
-                self._files[".ds.loss"].add(mask[first:end])
+                self._files[".ds.loss"].add(mask[first:end].tobytes())
             counts.tokens += end - first
             first = end
         if ends:
             counts.documents += 1
-            self._end_here()
+            self._end_here(own_id)
 
-    def _end_here(self) -> None:
+    def _end_here(self, own_id: bytes | None) -> None:
         if not self._files:  # It ended with the previous shard.
             return
         self.counts.ends += 1
         self.counts.last_end = self.counts.tokens
-        self._files[".ds.index"].add(np.array([self.counts.tokens], dtype="<u8"))
+        self._files[".ds.index"].add(self.counts.tokens.to_bytes(8, "little"))
+        if own_id is not None:
+            line = own_id + b"\n"
+            self._files[IDS].add(line)
+            self.counts.id_bytes += len(line)
 
     def _open(self) -> None:
         counts = self.counts
         sizes = {".ds": counts.tokens * self._dtype.itemsize, ".ds.index": 8 * counts.ends}
         if self._has_mask:
             sizes[".ds.loss"] = counts.tokens
+        if self._has_ids:
+            sizes[IDS] = counts.id_bytes
         for suffix, size_bytes in sizes.items():
             path = self._path(len(counts.shards), suffix)
             self._files[suffix] = _AppendFile(path, size_bytes)
@@ -182,20 +197,23 @@ class SplitWriter:
     def _path(self, number: int, suffix: str) -> str:
         return os.path.join(self._folder, shard_name(number, suffix))
 
-    def finish(self) -> None:
-        """Complete the open shard, if there is one.  Raises: WriteFailed."""
+    def finish(self, own_id: bytes | None = None) -> None:
+        """Complete the open shard, if there is one.
+
+        own_id: of the document that is split here, if one is.  Raises: WriteFailed.
+        """
         counts = self.counts
         if not counts.tokens:
             return
         if counts.last_end != counts.tokens:  # A document is split here.
-            self._end_here()
+            self._end_here(own_id)
         self.sync()
         self.close()
         lines = (f"{self._tokenizer}|{self._dtype.itemsize}", counts.tokens, f"{counts.tokens:,} T")
         path = self._path(len(counts.shards), ".ds.metadata")
         write_whole(path, "\n".join(map(str, lines)))
         counts.shards.append((counts.tokens, counts.ends))
-        counts.tokens = counts.ends = counts.last_end = 0
+        counts.tokens = counts.ends = counts.last_end = counts.id_bytes = 0
 
     def sync(self) -> None:
         """Wait until everything that was added is on the disk.  Raises: WriteFailed."""

@@ -100,6 +100,7 @@ def piece(part: EncodedUnit, first: int, end: int) -> EncodedUnit:
         lengths=part.lengths[first:end],
         is_val=part.is_val[first:end],
         mask=None if part.mask is None else part.mask[tokens],
+        ids=None if part.ids is None else part.ids[first:end],
     )
 
 
@@ -122,7 +123,9 @@ def _permuted(part: EncodedUnit, order: npt.NDArray[np.int64]) -> EncodedUnit:
         if mask is not None and part.mask is not None:
             mask[here] = part.mask[old]
         first = end
-    return replace(part, tokens=tokens, lengths=lengths, is_val=part.is_val[order], mask=mask)
+    ids = None if part.ids is None else [part.ids[number] for number in order.tolist()]
+    is_val = part.is_val[order]
+    return replace(part, tokens=tokens, lengths=lengths, is_val=is_val, mask=mask, ids=ids)
 
 
 def _keys(seed: int, documents: int, count: int) -> npt.NDArray[np.uint64]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,45 +12,19 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidSource
 
-from ..units import Lines, Problem, Rows, TextChunk, Unit
+from ..units import Problem, TextChunk, Unit
 from . import splitting
-from .tokenizer import Tokenizer, TokenizerFile, load_tokenizer, token_dtype
+from .chat_template import load_chat_template
+from .chats import target_mask
+from .documents import Document, documents_of
+from .recipe import Recipe
+from .tokenizer import Tokenizer, load_tokenizer, token_dtype
 
 _BATCH_CHARS = 1 << 20
 """Encoded at once: the tokenizer needs about a hundred times the size of each token."""
 
-Document = tuple[str, ...]
-"""One text, or prompt and response."""
-Located = tuple[Document, str]
-"""A document, and where it is in its source."""
 TokenIds = npt.NDArray[np.unsignedinteger]
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How documents become tokens.
-
-    columns: of the text: one, or prompt and response.  prepend_id, append_id: tokens before and
-    after each document.  val_fraction: share of documents for validation, in [0, 1).
-    """
-
-    tokenizer_file: TokenizerFile
-    columns: tuple[str, ...]
-    prepend_id: int | None
-    append_id: int | None
-    val_fraction: float
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether there is a loss mask."""
-        return len(self.columns) == 2
-
-    def is_val(self, sha256: bytes) -> bool:
-        """Return whether a document belongs to the validation split, by its hash: it stays in its
-        split whatever else is ingested.
-        """
-        return int.from_bytes(sha256[:8], "big") < int(self.val_fraction * 2.0**64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +33,8 @@ class EncodedUnit:
 
     tokens: uint16[n] or uint32[n], document after document.  lengths: int64[d], tokens of each
     document.  is_val: bool[d].  mask: bool[n], which tokens are training targets; None for all.
-    begins, ends: whether the first document begins here, and the last one ends here.
+    begins, ends: whether the first document begins here, and the last one ends here.  ids: of each
+    document, in UTF-8; None if they are not kept.
     """
 
     tokens: TokenIds
@@ -71,6 +44,7 @@ class EncodedUnit:
     problems: tuple[Problem, ...]
     begins: bool = True
     ends: bool = True
+    ids: list[bytes] | None = None
 
 
 def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
@@ -79,7 +53,7 @@ def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
     if isinstance(unit.content, TextChunk):
         return _encoded_chunk(unit, unit.content, recipe, tokenizer)
     problems = list(unit.problems)
-    documents = _documents(unit.content, recipe.columns, problems)
+    documents = documents_of(unit.content, recipe, problems)
     parts = [
         part
         for batch in _batches(documents, _chars)
@@ -92,6 +66,7 @@ def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
         no_bools,
         no_bools if recipe.has_mask else None,
         tuple(problems),
+        ids=None if recipe.id_column is None else [],
     )
     return concat([nothing, *parts])
 
@@ -99,12 +74,14 @@ def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
 def concat(parts: Sequence[EncodedUnit]) -> EncodedUnit:
     """Join parts of whole documents into one, with the problems of the first part."""
     masks = [part.mask for part in parts if part.mask is not None]
+    ids = [part.ids for part in parts if part.ids is not None]
     return replace(
         parts[0],
         tokens=np.concatenate([part.tokens for part in parts]),
         lengths=np.concatenate([part.lengths for part in parts]),
         is_val=np.concatenate([part.is_val for part in parts]),
         mask=np.concatenate(masks) if masks else None,
+        ids=list(chain.from_iterable(ids)) if ids else None,
     )
 
 
@@ -133,42 +110,43 @@ def _encoded_chunk(
 
 
 def _encoded(
-    documents: Sequence[Located], recipe: Recipe, tokenizer: Tokenizer, problems: list[Problem]
+    documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer, problems: list[Problem]
 ) -> Iterator[EncodedUnit]:
     """Yield the tokens of documents. If some cannot be encoded, all are encoded one by one, and
     those that fail are added to problems.
     """
+    encode = _encoded_at_once if recipe.chat_template is None else _encoded_chats
     try:
-        part, empty = _encoded_at_once([texts for texts, _ in documents], recipe, tokenizer)
+        part, left_out = encode(documents, recipe, tokenizer)
     except ValueError as error:
         if len(documents) == 1:
-            problems.append(Problem(str(error), documents[0][1]))
+            problems.append(Problem(str(error), documents[0].where))
             return
         for document in documents:
             yield from _encoded([document], recipe, tokenizer, problems)
         return
-    problems += [Problem("no tokens", documents[number][1]) for number in empty]
+    problems += left_out
     yield part
 
 
 def _encoded_at_once(
     documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer
-) -> tuple[EncodedUnit, list[int]]:
-    """Return the tokens of documents, and the numbers of those without tokens, which are left out.
+) -> tuple[EncodedUnit, list[Problem]]:
+    """Return the tokens of documents, and the problems of those without tokens, which are left out.
     Raises: ValueError.
     """
-    pieces = [list(_cut(text, tokenizer)) for document in documents for text in document]
+    pieces = [list(_cut(text, tokenizer)) for document in documents for text in document.texts]
     ids = _encode([piece for text in pieces for piece in text], tokenizer)
     texts = iter([[next(ids) for _ in text] for text in pieces])
     before, after = _around(recipe, tokenizer)
     arrays: list[TokenIds] = []
     sizes: list[list[int]] = []
-    kept, empty = [], []
-    for number, document in enumerate(documents):
-        columns = [next(texts) for _ in document]
+    kept, left_out = [], []
+    for document in documents:
+        columns = [next(texts) for _ in document.texts]
         counts = [sum(ids.size for ids in column) for column in columns]
         if not any(counts):
-            empty.append(number)
+            left_out.append(Problem("no tokens", document.where))
             continue
         kept.append(document)
         arrays += [before, *chain.from_iterable(columns), after]
@@ -178,14 +156,67 @@ def _encoded_at_once(
     if recipe.has_mask:
         learned = np.array([False, False, True, True])  # before, prompt, response, after
         mask = np.repeat(np.tile(learned, len(kept)), table.ravel())
-    part = EncodedUnit(
-        np.concatenate([before[:0], *arrays]),
-        table.sum(axis=1),
-        np.array([recipe.is_val(_sha256(document)) for document in kept], dtype=np.bool_),
+    tokens = np.concatenate([before[:0], *arrays])
+    return _unit_of(kept, recipe, tokens, table.sum(axis=1), mask), left_out
+
+
+def _encoded_chats(
+    documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer
+) -> tuple[EncodedUnit, list[Problem]]:
+    """Return the tokens of chats with their mask, and the problems of those without a target, which
+    are left out.  Raises: ValueError.
+    """
+    assert recipe.chat_template is not None
+    are_blocks = load_chat_template(recipe.chat_template).marks_targets
+    before, after = _around(recipe, tokenizer)
+    tokens, masks = [before[:0]], [np.empty(0, np.bool_)]
+    lengths: list[int] = []
+    kept, left_out = [], []
+    for document in documents:
+        (text,) = document.texts
+        ids, offsets = _with_offsets(text, tokenizer)
+        mask = target_mask(offsets, document.targets, are_blocks=are_blocks)
+        if not mask.any():
+            left_out.append(Problem("no token of the assistant", document.where))
+            continue
+        kept.append(document)
+        tokens += [before, ids, after]
+        masks += [np.zeros(before.size, np.bool_), mask, np.ones(after.size, np.bool_)]
+        lengths.append(before.size + ids.size + after.size)
+    sizes = np.array(lengths, dtype=np.int64)
+    return _unit_of(kept, recipe, np.concatenate(tokens), sizes, np.concatenate(masks)), left_out
+
+
+def _with_offsets(text: str, tokenizer: Tokenizer) -> tuple[TokenIds, npt.NDArray[np.int64]]:
+    """Return the tokens of a text, and int64[n, 2], the characters of each.  Raises: ValueError."""
+    dtype = token_dtype(tokenizer)
+    tokens, offsets = [np.empty(0, dtype)], [np.empty((0, 2), np.int64)]
+    first = 0
+    for piece in _cut(text, tokenizer):
+        ids, places = tokenizer.encode_with_offsets(piece)
+        tokens.append(np.fromiter(ids, dtype, len(ids)))
+        offsets.append(places + first)
+        first += len(piece)
+    return np.concatenate(tokens), np.concatenate(offsets)
+
+
+def _unit_of(
+    documents: Sequence[Document],
+    recipe: Recipe,
+    tokens: TokenIds,
+    lengths: npt.NDArray[np.int64],
+    mask: npt.NDArray[np.bool_] | None,
+) -> EncodedUnit:
+    """Return the unit of documents that have tokens."""
+    ids = [document.id for document in documents if document.id is not None]
+    return EncodedUnit(
+        tokens,
+        lengths,
+        np.array([recipe.is_val(document.sha256) for document in documents], dtype=np.bool_),
         mask,
         (),
+        ids=None if recipe.id_column is None else ids,
     )
-    return part, empty
 
 
 def _around(recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenIds, TokenIds]:
@@ -210,16 +241,6 @@ def _cut(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     return splitting.split_text(iter((text,)), tokenizer.encode)
 
 
-def _sha256(document: Document) -> bytes:
-    """Return the hash of a document: of its UTF-8, or of prompt and response, each preceded by its
-    length in bytes (uint64, big-endian).
-    """
-    if len(document) == 1:
-        return hashlib.sha256(document[0].encode()).digest()
-    texts = [text.encode() for text in document]
-    return hashlib.sha256(b"".join(len(t).to_bytes(8, "big") + t for t in texts)).digest()
-
-
 def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
     """Yield batches of items with _BATCH_CHARS in total, or a little more."""
     batch: list[Item] = []
@@ -234,66 +255,5 @@ def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
         yield batch
 
 
-def _chars(document: Located) -> int:
-    return sum(map(len, document[0]))
-
-
-def _documents(
-    content: Rows | Lines | None, columns: tuple[str, ...], problems: list[Problem]
-) -> Iterator[Located]:
-    """Yield the valid documents of a unit; the others are added to problems."""
-    if content is None:
-        return
-    read = _of_rows(content, columns) if isinstance(content, Rows) else _of_lines(content, columns)
-    for document, where in read:
-        if isinstance(document, str):
-            problems.append(Problem(document, where))
-        elif not any(document):
-            problems.append(Problem("empty document", where))
-        else:
-            yield document, where
-
-
-def _of_rows(rows: Rows, columns: tuple[str, ...]) -> Iterator[tuple[Document | str, str]]:
-    """Yield documents, or the problem of one, and where they are."""
-    for number, values in enumerate(rows.values, rows.first_row):
-        where = f"row {number:,}"
-        try:
-            texts = tuple(value.decode() for value in values if value is not None)
-        except UnicodeDecodeError:
-            yield "invalid UTF-8", where
-            continue
-        yield (texts if len(texts) == len(columns) else "null"), where
-
-
-def _of_lines(lines: Lines, columns: tuple[str, ...]) -> Iterator[tuple[Document | str, str]]:
-    first = lines.first_byte
-    for line in lines.content.split(b"\n"):
-        text = line if first else line.removeprefix(b"\xef\xbb\xbf")
-        if text.strip():
-            yield _of_line(text, columns), f"byte {first:,}"
-        first += len(line) + 1
-
-
-def _of_line(line: bytes, columns: tuple[str, ...]) -> Document | str:
-    try:
-        entry = json.loads(line.decode())
-    except UnicodeDecodeError:
-        return "invalid UTF-8"
-    except (ValueError, RecursionError):
-        return "truncated line or invalid JSON"
-    if not isinstance(entry, dict):
-        return "not a JSON object"
-    for name in columns:
-        if name not in entry:
-            return f"no column {name!r}"
-        if entry[name] is None:
-            return "null"
-        if not isinstance(entry[name], str):
-            return f"column {name!r} is not text"
-    texts = tuple(entry[name] for name in columns)
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return "half of a surrogate pair"
-    return texts
+def _chars(document: Document) -> int:
+    return sum(map(len, document.texts))

@@ -29,7 +29,8 @@ from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 
 from ..units import Unit
-from .encoding import EncodedUnit, Recipe, encode_unit
+from .encoding import EncodedUnit, encode_unit
+from .recipe import Recipe
 
 _UNITS_AHEAD = 2
 """Per worker, in addition to the one that it encodes."""

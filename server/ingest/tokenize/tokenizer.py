@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.errors import InvalidRequest
@@ -65,6 +66,11 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """Return the ids of each text, with nothing added.  Raises: ValueError."""
 
+    def encode_with_offsets(self, text: str) -> tuple[Sequence[int], npt.NDArray[np.int64]]:
+        """Return the ids of a text, and int64[n, 2], where the characters of each begin and end.
+        Bytes of one character have the same.  Raises: ValueError.
+        """
+
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, None if there is none."""
 
@@ -88,13 +94,18 @@ class _Bytes:
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         return [text.encode() for text in texts]
 
+    def encode_with_offsets(self, text: str) -> tuple[Sequence[int], npt.NDArray[np.int64]]:
+        sizes = [len(sign.encode()) for sign in text]
+        firsts = np.repeat(np.arange(len(text), dtype=np.int64), sizes)
+        return text.encode(), np.stack([firsts, firsts + 1], axis=1)
+
     def token_id(self, text: str) -> int | None:
         return 256 if text == END_OF_BYTES else None
 
 
 class _HuggingFace:
     def __init__(self, tokenizer_file: TokenizerFile) -> None:
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer, processors
 
         try:
             self._tokenizer = Tokenizer.from_str(tokenizer_file.content.decode())
@@ -105,6 +116,8 @@ class _HuggingFace:
         # which leaves out random merges during training.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        # It would add nothing here, but may leave the spaces before words out of their offsets.
+        self._tokenizer.post_processor = processors.Sequence([])
         if getattr(self._tokenizer.model, "dropout", None):
             self._tokenizer.model.dropout = None
         self._tokenizer.encode_special_tokens = not tokenizer_file.parses_special
@@ -116,6 +129,13 @@ class _HuggingFace:
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"cannot be encoded: {error}") from error
         return [encoding.ids for encoding in found]
+
+    def encode_with_offsets(self, text: str) -> tuple[Sequence[int], npt.NDArray[np.int64]]:
+        try:
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # the library raises Exception itself
+            raise ValueError(f"cannot be encoded: {error}") from error
+        return found.ids, np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
 
     def token_id(self, text: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(text)

@@ -20,9 +20,10 @@ from client.transport.channel import describe
 from server import verify
 from server.datasets.sources import parse_text
 from server.datasets.text_cache import TextCache
-from server.ingest.run import _require_whole
+from server.ingest.finished import require_whole
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.training.nanochat import NanochatLoader
+from tests.server.ingest.chats import CHATML, published
 from tests.server.ingest.corpus import (
     END,
     documents,
@@ -192,6 +193,32 @@ def test_pairs_are_served_with_their_masks(
         assert plane.fingerprint == reference.plane_fingerprint(LOSS_MASK, entries)
 
 
+def test_chats_are_served_with_what_the_assistant_writes_as_targets(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """From messages to the loss of a trainer: each answer with its end, and nothing else."""
+    answers = [f"it is {n}, naïve" for n in range(200)]
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]}
+        for answer in answers
+    ]
+    (tmp_path / "t.jinja").write_text(published(CHATML))
+    ingested(
+        write_jsonl(tmp_path / "chats.jsonl", rows), "--out", tmp_path / "out",
+        "--tokenizer", "bytes", "--messages-column", "messages",
+        "--chat-template", tmp_path / "t.jinja",
+    )  # fmt: skip
+
+    address = serve("--data", tmp_path / "out").address
+    with RemoteBatches(address, 4, 64, order="sequential") as feed:
+        targets = b"".join(bytes(y[y != -100].tolist()) for _, y in feed.epoch(0, tail="pad"))
+
+    expected = "".join(f"{answer}<|im_end|>\n" for answer in answers).encode()
+    # The last window ends less than 64 tokens before the end.
+    assert expected.startswith(targets)
+    assert len(targets) > len(expected) - 64
+
+
 def test_a_lost_mask_of_one_of_several_shards_is_found(pairs: Path) -> None:
     """Its prompts would be learned."""
     first, last = sorted((pairs / "train").glob("*.ds"))[:: len(list(pairs.glob("train/*.ds"))) - 1]
@@ -239,7 +266,7 @@ def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) ->
     manifest.write_text(json.dumps(made))
 
     with pytest.raises(InvalidCorpus, match="lists no loss masks: an older version wrote it"):
-        _require_whole(str(pairs), made)
+        require_whole(str(pairs), made)
 
 
 def test_a_dataset_without_its_listed_masks_is_damaged(pairs: Path) -> None:

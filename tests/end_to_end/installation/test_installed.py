@@ -180,6 +180,12 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
         ("grpc_reflection", "server", "tokenfeed serve --data train.bin"),
         ("torch", "torch", "tokenfeed bench localhost:1"),
         ("pyarrow", "ingest", "tokenfeed ingest . --out out --tokenizer bytes"),
+        (
+            "jinja2",
+            "chat",
+            "tokenfeed ingest . --out out --tokenizer bytes --messages-column m "
+            "--chat-template /dev/null",
+        ),
         ("tokenizers", "tokenizer", "tokenfeed show localhost:1 --tokenizer tokenizer.json"),
         ("shtab", "completion", "tokenfeed completion bash"),
         ("matplotlib", "plot", "tokenfeed plan mix.toml localhost:1 --tokens 9 --plot plan.png"),

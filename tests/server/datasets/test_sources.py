@@ -118,6 +118,7 @@ def beside(tmp_path: Path) -> Path:
     """Tokens of several formats, with their companion files."""
     for name in (
         *("a.bin", "a.idx", "b.bin", "c.ds", "c.ds.index", "c.ds.metadata", "c.ds.loss"),
+        "c.ds.ids",
         *("d.npy", "d.csv.gz", "e.safetensors", "f.idx", "g.csv.gz", "h.txt"),
     ):
         (tmp_path / name).write_bytes(b"12")

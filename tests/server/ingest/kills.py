@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.server.ingest.chats import CHATML, published
 from tests.server.ingest.corpus import (
     END,
     documents,
@@ -72,27 +73,43 @@ def moments(counts: dict[str, int], number: int, seed: int) -> list[tuple[str, i
 
 
 def jobs(folder: Path) -> list[list[str]]:
-    """Shuffled documents of parquet and zstd in two splits; files of text in several chunks; pairs
-    with their mask.
+    """Shuffled documents of parquet and zstd in two splits, with ids; files of text in several
+    chunks; pairs with their mask and ids; chats.
     """
     tokenizer = make_tokenizer(folder / "tokenizer.json")
     texts = documents(4000)
     pages = [
-        write_parquet(folder / "a.parquet", {"text": texts[:2000]}),
-        write_jsonl(folder / "b.jsonl.zst", ({"text": text} for text in texts[2000:])),
+        write_parquet(folder / "a.parquet", {"text": texts[:2000], "id": range(2000)}),
+        write_jsonl(
+            folder / "b.jsonl.zst",
+            ({"text": text, "id": f"№ {n}"} for n, text in enumerate(texts[2000:])),
+        ),
     ]
     books = []
     for number in range(2):
         books.append(folder / f"{number}.txt")
         books[-1].write_text("\n".join(documents(30_000, seed=number)))
-    pairs = write_parquet(folder / "pairs.parquet", {"q": texts[:2000], "a": texts[2000:]})
+    columns = {"q": texts[:2000], "a": texts[2000:], "id": range(2000)}
+    pairs = write_parquet(folder / "pairs.parquet", columns)
+    chats = write_jsonl(
+        folder / "chats.jsonl",
+        (
+            {"chat": [{"role": "user", "content": q}, {"role": "assistant", "content": a}], "id": q}
+            for q, a in zip(map(repr, texts[:2000]), texts[2000:], strict=True)
+        ),
+    )
+    template = folder / "t.jinja"
+    template.write_text(published(CHATML))
     given = ["--tokenizer", str(tokenizer), "--append-token", END, "--workers", "1"]
-    shuffled = ["--shuffle-buffer", "300", "--val-fraction", "0.2", "--shard-tokens", "9000"]
-    columns = ["--prompt-column", "q", "--response-column", "a", "--shard-tokens", "9000"]
+    shuffled = ["--shuffle-buffer", "300", "--val-fraction", "0.2"]
+    with_ids = ["--id-column", "id", "--shard-tokens", "9000"]
+    of_pairs = ["--prompt-column", "q", "--response-column", "a"]
+    of_chats = ["--messages-column", "chat", "--chat-template", str(template)]
     return [
-        [*map(str, pages), *given, *shuffled],
+        [*map(str, pages), *given, *shuffled, *with_ids],
         [*map(str, books), *given, "--shard-tokens", "400000"],
-        [str(pairs), *given, *columns],
+        [str(pairs), *given, *of_pairs, *with_ids],
+        [str(chats), *given, *of_chats, *with_ids, "--shuffle-buffer", "70"],
     ]
 
 
@@ -100,8 +117,9 @@ def check(folder: Path, number: int, seed: int) -> None:
     """Kill `number` runs, of the jobs in turn.  Raises: AssertionError."""
     module = "tests.server.ingest.kills"
     out = folder / "out"
-    for job, words in enumerate(jobs(folder)):
-        kills = len(range(job, number, 3))
+    every = jobs(folder)
+    for job, words in enumerate(every):
+        kills = len(range(job, number, len(every)))
         calm = ingest(
             "--die-at", "write", "0", *words, "--out", folder / f"calm-{job}", module=module
         )

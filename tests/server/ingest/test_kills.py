@@ -13,8 +13,9 @@ from tests.server.ingest.kills import check
 @pytest.mark.timeout(200)
 def test_kills_leave_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a write, before a sync, before a rename: of documents that are permuted, of text in
-    passages, of pairs. The long run is `python -m tests.server.ingest.kills`.
+    passages, of pairs, of chats; with their ids. The long run is
+    `python -m tests.server.ingest.kills`.
     """
-    check(tmp_path, number=6, seed=3)
+    check(tmp_path, number=8, seed=3)
 
-    assert capsys.readouterr().out.count("the same bytes") == 6
+    assert capsys.readouterr().out.count("the same bytes") == 8

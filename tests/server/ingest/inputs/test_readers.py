@@ -13,9 +13,10 @@ from server.ingest.inputs import READERS, jsonl, parquet
 from server.ingest.inputs.base import ReaderContext
 from server.ingest.inputs.discovery import find_sources
 from server.ingest.tokenize import splitting
-from server.ingest.tokenize.encoding import Recipe, encode_unit
+from server.ingest.tokenize.encoding import encode_unit
+from server.ingest.tokenize.recipe import Recipe
 from server.ingest.tokenize.tokenizer import TokenizerFile
-from server.ingest.units import Unit
+from server.ingest.units import Column, Unit
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 
 RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
@@ -28,7 +29,7 @@ def units(path: Path, offset: int = 0) -> list[Unit]:
     def split_text(blocks: Iterator[str]) -> Iterator[str]:
         return splitting.split_text(blocks, lambda texts: [text.encode() for text in texts])
 
-    context = ReaderContext(("text",), split_text, lambda _: False, lambda *_: None)
+    context = ReaderContext((Column("text"),), split_text, lambda _: False, lambda *_: None)
     found = list(READERS[source.kind].units(source, 0, offset, context))
     assert all(one.end == other.place for one, other in pairwise(found))
     return found

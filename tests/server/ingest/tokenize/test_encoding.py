@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server.ingest.tokenize.encoding import EncodedUnit, Recipe, encode_unit
+from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
+from server.ingest.tokenize.recipe import Recipe
 from server.ingest.tokenize.tokenizer import TokenizerFile
 from server.ingest.units import Lines, Rows, SourceOffset, TextChunk, Unit
 from tests.server.ingest.corpus import END, documents, naive

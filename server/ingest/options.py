@@ -1,0 +1,100 @@
+"""The options of the command line that say what a document is -> the recipe of a job."""
+
+from __future__ import annotations
+
+import argparse
+
+from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
+from tokenfeed.errors import InvalidRequest
+
+from .tokenize.chat_template import ChatTemplateFile, load_chat_template
+from .tokenize.recipe import Recipe
+from .tokenize.tokenizer import TokenizerFile, load_tokenizer
+
+
+def template_of(arguments: argparse.Namespace) -> ChatTemplateFile | None:
+    """Return the chat template, which is compiled once as a check; None without chats.
+
+    Raises: InvalidRequest.
+    """
+    if arguments.messages_column is None:
+        for option in ("--chat-template", "--tools-column", "--special-token"):
+            if getattr(arguments, _field(option)):
+                raise InvalidRequest(option, "needs --messages-column: it is for chats")
+        return None
+    for option in ("--text-column", "--prompt-column", "--response-column"):
+        if getattr(arguments, _field(option)) is not None:
+            problem = f"cannot be combined with {option}; omit one of them"
+            raise InvalidRequest("--messages-column", problem)
+    if arguments.chat_template is None:
+        raise InvalidRequest("--chat-template", "is missing: --messages-column needs it")
+    file = ChatTemplateFile.read(arguments.chat_template, arguments.special_token)
+    load_chat_template(file)
+    return file
+
+
+def recipe_of(
+    arguments: argparse.Namespace,
+    tokenizer_file: TokenizerFile,
+    template_file: ChatTemplateFile | None,
+    *,
+    has_text: bool,
+) -> Recipe:
+    """Return the recipe of the command line.
+
+    has_text: whether there is plain text among the sources.  Raises: InvalidRequest.
+    """
+    if not 0 <= arguments.val_fraction < 1:
+        raise InvalidRequest("--val-fraction", f"{arguments.val_fraction} is not in [0, 1)")
+    ids: dict[str, int | None] = {}
+    for option in ("--prepend-token", "--append-token"):
+        text = getattr(arguments, _field(option))
+        ids[option] = None if text is None else load_tokenizer(tokenizer_file).token_id(text)
+        if text is not None and ids[option] is None:
+            problem = f"{text!r} is not a token of {tokenizer_file.name}"
+            if tokenizer_file.name == BYTES:
+                problem += f", which adds only {END_OF_BYTES}"
+            raise InvalidRequest(option, problem)
+    columns = _columns(arguments)
+    if has_text:
+        for option in ("--prompt-column", "--messages-column", "--id-column"):
+            if getattr(arguments, _field(option)) is not None:
+                raise InvalidRequest(option, "cannot be used with plain text, which has no columns")
+    return Recipe(
+        tokenizer_file,
+        columns,
+        ids["--prepend-token"],
+        ids["--append-token"],
+        arguments.val_fraction,
+        template_file,
+        arguments.tools_column,
+        arguments.id_column,
+    )
+
+
+def _columns(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the columns of text: one, or prompt and response; or the one of messages.
+
+    Raises: InvalidRequest.
+    """
+    if arguments.messages_column is not None:
+        return (arguments.messages_column,)
+    prompt, response = arguments.prompt_column, arguments.response_column
+    if prompt is None and response is None:
+        return (arguments.text_column or "text",)
+    if prompt is None or response is None:
+        absent = "--prompt-column" if prompt is None else "--response-column"
+        raise InvalidRequest(absent, "is missing: pairs need both columns")
+    if arguments.text_column is not None:
+        raise InvalidRequest(
+            "--text-column", "cannot be combined with --prompt-column; omit one of them"
+        )
+    if arguments.append_token is None:
+        raise InvalidRequest(
+            "--append-token", "is missing: --prompt-column needs a token that ends each response"
+        )
+    return prompt, response
+
+
+def _field(option: str) -> str:
+    return option[2:].replace("-", "_")

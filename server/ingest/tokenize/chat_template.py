@@ -1,0 +1,223 @@
+"""Chat templates: a Jinja file, or a tokenizer_config.json, as transformers renders them.
+
+A template is a program of another author. So it runs in Jinja's sandbox, for a limited time, and
+has no clock: a corpus must not depend on the day on which it is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tokenfeed.commands.extras import missing
+from tokenfeed.errors import InvalidRequest
+
+from ..units import InvalidDocument
+
+OPTION = "--chat-template"
+RENDER_SECONDS = 10.0
+"""Of processor time for one chat: the templates of current models need about a millisecond."""
+_SPECIAL_TOKENS = frozenset(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+"""Undefined, they would be missing from the text. Other names are often absent on purpose."""
+_TEXT_CHARS_MAX = 64 << 20
+_CHARS_SHOWN = 160
+
+Message = dict[str, Any]
+Span = tuple[int, int]
+"""Where characters begin and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplateFile:
+    """A template before it is compiled, to be sent to workers.
+
+    name: path of its file.  text: in Jinja.  special_tokens: name and text of each, by name; None
+    for one that the tokenizer has not.
+    """
+
+    name: str
+    text: str
+    special_tokens: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def read(cls, path: str, special_tokens: Sequence[str]) -> ChatTemplateFile:
+        """Read a file.  special_tokens: NAME=TEXT of each that is given or overridden.
+
+        Raises: InvalidRequest.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = getattr(error, "strerror", None) or "is not UTF-8"
+            raise InvalidRequest(OPTION, f"{path}: {problem}") from error
+        known: dict[str, str | None] = {}
+        if path.lower().endswith(".json"):
+            text, known = _of_config(path, text)
+        for word in special_tokens:
+            name, sign, token = word.partition("=")
+            if not sign or not name.isidentifier() or not name.endswith("_token"):
+                problem = f"{word!r} is not NAME=TEXT with a name such as bos_token"
+                raise InvalidRequest("--special-token", problem)
+            known[name] = token
+        return cls(path, text, tuple(sorted(known.items())))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the template and its special tokens, in hexadecimal digits."""
+        content = json.dumps([self.text, self.special_tokens])
+        return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+
+
+def _of_config(path: str, text: str) -> tuple[str, dict[str, str | None]]:
+    """Return the template of a tokenizer_config.json, and its special tokens."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(OPTION, f"{path} is not JSON: {error}") from error
+    found = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    if not isinstance(found, str):
+        cure = "pass a tokenizer_config.json that has one, or a file of Jinja"
+        raise InvalidRequest(OPTION, f"{path} has no chat_template of its own; {cure}")
+    special = {}
+    for name, value in config.items():
+        token = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and (token is None or isinstance(token, str)):
+            special[name] = token
+    return found, special
+
+
+@functools.lru_cache(maxsize=2)
+def load_chat_template(file: ChatTemplateFile) -> ChatTemplate:
+    """Compile a template; cached in each process.  Raises: InvalidRequest."""
+    return ChatTemplate(file)
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    marks_targets: whether it has {% generation %} blocks, which say what the assistant wrote.
+    """
+
+    def __init__(self, file: ChatTemplateFile) -> None:
+        """Compile it.  Raises: InvalidRequest."""
+        try:
+            from jinja2 import TemplateSyntaxError, meta, nodes
+
+            from .jinja_sandbox import Sandbox, Targets
+        except ImportError as error:
+            raise InvalidRequest(OPTION, missing(error, "chat")) from error
+        sandbox = Sandbox()
+        try:
+            tree = sandbox.parse(file.text)
+            undeclared = meta.find_undeclared_variables(tree)
+            self._template = sandbox.from_string(file.text)
+        except TemplateSyntaxError as error:
+            problem = f"{file.name}, line {error.lineno}: {_one_line(error)}"
+            raise InvalidRequest(OPTION, problem) from error
+        except (RecursionError, SyntaxError) as error:  # the latter by Python
+            raise InvalidRequest(OPTION, f"{file.name} is nested too deeply") from error
+        self._special_tokens = dict(file.special_tokens)
+        if unknown := sorted((undeclared & _SPECIAL_TOKENS) - self._special_tokens.keys()):
+            cure = f"pass --special-token {unknown[0]}=TEXT, or a tokenizer_config.json that has it"
+            raise InvalidRequest(OPTION, f"{file.name} uses {unknown[0]}, which is unknown; {cure}")
+        self.marks_targets = any(
+            node.identifier == Targets.identifier
+            for node in tree.find_all(nodes.ExtensionAttribute)
+        )
+
+    def render(
+        self, messages: Sequence[Message], tools: Any, *, adds_prompt: bool = False
+    ) -> tuple[str, list[Span]]:
+        """Return the text of messages, and where its {% generation %} blocks are.
+
+        adds_prompt: whether the text ends where the assistant would begin to write.
+        Raises: InvalidDocument.
+        """
+        from jinja2.exceptions import SecurityError
+
+        from .jinja_sandbox import Refused, Targets
+
+        variables = {
+            **{name: token for name, token in self._special_tokens.items() if token is not None},
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": adds_prompt,
+        }
+        pieces: list[str] = []
+        try:
+            with _time_limit(), Targets.noted(pieces) as targets:
+                for piece in self._template.generate(variables):
+                    pieces.append(piece)
+                    if targets.size_chars > _TEXT_CHARS_MAX:
+                        raise InvalidDocument(f"chat above {_TEXT_CHARS_MAX:,} characters")
+        except (InvalidDocument, MemoryError):
+            raise
+        except Refused as error:
+            raise InvalidDocument(f"refused by the chat template: {_one_line(error)}") from error
+        except _OutOfTime as error:
+            problem = f"the chat template runs for more than {RENDER_SECONDS:g} s"
+            raise InvalidDocument(problem, is_fatal=True) from error
+        except SecurityError as error:
+            problem = f"the chat template does what Jinja's sandbox forbids: {_one_line(error)}"
+            raise InvalidDocument(problem, is_fatal=True) from error
+        except Exception as error:  # whatever a program of another author raises
+            problem = f"the chat template fails: {_one_line(error)}"
+            if "strftime_now" in problem:
+                problem = (
+                    "the chat template asks for the date by strftime_now, and a corpus must not "
+                    "depend on the day; write a date into the template"
+                )
+                raise InvalidDocument(problem, is_fatal=True) from error
+            raise InvalidDocument(problem) from error
+        text = "".join(pieces)
+        if any(text[first : first + len(block)] != block for first, block in targets.blocks):
+            problem = (
+                "the chat template has a {% generation %} block in a macro, a filter or a set "
+                "block, where its place in the text is unknown; move it out"
+            )
+            raise InvalidDocument(problem, is_fatal=True)
+        return text, [(first, first + len(block)) for first, block in targets.blocks]
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise _OutOfTime after RENDER_SECONDS of processor time. Only the main thread, as which
+    workers encode, can be interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _OutOfTime
+
+    before: Callable[..., Any] | int | None = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _CHARS_SHOWN else f"{text[:_CHARS_SHOWN]}..."

@@ -1,0 +1,193 @@
+"""The rows and lines of a unit -> documents: text, pairs or rendered chats, each checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..units import Column, InvalidDocument, Lines, Problem, Rows
+from .chat_template import ChatTemplate, Span, load_chat_template
+from .chats import canonical, messages_of, rendered, tools_of
+from .recipe import Recipe
+
+
+class Document(NamedTuple):
+    """A document; a tuple, since there may be many small ones.
+
+    texts: one, or prompt and response.  where: its place in the source.  id: in UTF-8, if ids are
+    kept.  targets: of a chat: which characters are training targets, ascending.  messages: of a
+    chat, as JSON.
+    """
+
+    texts: tuple[str, ...]
+    where: str
+    id: bytes | None = None
+    targets: tuple[Span, ...] = ()
+    messages: str | None = None
+
+    @property
+    def sha256(self) -> bytes:
+        """Hash of its UTF-8; of prompt and response, each preceded by its length in bytes (uint64,
+        big-endian); or of the messages of a chat.
+        """
+        if len(self.texts) == 1:
+            text = self.texts[0] if self.messages is None else self.messages
+            return hashlib.sha256(text.encode()).digest()
+        texts = [text.encode() for text in self.texts]
+        return hashlib.sha256(b"".join(len(t).to_bytes(8, "big") + t for t in texts)).digest()
+
+
+def documents_of(
+    content: Rows | Lines | None, recipe: Recipe, problems: list[Problem]
+) -> Iterator[Document]:
+    """Yield the valid documents of a unit; the others are added to problems."""
+    if content is None:
+        return
+    columns = recipe.read_columns
+    read = _of_rows(content, columns) if isinstance(content, Rows) else _of_lines(content, columns)
+    for values, where in read:
+        found = _document(values, where, recipe)
+        if isinstance(found, Problem):
+            problems.append(found)
+        else:
+            yield found
+
+
+def _document(
+    values: Sequence[Any] | InvalidDocument, where: str, recipe: Recipe
+) -> Document | Problem:
+    """Return the document of the values of its columns, or its problem."""
+    try:
+        if isinstance(values, InvalidDocument):
+            raise values
+        own = values[-1].encode() if recipe.id_column is not None else None
+        if recipe.chat_template is None:
+            return _text(values, where, own, recipe)
+        return _chat(values, where, own, recipe, load_chat_template(recipe.chat_template))
+    except InvalidDocument as error:
+        return error.problem(where)
+
+
+def _text(values: Sequence[Any], where: str, own_id: bytes | None, recipe: Recipe) -> Document:
+    texts = tuple(values[: len(recipe.columns)])
+    if not any(texts):
+        raise InvalidDocument("empty document")
+    return Document(texts, where, own_id)
+
+
+def _chat(
+    values: Sequence[Any],
+    where: str,
+    own_id: bytes | None,
+    recipe: Recipe,
+    template: ChatTemplate,
+) -> Document:
+    (column,) = recipe.columns
+    messages = messages_of(values[0], column)
+    tools = None
+    if recipe.tools_column is not None:
+        tools = tools_of(values[1], recipe.tools_column)
+    written = canonical(messages)
+    text, targets = rendered(messages, tools, template, column)
+    if not text:
+        raise InvalidDocument("empty document")
+    _require_utf8(written)
+    _require_utf8(text)
+    return Document((text,), where, own_id, targets, written)
+
+
+def _of_rows(
+    rows: Rows, columns: Sequence[Column]
+) -> Iterator[tuple[list[Any] | InvalidDocument, str]]:
+    """Yield the values of documents, or the problem of one, and where they are."""
+    for number, values in enumerate(rows.values, rows.first_row):
+        where = f"row {number:,}"
+        try:
+            yield list(map(_of_cell, values, columns)), where
+        except UnicodeDecodeError:
+            yield InvalidDocument("invalid UTF-8"), where
+        except InvalidDocument as error:
+            yield error, where
+
+
+def _of_cell(value: bytes | None, column: Column) -> Any:
+    if value is None:
+        return _null(column)
+    text = value.decode()
+    return _parsed(text, column) if column.kind == "json" else _line_of(text, column)
+
+
+def _of_lines(
+    lines: Lines, columns: Sequence[Column]
+) -> Iterator[tuple[list[Any] | InvalidDocument, str]]:
+    first = lines.first_byte
+    for line in lines.content.split(b"\n"):
+        text = line if first else line.removeprefix(b"\xef\xbb\xbf")
+        if text.strip():
+            where = f"byte {first:,}"
+            try:
+                yield _of_line(text, columns), where
+            except InvalidDocument as error:
+                yield error, where
+        first += len(line) + 1
+
+
+def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
+    try:
+        entry = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise InvalidDocument("invalid UTF-8") from None
+    except (ValueError, RecursionError):
+        raise InvalidDocument("truncated line or invalid JSON") from None
+    if not isinstance(entry, dict):
+        raise InvalidDocument("not a JSON object")
+    return [_of_entry(entry, column) for column in columns]
+
+
+def _of_entry(entry: dict[str, Any], column: Column) -> Any:
+    name, value = column.name, entry.get(column.name)
+    if isinstance(value, str) and column.kind == "text":
+        _require_utf8(value)
+        return value
+    if name not in entry and not column.is_optional:
+        raise InvalidDocument(f"no column {name!r}")
+    if value is None:
+        return _null(column)
+    if column.kind == "json":
+        return _parsed(value, column) if isinstance(value, str) else value
+    if column.kind == "text":
+        raise InvalidDocument(f"column {name!r} is not text")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise InvalidDocument(f"column {name!r} is not text or an integer")
+    _require_utf8(value)
+    return _line_of(value, column)
+
+
+def _null(column: Column) -> None:
+    if not column.is_optional:
+        raise InvalidDocument(f"null in column {column.name!r}" if column.kind == "id" else "null")
+
+
+def _parsed(text: str, column: Column) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidDocument(f"column {column.name!r} is not JSON") from None
+
+
+def _line_of(text: str, column: Column) -> str:
+    """Return text; of an id, which is a line of a file, without a line break."""
+    if column.kind == "id" and ("\n" in text or "\r" in text):
+        raise InvalidDocument(f"line break in column {column.name!r}")
+    return text
+
+
+def _require_utf8(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidDocument("half of a surrogate pair") from None

@@ -1,0 +1,52 @@
+"""What decides how documents become tokens; sent to workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..units import Column
+from .chat_template import ChatTemplateFile
+from .tokenizer import TokenizerFile
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How documents become tokens.
+
+    columns: of the text: one, or prompt and response; or of the messages of chats.  prepend_id,
+    append_id: tokens before and after each document.  val_fraction: share of documents for
+    validation, in [0, 1).  chat_template: None unless documents are chats.  tools_column: of chats,
+    if they have tools.  id_column: of the ids of documents, if they are kept.
+    """
+
+    tokenizer_file: TokenizerFile
+    columns: tuple[str, ...]
+    prepend_id: int | None
+    append_id: int | None
+    val_fraction: float
+    chat_template: ChatTemplateFile | None = None
+    tools_column: str | None = None
+    id_column: str | None = None
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether there is a loss mask."""
+        return len(self.columns) == 2 or self.chat_template is not None
+
+    @property
+    def read_columns(self) -> tuple[Column, ...]:
+        """What is read of each document: its text or messages, tools, and id, in this order."""
+        kind: Literal["text", "json"] = "text" if self.chat_template is None else "json"
+        found = [Column(name, kind) for name in self.columns]
+        if self.tools_column is not None:
+            found.append(Column(self.tools_column, "json", is_optional=True))
+        if self.id_column is not None:
+            found.append(Column(self.id_column, "id"))
+        return tuple(found)
+
+    def is_val(self, sha256: bytes) -> bool:
+        """Return whether a document belongs to the validation split, by its hash: it stays in its
+        split whatever else is ingested.
+        """
+        return int.from_bytes(sha256[:8], "big") < int(self.val_fraction * 2.0**64)

@@ -1,0 +1,219 @@
+"""Chats from files to shards, by the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from tests.server.ingest.chats import CHATML, GEMMA, THINKING, make_chat_tokenizer, published
+from tests.server.ingest.corpus import stored, tree, write_jsonl, write_parquet
+from tests.server.ingest.running import ingest, ingested
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+TOOLS = [{"name": "add", "strict": True, "cost": 0.5}]
+
+
+def chat(number: int) -> list[dict[str, Any]]:
+    """Three turns."""
+    answers = (f"{number} and {turn}, naïve" for turn in range(3))
+    return [
+        message
+        for turn, answer in enumerate(answers)
+        for message in (
+            {"role": "user", "content": f"what of {turn}?", "reasoning_content": None},
+            {"role": "assistant", "content": answer, "reasoning_content": None},
+        )
+    ]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[str | Path, ...]:
+    """The options of ChatML without blocks."""
+    (tmp_path / "t.jinja").write_text(published(CHATML))
+    tokenizer = make_chat_tokenizer(tmp_path / "tokenizer.json")
+    given = ("--tokenizer", tokenizer, "--chat-template", tmp_path / "t.jinja")
+    return (*given, "--messages-column", "chat", "--out", tmp_path / "out")
+
+
+def test_parquet_and_jsonl_become_the_same_tokens_and_targets(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """Lists of structs, of objects, or text of JSON; on any number of workers."""
+    (tmp_path / "t.jinja").write_text(published(THINKING))
+    chats = [chat(number) for number in range(300)]
+    rows = [{"chat": one, "tools": TOOLS} for one in chats]
+    of_text = {"chat": list(map(json.dumps, chats)), "tools": [json.dumps(TOOLS)] * 300}
+    files = [
+        write_jsonl(tmp_path / "a.jsonl", rows),
+        write_parquet(tmp_path / "b.parquet", {"chat": chats, "tools": [TOOLS] * 300}),
+        write_parquet(tmp_path / "c.parquet", of_text),
+    ]
+    made = []
+    for number, file in enumerate(files):
+        out = tmp_path / f"out-{number}"
+        more = ("--tools-column", "tools", "--val-fraction", "0.2", "--workers", str(number + 1))
+        ingested(file, *words, *more, "--out", out)
+        made.append({name: content for name, content in tree(out).items() if "/" in name})
+
+    assert made[0] == made[1] == made[2]
+    train = tmp_path / "out-0" / "train"
+    assert 0.1 < sum(stored(train, ".ds.loss", "|u1")) / len(stored(train)) < 0.6
+
+
+def test_a_folder_of_chats_is_that_of_its_template(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """Another template makes other tokens, so the folder is not finished for it."""
+    path = write_jsonl(tmp_path / "x.jsonl", [{"chat": chat(1)}])
+    ingested(path, *words)
+    ingested(path, *words)
+    (tmp_path / "t.jinja").write_text(CHATML)
+
+    done = ingest(path, *words)
+
+    assert done.returncode == 1
+    assert "contains an ingest with other chat_template_sha256 (" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    made = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert "loss_mask_sha256" in made["splits"]["train"]["shards"][0]
+    (tmp_path / "t.jinja").write_text(published(CHATML))
+    (tmp_path / "out" / "train" / "000000.ds.loss").unlink()
+    assert "000000.ds.loss: is damaged" in ingest(path, *words).stderr
+
+
+def test_a_template_that_does_not_fit_the_chats_ends_the_ingest(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """In one sentence, with the file, the row and the message; also without --strict."""
+    (tmp_path / "t.jinja").write_text(published(THINKING))
+    chats = [chat(number) for number in range(40)]
+    chats[30][1]["reasoning_content"] = "well"
+    path = write_parquet(tmp_path / "x.parquet", {"chat": chats})
+
+    done = ingest(path, *words)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {path}: the chat template writes '<think>\\nwell\\n</t")
+    assert done.stderr.endswith("in the template, row 30, chat[1]\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_chats_that_the_template_refuses_are_reported_with_its_reason(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"chat_template": published(GEMMA), "bos_token": "<bos>"})
+    )
+    system = [{"role": "system", "content": "be kind"}, *chat(2)]
+    path = write_jsonl(tmp_path / "x.jsonl", [{"chat": chat(1)}, {"chat": system}, {"chat": []}])
+
+    said = ingested(path, *words, "--chat-template", tmp_path / "config.json")
+
+    first = len(json.dumps({"chat": chat(1)})) + 1
+    second = first + len(json.dumps({"chat": system})) + 1
+    assert [line for line in said.splitlines() if line.startswith("not ingested")] == [
+        f"not ingested: {path}: refused by the chat template: System role not supported, "
+        f"1 time(s), first: byte {first:,}",
+        f"not ingested: {path}: no messages in column 'chat', 1 time(s), first: byte {second:,}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        ([1], "column 'chat' is neither a list of structs nor JSON, 1 time(s), first: but int64"),
+        ([{"role": "user"}], "neither a list of structs nor JSON, 1 time(s), first: but struct<"),
+        ([[{"role": b"user"}]], "neither a list of structs nor JSON, 1 time(s), first: but list<"),
+    ],
+)
+def test_a_column_of_another_type_is_left_out_with_its_file(
+    words: tuple[str | Path, ...], tmp_path: Path, column: list[Any], problem: str
+) -> None:
+    good = write_parquet(tmp_path / "good.parquet", {"chat": [chat(1)]})
+    bad = write_parquet(tmp_path / "bad.parquet", {"chat": column})
+
+    said = ingested(good, bad, *words)
+
+    (line,) = [line for line in said.splitlines() if line.startswith("not ingested")]
+    assert line.startswith(f"not ingested: {bad}: ")
+    assert problem in line
+
+
+def test_invalid_utf_8_in_one_chat_leaves_out_that_chat(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """Parquet does not check what it stores."""
+    chats = pyarrow.array([chat(1), chat(2), chat(3)])
+    content = chats.values.field("content")
+    buffers = content.buffers()
+    data = bytearray(buffers[2].to_pybytes())
+    data[data.index(b"2 and 1")] = 0xFF
+    broken = pyarrow.StringArray.from_buffers(
+        len(content), buffers[1], pyarrow.py_buffer(bytes(data))
+    )
+    fields = [chats.values.field("role"), broken]
+    structs = pyarrow.StructArray.from_arrays(fields, ["role", "content"])
+    made = pyarrow.ListArray.from_arrays(chats.offsets, structs)
+    path = write_parquet(tmp_path / "x.parquet", {"chat": made})
+
+    said = ingested(path, *words)
+
+    assert f"not ingested: {path}: invalid UTF-8, 1 time(s), first: row 1\n" in said
+    assert "2 documents" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--messages-column", "c"), "--chat-template: is missing: --messages-column needs it"),
+        (("--chat-template", "x"), "--chat-template: needs --messages-column"),
+        (("--tools-column", "x"), "--tools-column: needs --messages-column"),
+        (("--special-token", "x"), "--special-token: needs --messages-column"),
+        (
+            ("--messages-column", "c", "--text-column", "t", "--chat-template", "x"),
+            "--messages-column: cannot be combined with --text-column; omit one of them",
+        ),
+        (
+            ("--messages-column", "c", "--prompt-column", "t", "--chat-template", "x"),
+            "--messages-column: cannot be combined with --prompt-column; omit one of them",
+        ),
+        (("--messages-column", "c", "--chat-template", "nope"), "--chat-template: nope: No such"),
+        (
+            ("--messages-column", "c", "--chat-template", "{folder}/broken.jinja"),
+            "--chat-template: {folder}/broken.jinja, line 2: Unexpected end of template.",
+        ),
+        (
+            ("--messages-column", "c", "--chat-template", "{folder}/bos.jinja"),
+            "--chat-template: {folder}/bos.jinja uses bos_token, which is unknown; pass "
+            "--special-token bos_token=TEXT",
+        ),
+    ],
+)
+def test_an_invalid_option_of_chats_is_named(
+    tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+    (tmp_path / "broken.jinja").write_text("a\n{% if true %}")
+    (tmp_path / "bos.jinja").write_text("{{ bos_token }}")
+    given = (word.format(folder=tmp_path) for word in options)
+
+    done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes", *given)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {problem.format(folder=tmp_path)}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_plain_text_has_no_messages(words: tuple[str | Path, ...], tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("a book")
+
+    done = ingest(path, *words)
+
+    problem = "cannot be used with plain text, which has no columns"
+    assert done.stderr == f"error: --messages-column: {problem}\n"
