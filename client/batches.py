@@ -11,7 +11,6 @@ from tokenfeed.errors import InvalidRequest
 
 from .device.host_transfer import Transfer
 from .device.loaders import require_own_batches
-from .device.numpy_batch import HostPart
 from .device.rich_batch import RichBatch as RichBatch
 from .device.transfer import indexed, transfer_for, usable_device
 from .device.widening import WIDE_NUMPY, Batch, require_fits
@@ -54,6 +53,7 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         mixture: Mixture | Mapping[str, float] | None = None,
         fingerprint: str | None = None,
         order: str = "random",
+        long: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         group: Group | None = None,
@@ -82,7 +82,11 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         another corpus is refused. Without it, the client accepts the corpus of the first server
         that answers, and the ranks of a process group compare their corpora.
         order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each
-        window once per epoch).
+        window once per epoch). Over documents, which have to be known: "packed" (rows of whole
+        pieces of documents, each once per epoch) or "padded" (one piece a row). Their y is -100 at
+        padding and where the next piece begins.
+        long: what "padded" does with documents longer than a row: "cut" into pieces (the default),
+        "drop" or "truncate".
         rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh that
         has them.  By default those of torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
         loss_mask: "apply" (where a corpus has a loss mask, y is -100 at tokens that it masks, so
@@ -119,6 +123,7 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
             mixture=mixture,
             fingerprint=fingerprint,
             order=order,
+            long=long,
             rank=rank,
             world_size=world_size,
             group=group,
@@ -161,8 +166,9 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
     def _transfer(self) -> Transfer[torch.Tensor]:
         # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
-        note = HostPart.of if self._is_rich else None
-        return transfer_for(self._device, self._shape, self._x_dtype, masks=self._masks, note=note)
+        return transfer_for(
+            self._device, self._shape, self._x_dtype, masks=self._masks, note=self._note()
+        )
 
 
 class TorchEpoch(Epoch[torch.Tensor, RichBatch], IterableDataset[Batch]):

@@ -32,6 +32,7 @@ def validation_feeds(
     device: torch.device | str = "cpu",
     x_dtype: torch.dtype = torch.int64,
     order: str = "sequential",
+    long: str | None = None,
     seed: int = 0,
     rank: int | None = None,
     world_size: int | None = None,
@@ -57,7 +58,8 @@ def validation_feeds(
     stream. Servers with another corpus than at its first evaluation are refused.
     sources: the names of the datasets; also a mapping that has them as keys, such as the weights of
     a mixture, or a Mixture, of which these are all sources.
-    order: "sequential", or "shuffled": then the first batches are a sample of the dataset.
+    order: "sequential", or "shuffled": then the first batches are a sample of the dataset; "padded"
+    for one document a row, or "packed".
     All other arguments: as for RemoteBatches.
     Raises: InvalidRequest or NotFound (order), naming the argument and its limit. Iterating raises
     NotFound for a dataset that is not served, and else like RemoteBatches.
@@ -73,6 +75,7 @@ def validation_feeds(
                 seed=seed,
                 dataset=name,
                 order=order,
+                long=long,
                 rank=rank,
                 world_size=world_size,
                 group=group,

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidRequest
 
 from .device.host_transfer import WIDE, HostTransfer, WideRows, require_arrays_fit
-from .device.numpy_batch import HostPart
 from .device.numpy_batch import NumpyRichBatch as NumpyRichBatch
 from .feed.epochs import Epoch
 from .feed.feed import Feed
@@ -54,6 +53,7 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
         mixture: Mixture | Mapping[str, float] | None = None,
         fingerprint: str | None = None,
         order: str = "random",
+        long: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         group: Group | None = None,
@@ -84,6 +84,7 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
             mixture=mixture,
             fingerprint=fingerprint,
             order=order,
+            long=long,
             rank=rank,
             world_size=world_size,
             group=group,
@@ -116,7 +117,7 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
             self._dtype,
             self._dtype,
             self._masks,
-            note=HostPart.of if self._is_rich else None,
+            note=self._note(),
             argument="dtype",
         )
 

@@ -21,7 +21,7 @@ from ..feed.mixture.recipe import Mixture
 from ..feed.mixture.toml_text import mixture_toml
 from ..feed.stats import SourceStats
 from ..local.choice import open_target
-from ..stream.usable import counted_rows
+from ..stream.usable import corpora_of, counted_rows
 from ..stream.wanted_planes import WantedPlanes
 from ..transport.timeouts import Timeouts
 from . import WAIT_SECONDS
@@ -102,7 +102,7 @@ def _described(target: str, asked: Asked) -> tuple[pb.Dataset, ...]:
     finally:
         dataset.close()
     if asked.saved is not None:
-        own = asked.spec.parts([each.fingerprint for each in described])
+        own = asked.spec.parts(corpora_of(asked.spec, described))
         require_same_sources(asked.saved.parts, own, asked.saved.sample)
     return described
 

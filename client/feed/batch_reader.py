@@ -10,7 +10,8 @@ from tokenfeed.wire.request import StreamRequest
 from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import HostPart
 from ..device.row_source import RowSource
-from .streamed_dataset import StreamedDataset, fingerprints_of
+from ..stream.usable import corpora_of
+from .streamed_dataset import StreamedDataset
 
 Array = TypeVar("Array")
 
@@ -40,7 +41,8 @@ class BatchReader(Generic[Array]):
     def spec(self) -> StreamParts:
         """The stream of the batches. Does not wait once there was a batch."""
         if self._spec is None:
-            self._spec = self._request.spec.parts(fingerprints_of(self._dataset.await_described()))
+            spec = self._request.spec
+            self._spec = spec.parts(corpora_of(spec, self._dataset.await_described()))
         return self._spec
 
     @property

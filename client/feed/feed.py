@@ -21,6 +21,7 @@ from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from ..device.host_transfer import Pair, Transfer
+from ..device.numpy_batch import Note
 from ..local.choice import open_target
 from ..runtime import arguments
 from ..runtime.counters import Counters
@@ -32,7 +33,7 @@ from .batch_reader import BatchReader
 from .cursor import Cursor, OpenRun
 from .epochs import TAILS, EpochPlan, Tail
 from .history import History, as_dicts
-from .mixture.recipe import Mixture
+from .mixture.recipe import Mixture, long_argument
 from .mixture.schedule import Schedule
 from .ranks.agreement import rank_agreement
 from .ranks.coordinates import Group, data_parallel
@@ -46,7 +47,7 @@ from .state import (
     require_same_stream,
 )
 from .stats import FeedPosition, FeedStats
-from .streamed_dataset import FeedStream, StreamedDataset
+from .streamed_dataset import FeedStream, StreamedDataset, note_of
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -73,6 +74,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         mixture: Mixture | Mapping[str, float] | None,
         fingerprint: str | None,
         order: str,
+        long: str | None,
         rank: int | None,
         world_size: int | None,
         group: Group | None,
@@ -107,12 +109,15 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
                 "timeouts", f"{timeouts!r} is not valid; pass tokenfeed.Timeouts(...)"
             )
         order = orders.latest(arguments.text("order", order)).NAME
+        long_documents = long_argument(order, long)
         seed = arguments.integer("seed", seed)
         context_length = arguments.integer("context_length", context_length)
         dataset = arguments.text("dataset", dataset)
         schedule = None
         if mixture is None:
-            spec = StreamSpec.of_dataset(dataset, orders.find(order), seed, context_length)
+            spec = StreamSpec.of_dataset(
+                dataset, orders.find(order), seed, context_length, (), long_documents
+            )
         else:
             if dataset:
                 problem = "is given together with mixture, which has the names"
@@ -121,7 +126,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
                 problem = "is of one dataset, but a mixture has several; omit it"
                 raise InvalidRequest("fingerprint", problem)
             mixture = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
-            schedule = mixture.schedule(context_length, order, seed)
+            schedule = mixture.schedule(context_length, order, seed, long_documents)
             spec = schedule.spec()
         # Checks every range. Later requests differ from this one only by their position.
         request = StreamRequest(
@@ -139,7 +144,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         )
         self._rich_batch = rich_batch
         self._epoch = epoch
-        self._masks = planes.kinds
+        self._masks = planes.masking
         self._is_rich = False
         self._end_sample = SAMPLE_END
         if num_batches is not None:
@@ -431,8 +436,12 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
     @abstractmethod
     def _transfer(self) -> Transfer[Array]:
         """Return what moves batches of `_shape` to the model; for the planes in `_masks`, with
-        notes if `_is_rich`.
+        `_note`.
         """
+
+    def _note(self) -> Note | None:
+        """Return what notes the host part of each batch; None unless it is wanted."""
+        return note_of(self._dataset, self._spec) if self._is_rich else None
 
     @property
     def _shape(self) -> tuple[int, int]:

@@ -116,6 +116,8 @@ def as_dicts(history: History) -> list[dict[str, Any]]:
     for run in history.runs:
         values = run._asdict()
         spec = asdict(values.pop("spec"))
+        if not spec["pieces"]:
+            del spec["long_documents"], spec["pieces"]
         if not spec["stages"]:
             del spec["sources"], spec["stages"]
         else:

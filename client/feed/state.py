@@ -3,7 +3,8 @@
 Pure. A state names its stream by the parts of the identity: the hash alone would not show what
 differs. It contains the history of the batches that were delivered before.
 
-    version         2, or 3 if it has a mixture; a state of version 1 ends with the fingerprint
+    version         2, or 3 if it has a mixture, or 4 if it has an order over documents; a state of
+                    version 1 ends with the fingerprint
     sample          the next sample of row 0 of rank 0
     order, seed, context_length, fingerprint        the stream of that sample
     history_from    the first batch of the history: above 0 if the oldest runs were dropped
@@ -15,6 +16,9 @@ differs. It contains the history of the batches that were delivered before.
                     list: dataset, order, seed, fingerprint; a stage: first sample, a list of the
                     weights of all sources, its origin (0 the definition, 1 a change; plus 2 if a
                     feed of another definition continued from there), the sample asked for
+    long_documents, pieces      version 4, which has all keys of version 3: what the order does with
+                    long documents, and the hash of their pieces, or empty; each list of specs and
+                    of sources ends with both
     planes          a list of lists, one for each plane that masks targets: dataset of the mixture
                     (or ""), kind and fingerprint
 
@@ -27,11 +31,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, TypeAlias
 
 from tokenfeed.errors import InvalidRequest, RequestError, StreamMismatch
 from tokenfeed.sampling import orders
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import (
     SEED_END,
@@ -50,10 +54,13 @@ from .mixture.schedule import sources_of
 
 _LOG = logging.getLogger("tokenfeed.client")
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _MIXTURE = ("sources", "stages")
-PARTS = tuple(field.name for field in fields(StreamParts) if field.name not in _MIXTURE)
+_DOCUMENTS = ("long_documents", "pieces")
+PARTS = ("order", "seed", "context_length", "fingerprint")
+"""What every state has of its stream."""
+_COMPARED = (*PARTS, *_DOCUMENTS)
 MID_EPOCH = "mid_epoch"
 """Not a part of a stream, but a permission to change the context length in the middle of an epoch
 (client/feed/rescale.py).
@@ -66,8 +73,9 @@ PLANES = "planes"
 Planes: TypeAlias = Mapping[tuple[str, int], str]
 """Dataset of a mixture (or "") and kind of a plane -> its fingerprint, 64 hexadecimal digits."""
 
-_WITHOUT_MIXTURE = 2
-"""The version of a state without a mixture: an earlier release reads it too."""
+_WITHOUT_MIXTURE, _WITHOUT_DOCUMENTS = 2, 3
+"""The versions of a state without a mixture, and without an order over documents: an earlier
+release reads them too."""
 _NOTHING = History()
 _HISTORY = ("history_from", "history", "specs")
 _RUN_RANGES = {
@@ -96,28 +104,41 @@ def write_state(
     for run in history.runs:
         *numbers, spec = run
         runs.append([*numbers, indices.setdefault(spec, len(indices))])
-    has_mixture = bool(parts.stages or any(spec.stages for spec in indices))
-    plain = _plain(parts)
+    version = max(map(_version_of, (parts, *indices)))
+    names = _names(version)
     return {
-        "version": STATE_VERSION if has_mixture else _WITHOUT_MIXTURE,
+        "version": version,
         "sample": sample,
-        **dict(zip(PARTS, plain, strict=False)),
-        **(dict(zip(_MIXTURE, plain[len(PARTS) :], strict=True)) if has_mixture else {}),
+        **dict(zip(names, _plain(parts, version), strict=True)),
         "history_from": history.first_batch,
         "history": runs,
-        "specs": [_plain(spec)[: None if has_mixture else len(PARTS)] for spec in indices],
+        "specs": [_plain(spec, version) for spec in indices],
         "planes": [[*key, value] for key, value in (planes or {}).items()],
     }
 
 
-def _plain(parts: StreamParts) -> list[Any]:
+def _version_of(parts: StreamParts) -> int:
+    """Return the least version of a state that has this stream."""
+    if parts.pieces or any(source.pieces for source in parts.sources):
+        return STATE_VERSION
+    return _WITHOUT_DOCUMENTS if parts.stages else _WITHOUT_MIXTURE
+
+
+def _plain(parts: StreamParts, version: int) -> list[Any]:
     """Return the parts of a stream as lists and numbers."""
-    sources = [list(source) for source in parts.sources]
-    stages = [
+    values: dict[str, Any] = {name: getattr(parts, name) for name in _COMPARED}
+    values["sources"] = [list(source)[: _source_length(version)] for source in parts.sources]
+    values["stages"] = [
         [stage.first_sample, list(stage.weights), stage.origin, stage.asked]
         for stage in parts.stages
     ]
-    return [*(getattr(parts, name) for name in PARTS), sources, stages]
+    return [values[name] for name in _names(version)]
+
+
+def _source_length(version: int) -> int:
+    """Return how many values a source has in a state of this version."""
+    length = len(SourceValues._fields)
+    return length if version > _WITHOUT_DOCUMENTS else length - len(_DOCUMENTS)
 
 
 def read_state(state: Any) -> tuple[int, StreamParts]:
@@ -147,6 +168,8 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
 
 def _names(version: int) -> tuple[str, ...]:
     """Return the parts of a stream in a state of this version."""
+    if version > _WITHOUT_DOCUMENTS:
+        return (*PARTS, *_MIXTURE, *_DOCUMENTS)
     return (*PARTS, *_MIXTURE) if version > _WITHOUT_MIXTURE else PARTS
 
 
@@ -215,12 +238,14 @@ def _read_run(name: str, values: Any, specs: list[StreamParts]) -> Run:
 def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
     """Return a stream.  Raises: InvalidRequest."""
     _require_length(name, values, len(names))
-    order, seed, context_length, fingerprint, *mixture = values
-    sources, stages = mixture or ((), ())
+    order, seed, context_length, fingerprint, *more = values
+    sources, stages, *documents = more or ((), ())
+    length = len(SourceValues._fields) - (0 if documents else len(_DOCUMENTS))
     found = tuple(
-        _read_source(f"{name}.sources[{index}]", source)
+        _read_source(f"{name}.sources[{index}]", source, length)
         for index, source in enumerate(_list(f"{name}.sources", sources))
     )
+    long_documents, pieces = _read_documents(name, documents)
     parts = StreamParts(
         *_read_order(name, order, seed),
         context_length=_number(f"{name}.context_length", context_length, 1, SAMPLE_END),
@@ -230,6 +255,8 @@ def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
             _read_stage(f"{name}.stages[{index}]", stage, len(found))
             for index, stage in enumerate(_list(f"{name}.stages", stages))
         ),
+        long_documents=long_documents,
+        pieces=pieces,
     )
     if found or parts.stages:
         _require_consistent(name, parts)
@@ -257,20 +284,37 @@ def _require_consistent(name: str, parts: StreamParts) -> None:
     if any(source.order not in orders.ORDERS for source in parts.sources):
         return  # of a later release
     spec = StreamSpec(parts.context_length, sources_of(parts), Mixture(parts.seed, stages))
-    identity = spec.identity([bytes.fromhex(source.fingerprint) for source in parts.sources])
+    identity = spec.identity(
+        [
+            Corpus(bytes.fromhex(source.fingerprint), bytes.fromhex(source.pieces))
+            for source in parts.sources
+        ]
+    )
     if (parts.order, parts.fingerprint) != (spec.order_name, identity.hex()):
         problem = f"{parts.fingerprint} is not the identity of these sources and stages"
         raise InvalidRequest(f"{name}.fingerprint", f"{problem}, {identity.hex()}")
 
 
-def _read_source(name: str, values: Any) -> SourceValues:
-    _require_length(name, values, len(SourceValues._fields))
-    dataset, order, seed, fingerprint = values
+def _read_source(name: str, values: Any, length: int) -> SourceValues:
+    _require_length(name, values, length)
+    dataset, order, seed, fingerprint, *documents = values
     return SourceValues(
         text(f"{name}.dataset", dataset),
         *_read_order(name, order, seed),
         _read_hash(f"{name}.fingerprint", fingerprint),
+        *_read_documents(name, documents),
     )
+
+
+def _read_documents(name: str, values: Sequence[Any]) -> tuple[str, str]:
+    """Return what an order does with long documents, and the hash of their pieces, or "" both."""
+    if not values:
+        return "", ""
+    long_documents, pieces = values
+    long_documents = text(f"{name}.long_documents", long_documents)
+    if not long_documents and not pieces:
+        return "", ""
+    return long_documents, _read_hash(f"{name}.pieces", pieces)
 
 
 def _read_stage(name: str, values: Any, source_count: int) -> StageValues:
@@ -320,7 +364,7 @@ def _number(name: str, value: Any, first: int, end: int) -> int:
 
 def require_known_permissions(allow: Collection[str]) -> None:
     """Raise InvalidRequest unless these are parts of a stream, MID_EPOCH, MIXTURE and PLANES."""
-    known = (*PARTS, MID_EPOCH, MIXTURE, PLANES)
+    known = (*_COMPARED, MID_EPOCH, MIXTURE, PLANES)
     is_collection = isinstance(allow, (tuple, list, set, frozenset))
     if not is_collection or not all(part in known for part in allow):
         raise InvalidRequest("allow", f"{shown(allow)} is not a collection of {', '.join(known)}")
@@ -340,12 +384,20 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
         problem = "the state is of one dataset; pass dataset= in place of mixture="
         cure = "allow=('order', 'seed', 'fingerprint') to begin the mixture at its sample"
         raise StreamMismatch("mixture", f"{problem}, or {cure}")
-    for name in PARTS:
+    for name in _COMPARED:
         before, now = getattr(saved, name), getattr(own, name)
+        if name == "pieces" and _differ(saved, own, _COMPARED[:-1]):
+            continue  # of other rows anyway, which were allowed
+        if name == "long_documents" and saved.order != own.order:
+            continue
         if before != now and name not in allow:
             cure = f"Pass {name}={before!r}"
             if name == "fingerprint":
                 cure = "Pass a server and a dataset with that corpus"
+            elif name == "pieces":
+                cure = "Pass a server with the same document borders"
+            elif name == "long_documents":
+                cure = f"Pass long={before!r}"
             raise StreamMismatch(
                 name,
                 f"the state was saved with {before}, but this stream has {now}, so its samples "
@@ -353,9 +405,13 @@ def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[
             )
 
 
+def _differ(saved: StreamParts, own: StreamParts, names: Sequence[str]) -> bool:
+    return any(getattr(saved, name) != getattr(own, name) for name in names)
+
+
 def log_differences(saved: StreamParts, own: StreamParts) -> None:
     """Log how the resumed stream differs from the saved one."""
-    for name in PARTS:
+    for name in _COMPARED:
         before, now = getattr(saved, name), getattr(own, name)
         if before != now and not (name == "fingerprint" and saved.stages):
             _LOG.warning("resumed on another stream part=%s saved=%s now=%s", name, before, now)

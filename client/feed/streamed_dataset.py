@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,14 +15,18 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.stream.planes import DOCUMENT_STARTS
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.row_block import RowBlock
 
+from ..device.numpy_batch import HostPart, Note
 from ..device.row_source import RowSource
 from ..runtime.arguments import integer
 from ..runtime.counters import Counters
+from ..stream.usable import corpora_of, row_documents_max
 from .cursor import Cursor, OpenRun
 from .history import History
 from .mixture.counts import source_stats
@@ -123,7 +128,7 @@ class FeedStream:
         """Return the stream as plain values; asks for the fingerprints if nothing was read yet.
         Raises: TokenfeedError.
         """
-        return self.spec.parts(fingerprints_of(self.dataset.await_described()))
+        return self.spec.parts(corpora_of(self.spec, self.dataset.await_described()))
 
     def state_at(self, snapshot: tuple[int, OpenRun]) -> dict[str, Any]:
         """Return the state of the feed at an earlier value of `cursor.current`.  Raises:
@@ -324,9 +329,21 @@ class FeedStream:
         ]
 
 
-def fingerprints_of(described: Sequence[pb.Dataset]) -> list[bytes]:
-    """Return the fingerprints of descriptions."""
-    return [dataset.fingerprint for dataset in described]
+def note_of(dataset: StreamedDataset, spec: StreamSpec) -> Note:
+    """Return what notes the host part of batches of a stream."""
+
+    @cache
+    def limits() -> tuple[bool, int | None]:
+        described = dataset.await_described()  # rows are there, so this does not wait
+        planes = dataset.plane_fingerprints()
+        knows_documents = all(DOCUMENT_STARTS in dict(own) for own in planes)
+        return knows_documents, row_documents_max(spec, described)
+
+    def note(parts: Sequence[RowBlock]) -> HostPart:
+        knows_documents, documents_max = limits()
+        return HostPart.of(parts, knows_documents=knows_documents, row_documents_max=documents_max)
+
+    return note
 
 
 def _require_same_corpora(before: StreamedDataset, now: StreamedDataset) -> None:

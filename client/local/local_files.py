@@ -77,7 +77,7 @@ class LocalFiles(Supervised):
         self._reconnect_seconds = reconnect_seconds
         self._fingerprint = fingerprint
         self._agreement = agreement
-        self.planes = planes
+        self.planes = planes.of_pieces(request.spec)
         self._opened: Opened | None = None
         self._described: Datasets | None = None
         self._open_lock = threading.Lock()

@@ -46,6 +46,7 @@ from .usable import (
     require_order,
     require_usable,
     with_hashes,
+    without_rows,
 )
 from .wanted_planes import DEFAULT_PLANES, WantedPlanes
 
@@ -100,7 +101,7 @@ class DatasetClient(Supervised):
         self._context_length = request.spec.context_length
         self._fingerprint = fingerprint
         self._agreement = agreement
-        self.planes = planes
+        self.planes = planes.of_pieces(request.spec)
         self._timeouts = timeouts
         self._described: Datasets | None = None
         self._connect()
@@ -246,6 +247,8 @@ class DatasetClient(Supervised):
             timeout_seconds,
         )
         reference = self._described
+        if reference is not None and context_length != self._context_length:
+            reference = without_rows(reference)
         if reference is None and self._fingerprint is not None:
             reference = (pb.Dataset(fingerprint=self._fingerprint),)
         found: Datasets | None = None

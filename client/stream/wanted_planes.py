@@ -15,6 +15,7 @@ import numpy as np
 from tokenfeed.errors import BadFrame, InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import Plane, RowBlock

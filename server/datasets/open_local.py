@@ -21,8 +21,10 @@ from tokenfeed.errors import (
     Unreadable,
     listed,
 )
+from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
 from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per_frame

@@ -25,12 +25,14 @@ def require_same_sources(saved: StreamParts, own: StreamParts, sample: int) -> N
     for number, (before, now) in enumerate(zip(saved.sources, own.sources, strict=False)):
         if number not in past:
             continue
-        for field in ("order", "seed", "fingerprint"):
+        for field in ("order", "seed", "fingerprint", "long_documents", "pieces"):
             old, new = getattr(before, field), getattr(now, field)
             if old != new:
                 cure = f"pass {old}"
                 if field == "fingerprint":
                     cure = "serve that corpus, or name a grown one as a new source"
+                elif field == "pieces":
+                    cure = "serve it with the same document borders"
                 raise StreamMismatch(
                     f"mixture.{before.dataset}",
                     f"the state was saved with {field} {old}, but this stream has {new}; {cure}",

@@ -26,19 +26,22 @@ else:  # pragma: no cover - the same library, before it became a part of Python
 
 _TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources")
 _STAGE_KEYS = ("first_sample", "first_tokens", "weights")
-_SOURCE_KEYS = ("order", "seed", "max_epochs")
+_SOURCE_KEYS = ("order", "seed", "max_epochs", "long")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What a source may have of its own; None is that of the mixture.
 
-    max_epochs: the stream ends before the source would begin another epoch; None is endless.
+    max_epochs: the stream ends before the source would begin another epoch; None is endless.  long:
+    what its order does with documents longer than a row; with an order of its own, None is that
+    order's default.
     """
 
     order: str | None = None
     seed: int | None = None
     max_epochs: int | None = None
+    long: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Mixture:
         stages: instead of weights, one mapping for each stage with its "weights" and "first_sample"
         or "first_tokens" (tokens of x, rounded up to a whole sample); the first stage begins at 0.
         A stage begins at the first end of a block from there on.
-        sources: for some datasets their own "order", "seed" and "max_epochs".
+        sources: for some datasets their own "order", "seed", "max_epochs" and "long".
         order, seed: of the sources, and the seed of the mixture; None is that of the feed.
         block: maximum number of samples in a block, in [1, 2^20]: small blocks begin stages
         early, but cannot have small shares.
@@ -147,17 +150,23 @@ class Mixture:
         except (InvalidRequest, NotFound) as error:
             raise type(error)(error.subject, f"{error.problem} ({name})") from None
 
-    def schedule(self, context_length: int, order: str, seed: int) -> Schedule:
-        """Return the mixture as a feed has it.  order, seed: of the feed.  Raises: InvalidRequest
-        if a stage begins before the one before it has a whole block.
+    def schedule(
+        self, context_length: int, order: str, seed: int, long_documents: str = ""
+    ) -> Schedule:
+        """Return the mixture as a feed has it.  order, seed, long_documents: of the feed.  Raises:
+        InvalidRequest if a stage begins before the one before it has a whole block.
         """
         own_order, own_seed = self.order or order, seed if self.seed is None else self.seed
+        own_long = long_argument(own_order, long_documents or None)
         sources = tuple(
             Source(
                 name,
                 orders.latest(options.order or own_order),
                 own_seed if options.seed is None else options.seed,
                 number,
+                long_argument(options.order, options.long, f"sources.{name}.long")
+                if options.order
+                else long_argument(own_order, options.long or own_long or None),
             )
             for number, (name, options) in enumerate(self.sources.items())
         )
@@ -166,7 +175,14 @@ class Mixture:
             for stage in self.stages
         )
         found = Schedule(
-            context_length, own_seed, own_order, sources, stages, self.max_epochs, self.block
+            context_length,
+            own_seed,
+            own_order,
+            sources,
+            stages,
+            self.max_epochs,
+            self.block,
+            own_long,
         )
         for stage, begun in zip(stages, found.effective(), strict=True):
             if stage.asked != begun.first_sample:
@@ -206,6 +222,20 @@ class Mixture:
             raise InvalidRequest(f"{prefix}{error.subject}", error.problem) from None
 
 
+def long_argument(order: str, long: str | None, name: str = "long") -> str:
+    """Return what an order does with long documents, "" for windows, of what a user passed.
+
+    Raises: InvalidRequest.
+    """
+    known = orders.latest(order).LONG_DOCUMENTS
+    if long is None:
+        return known[0] if known else ""
+    if text(name, long) in known:
+        return long
+    choices = f"is not one of {', '.join(known)}" if known else "is for orders over documents"
+    raise InvalidRequest(name, f"{shown(long)} {choices}; the order is {order}")
+
+
 def checked_weights(weights: Any, block: int | None) -> dict[str, int]:
     """Return the samples of each source in a block, as `block_weights`, of what a user passed.
 
@@ -228,7 +258,10 @@ def _source_options(name: str, values: Any) -> SourceOptions:
     if max_epochs is not None:
         max_epochs = integer(f"{name}.max_epochs", max_epochs)
         require_range(f"{name}.max_epochs", max_epochs, 1, SAMPLE_END)
-    return SourceOptions(order, seed, max_epochs)
+    long = values.get("long")
+    return SourceOptions(
+        order, seed, max_epochs, None if long is None else text(f"{name}.long", long)
+    )
 
 
 def _mapping(name: str, values: Any) -> Mapping[str, Any]:

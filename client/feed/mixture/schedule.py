@@ -60,10 +60,10 @@ class Continued(NamedTuple):
 class Schedule:
     """The mixture of a feed.
 
-    seed: of the mixture, and of sources that come later; order: of those.  sources: in the order of
-    their numbers.  stages: by ascending `asked`, the first one at 0.  max_epochs: after which
-    sources end, by the names of their datasets.  block: maximum number of samples in a block of
-    later weights; None is that of `block_weights`.
+    seed: of the mixture, and of sources that come later; order, long_documents: of those.  sources:
+    in the order of their numbers.  stages: by ascending `asked`, the first one at 0.  max_epochs:
+    after which sources end, by the names of their datasets.  block: maximum number of samples in a
+    block of later weights; None is that of `block_weights`.
     """
 
     context_length: int
@@ -73,6 +73,7 @@ class Schedule:
     stages: tuple[PlannedStage, ...]
     max_epochs: Mapping[str, int] = field(default_factory=dict)
     block: int | None = None
+    long_documents: str = ""
 
     def spec(self) -> StreamSpec:
         """Return the stream.  Raises: InvalidRequest if a stage begins before the one before it has
@@ -153,7 +154,7 @@ class Schedule:
         new = [name for name in names if name not in known]
         order = orders.latest(self.order)
         added = (
-            Source(name, order, self.seed, number)
+            Source(name, order, self.seed, number, self.long_documents)
             for number, name in enumerate(new, len(self.sources))
         )
         return replace(self, sources=(*self.sources, *added))
@@ -320,14 +321,20 @@ class Schedule:
 
 
 def _is_renamed(before: SourceValues, now: Source, fingerprints: Mapping[str, str]) -> bool:
-    values = fingerprints.get(now.dataset), now.order.NAME, now.seed_used
-    return values == (before.fingerprint, before.order, before.seed)
+    values = fingerprints.get(now.dataset), now.order.NAME, now.seed_used, now.long_documents
+    return values == (before.fingerprint, before.order, before.seed, before.long_documents)
 
 
 def sources_of(saved: StreamParts) -> tuple[Source, ...]:
     """Return the sources of a state.  Raises: NotFound for an order of a later release."""
     return tuple(
-        Source(source.dataset, orders.find(source.order), source.seed, number)
+        Source(
+            source.dataset,
+            orders.find(source.order),
+            source.seed,
+            number,
+            source.long_documents,
+        )
         for number, source in enumerate(saved.sources)
     )
 

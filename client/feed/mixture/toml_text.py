@@ -42,6 +42,8 @@ def mixture_toml(
             options.append(f"seed = {source.seed}")
         if source.dataset in max_epochs:
             options.append(f"max_epochs = {max_epochs[source.dataset]}")
+        if source.long_documents not in ("", *source.order.LONG_DOCUMENTS[:1]):
+            options.append(f"long = {_string(source.long_documents)}")
         if options:
             lines += ["", f"[sources.{_key(source.dataset)}]", *options]
     return "\n".join([*lines, ""])

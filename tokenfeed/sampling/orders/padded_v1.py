@@ -5,12 +5,10 @@ Which pieces there are: sampling/document_rows.py. Released; never edited.
 
 from __future__ import annotations
 
-from . import shuffled_v1
+from .shuffled_v1 import places, places_among
 
 NAME = "padded-1"
 USES_SEED = True
 HAS_EPOCHS = True
-LONG_DOCUMENTS = ("cut", "drop", "truncate")
-
-places = shuffled_v1.places
-places_among = shuffled_v1.places_among
+LONG_DOCUMENTS: tuple[str, ...] = ("cut", "drop", "truncate")
+__all__ = ["HAS_EPOCHS", "LONG_DOCUMENTS", "NAME", "USES_SEED", "places", "places_among"]
