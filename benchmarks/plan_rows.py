@@ -27,7 +27,7 @@ def main() -> None:
         shape = Shape(np.full(files, 10**12 // files, dtype=np.int64))
         specs = {
             name: StreamSpec.of_dataset("", order, 1337, 2048)
-            for name, order in orders.ORDERS.items()
+            for name, order in orders.OF_WINDOWS.items()
         }
         figures: dict[str, list[float]] = {}
         for _ in range(ROUNDS):

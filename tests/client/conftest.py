@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.frames import encode
 from tokenfeed.sampling import orders
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -38,7 +39,9 @@ def honest_frames(
 ) -> Iterator[tuple[int, bytes]]:
     """What an honest server answers, as (row count, frame); a row begins with its sample."""
     asked, _ = from_message(request)
-    stream = frame.Stream(asked.spec, asked.position, asked.spec.identity([FINGERPRINT]), {})
+    stream = frame.Stream(
+        asked.spec, asked.position, asked.spec.identity([Corpus(FINGERPRINT)]), {}
+    )
     row = asked.first_row
     while row < asked.end_row:
         count = min(rows_per_frame, asked.end_row - row)

@@ -13,6 +13,7 @@ from tests.support import reference
 from tests.support.frames import encode
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.plan import plan
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
@@ -49,7 +50,7 @@ class MaskedMixtures(TokenFeed):
         }
         if dict(expected.planes) != planes:
             raise StreamMismatch("expected_fingerprint", "that of a plane is another one")
-        identity = request.spec.identity([dataset.fingerprint for dataset in datasets])
+        identity = request.spec.identity([Corpus(dataset.fingerprint) for dataset in datasets])
         if identity != expected.identity:
             raise InvalidRequest("expected_identity", "is another one")
         stream = frame.Stream(request.spec, request.position, identity, planes)

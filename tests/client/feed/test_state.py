@@ -24,6 +24,7 @@ from client.feed.state import (
 )
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling import orders
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.spec import Source, StreamParts
 
 PARTS = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
@@ -300,7 +301,7 @@ MIXED = (
         (PlannedStage(0, {"web": 70, "code": 30}), PlannedStage(2**62, {"web": 1}, 2)),
     )
     .spec()
-    .parts([b"a" * 32, b"c" * 32])
+    .parts([Corpus(b"a" * 32), Corpus(b"c" * 32)])
 )
 OF_MIXTURE = write_state(40, MIXED, HISTORY.extended(32, 40, 4, 2, MIXED))
 

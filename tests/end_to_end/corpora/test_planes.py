@@ -25,6 +25,7 @@ from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import BadFrame
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
@@ -86,7 +87,7 @@ def request_of(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
     """A request that uses every field that is served, with some fields changed."""
     request = StreamRequest(SPEC, POSITION, 4, first_row=1, end_sample=50)
     fingerprints = tuple((kind, store.planes[kind]) for kind in KINDS)
-    expected = Expected(SPEC.identity([FINGERPRINT]), 1, (bytes(32),), fingerprints)
+    expected = Expected(SPEC.identity([Corpus(FINGERPRINT)]), 1, (bytes(32),), fingerprints)
     message = to_message(request, expected, "run-17 rank 1")
     for name, value in fields.items():
         if isinstance(value, (int, str, bytes)):
@@ -99,7 +100,7 @@ def request_of(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
 def stream_of(store: MemoryStore) -> frame.Stream:
     """What the client knows by itself."""
     fingerprints = {kind: store.planes[kind] for kind in KINDS}
-    return frame.Stream(SPEC, POSITION, SPEC.identity([FINGERPRINT]), fingerprints)
+    return frame.Stream(SPEC, POSITION, SPEC.identity([Corpus(FINGERPRINT)]), fingerprints)
 
 
 def accepted(store: MemoryStore, messages: list[bytes]) -> int:

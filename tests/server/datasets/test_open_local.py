@@ -85,7 +85,7 @@ def test_a_target_names_files_as_a_server_does(
     (described,) = opened(target, name).described(T)
 
     assert (described.name, described.token_count) == (dataset, tokens)
-    assert {counted.order for counted in described.rows} == set(orders.ORDERS)
+    assert {counted.order for counted in described.rows} == set(orders.OF_WINDOWS)
 
 
 @pytest.mark.parametrize(("options", "token_bytes"), [("", 2), ("&vocab-size=100000", 4)])

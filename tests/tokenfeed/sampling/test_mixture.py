@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import Shape, plan
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import AskedStage, Stage, scheduled
@@ -83,9 +84,9 @@ def test_a_stage_changes_nothing_before_it(asked: list[AskedStage], seed: int, b
         strict=True,
     ):
         assert np.array_equal(one, other)
-    fingerprints = [bytes([index]) * 32 for index in range(count)]
-    chain = spec_of(seed, before).chain(fingerprints)
-    assert spec_of(seed, after).chain(fingerprints)[: len(chain)] == chain
+    corpora = [Corpus(bytes([index]) * 32) for index in range(count)]
+    chain = spec_of(seed, before).chain(corpora)
+    assert spec_of(seed, after).chain(corpora)[: len(chain)] == chain
 
 
 @given(asked_stages(), SEEDS, st.integers(1, 7), st.integers(1, 7))
@@ -127,7 +128,7 @@ def test_a_source_reads_in_a_mixture_what_it_would_read_alone(
 ) -> None:
     """By its own order and seed, of its own files, of few windows or many."""
     stages = scheduled(data.draw(asked_stages(sources)), sources)
-    spec = spec_of(seed, stages, tuple(orders.ORDERS))
+    spec = spec_of(seed, stages, tuple(orders.OF_WINDOWS))
     files = st.lists(st.integers(0, 900), min_size=1, max_size=4).filter(lambda n: max(n) > T)
     shapes = [Shape(np.array(data.draw(files))) for _ in range(sources)]
     samples = samples_of(stages, 2)

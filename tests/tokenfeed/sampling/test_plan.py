@@ -38,7 +38,7 @@ def places(spec: StreamSpec, shape: Shape, samples: Iterable[int]) -> list[tuple
 
 @given(
     token_counts=st.lists(st.integers(1, 60), min_size=1, max_size=8).filter(lambda n: max(n) > 1),
-    order=st.sampled_from(list(orders.ORDERS)),
+    order=st.sampled_from(list(orders.OF_WINDOWS)),
     seed=st.integers(0, 2**64 - 1),
     first_sample=st.integers(0, 2**62),
     data=st.data(),
@@ -98,7 +98,7 @@ def test_a_context_length_that_does_not_fit_is_named_with_its_limit(context_leng
 
 
 @pytest.mark.parametrize("context_length", [10, 11, 2**63 - 1])
-@pytest.mark.parametrize("order", list(orders.ORDERS))
+@pytest.mark.parametrize("order", list(orders.OF_WINDOWS))
 def test_no_sample_is_planned_where_no_file_holds_a_window(order: str, context_length: int) -> None:
     """A place out of none would be a division by zero, or a token of another file."""
     with pytest.raises(InvalidRequest, match=r"context_length: .* \[1, 10\)"):
@@ -109,7 +109,7 @@ def test_a_file_that_is_just_long_enough_has_one_window() -> None:
     """T + 1 tokens are one row of each order; one token less is none."""
     shape = shape_of(9, 10)
 
-    for order in orders.ORDERS:
+    for order in orders.OF_WINDOWS:
         assert set(places(spec_of(order, 1, 9), shape, range(20))) == {(1, 0)}
         assert row_count(orders.find(order), shape, 9) == 1
         assert row_count(orders.find(order), shape, 10) == 0
@@ -118,7 +118,7 @@ def test_a_file_that_is_just_long_enough_has_one_window() -> None:
 @given(
     token_counts=st.lists(st.integers(0, 60), min_size=1, max_size=8),
     context_length=st.integers(1, 70),
-    order=st.sampled_from(list(orders.ORDERS)),
+    order=st.sampled_from(list(orders.OF_WINDOWS)),
 )
 def test_an_order_has_as_many_rows_as_the_second_implementation_counts(
     token_counts: list[int], context_length: int, order: str

@@ -10,6 +10,7 @@ import pytest
 from tests.support import reference
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import Stage
 
@@ -98,11 +99,12 @@ def test_the_identity_of_a_mixture_is_the_published_one_of_version_2() -> None:
     third = reference.stage_identity(second, 1, 10, [other._replace(base=5, weight=3)])
 
     assert spec.identity_version == 2
-    assert spec.chain(fingerprints) == [first, second, third]
-    assert spec.identity(fingerprints) == third
+    corpora = [Corpus(fingerprint) for fingerprint in fingerprints]
+    assert spec.chain(corpora) == [first, second, third]
+    assert spec.identity(corpora) == third
     alone = spec.of_stage(1, second)
     assert alone.sources == (OTHER,)
-    assert alone.identity(fingerprints[1:]) == third
+    assert alone.identity(corpora[1:]) == third
 
 
 def test_its_identity_is_the_published_one_of_version_1() -> None:
@@ -112,13 +114,14 @@ def test_its_identity_is_the_published_one_of_version_1() -> None:
     for order, seed in ((RANDOM, 7), (SEQUENTIAL, 7), (SEQUENTIAL, 0)):
         spec = spec_of(order=order, seed=seed)
         assert spec.identity_version == 1
-        assert spec.identity([fingerprint]) == reference.identity(order.NAME, seed, 2, fingerprint)
+        found = spec.identity([Corpus(fingerprint)])
+        assert found == reference.identity(order.NAME, seed, 2, fingerprint)
 
 
 def test_the_dataset_s_name_and_the_planes_are_no_part_of_the_identity() -> None:
     """A dataset may be served under another name elsewhere, and a mask may come later."""
     found = {
-        spec_of(**fields).identity([bytes(32)])
+        spec_of(**fields).identity([Corpus(bytes(32))])
         for fields in ({}, {"dataset": "elsewhere"}, {"planes": [51]})
     }
 

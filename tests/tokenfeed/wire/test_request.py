@@ -21,6 +21,7 @@ from tokenfeed.errors import (
     StreamMismatch,
 )
 from tokenfeed.sampling import orders
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, Position
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
@@ -583,7 +584,7 @@ def test_the_parts_of_a_mixture_s_request_are_each_within_one_stage(
         for number in range(len(asked[0].weights))
     )
     spec = StreamSpec(2, sources, Mixture(7, stages))
-    chain = spec.chain([bytes([number]) * 32 for number in range(len(sources))])
+    chain = spec.chain([Corpus(bytes([number]) * 32) for number in range(len(sources))])
     position = Position(first_sample, batch_size, *ranks)
     whole = StreamRequest(spec, position, 12)
     received, found = 0, []

@@ -8,6 +8,7 @@ import pytest
 
 from client import Mixture
 from client.feed.mixture.exhaustion import exhausted
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import SAMPLE_END
 
 T = 8
@@ -47,7 +48,10 @@ def test_the_log_has_the_mixture_that_goes_on_to_copy(caplog: pytest.LogCaptureF
     assert copied.effective()[2].first_sample == end
     assert copied.effective()[2].weights == (40, 20, 0)
     assert copied.effective()[3].weights == (1, 0, 0)
-    assert copied.continued(own.spec().parts([bytes(32)] * 3), end, allow=False) == (copied, ())
+    assert copied.continued(own.spec().parts([Corpus(bytes(32))] * 3), end, allow=False) == (
+        copied,
+        (),
+    )
 
 
 def test_a_mixture_that_nothing_is_left_of_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from client.feed.mixture.recipe import Mixture
 from client.feed.mixture.schedule import Schedule
 from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.stream.stages import CHANGED
 
@@ -36,8 +37,8 @@ def definition_of(mixture: Mixture) -> Schedule:
 
 
 def state_of(schedule: Schedule) -> StreamParts:
-    fingerprints = [source.dataset.encode().ljust(32) for source in schedule.sources]
-    return schedule.spec().parts(fingerprints)
+    corpora = [Corpus(source.dataset.encode().ljust(32)) for source in schedule.sources]
+    return schedule.spec().parts(corpora)
 
 
 def stages_before(schedule: Schedule, sample: int) -> list[tuple[int, Weights]]:
@@ -176,7 +177,7 @@ def test_changes_that_are_dropped_are_named() -> None:
 
 def test_renamed_sources_of_one_corpus_are_told_by_their_numbers() -> None:
     """And no two of them become one."""
-    saved = definition_of(Mixture({"a": 4, "b": 3})).spec().parts([bytes(32)] * 2)
+    saved = definition_of(Mixture({"a": 4, "b": 3})).spec().parts([Corpus(bytes(32))] * 2)
     names = {"x": bytes(32).hex(), "y": bytes(32).hex()}
 
     found, _ = definition_of(Mixture({"x": 4, "y": 3})).continued(
