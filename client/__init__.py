@@ -22,6 +22,7 @@ else:
 
     from tokenfeed.errors import (
         BadFrame,
+        BeingMade,
         Busy,
         ContractMismatch,
         CorpusChanged,
@@ -50,6 +51,7 @@ else:
 
 __all__ = [
     "BadFrame",
+    "BeingMade",
     "Busy",
     "ContractMismatch",
     "CorpusChanged",

@@ -129,6 +129,11 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
         choices=tuple(orders.LATEST),
         help="order of the rows (default: %(default)s)",
     )
+    add(
+        "--long",
+        choices=("cut", "drop", "truncate"),
+        help="what the order padded does with documents longer than a row (default: cut)",
+    )
 
 
 def _add_plan_arguments(add: _Add) -> None:

@@ -37,6 +37,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         dataset=arguments.dataset,
         order=arguments.order,
+        long=arguments.long,
         device=arguments.device,
         timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS),
     ) as feed:

@@ -21,7 +21,7 @@ from ..feed.mixture.recipe import Mixture
 from ..feed.mixture.toml_text import mixture_toml
 from ..feed.stats import SourceStats
 from ..local.choice import open_target
-from ..stream.usable import corpora_of, counted_rows
+from ..stream.usable import corpora_of, counted_rows, target_share
 from ..stream.wanted_planes import WantedPlanes
 from ..transport.timeouts import Timeouts
 from . import WAIT_SECONDS
@@ -57,6 +57,10 @@ def run_plan(arguments: argparse.Namespace) -> None:
         proportions=asked.proportions(),
     )
     text = _going_on(asked, planned) if arguments.write is not None else None
+    shares = [
+        target_share(source, dataset, asked.spec.context_length)
+        for source, dataset in zip(asked.spec.sources, described, strict=True)
+    ]
     report = Report(
         planned=planned,
         max_epochs=asked.schedule.max_epochs,
@@ -66,6 +70,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
         first_batch=asked.saved.history.first_batch if asked.saved else 0,
         written=arguments.write if text is not None else None,
         asked_to_write=arguments.write is not None,
+        target_shares=shares,
     )
     if arguments.plot is not None:
         draw(planned, arguments.plot)

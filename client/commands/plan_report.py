@@ -23,7 +23,8 @@ class Report:
     global_batch_size: rows of a step of all ranks; None is unknown.  seen: of each source, by the
     history of a state; None without one.  first_batch: of that history, above 0 if older ones
     were dropped.  written: the file that was written; None if none was.  asked_to_write: whether
-    one was asked for.
+    one was asked for.  target_shares: of each source, the share of the positions of x that have a
+    target, before any loss mask: 1 for windows.
     """
 
     planned: Forecast
@@ -34,6 +35,7 @@ class Report:
     first_batch: int
     written: str | None
     asked_to_write: bool
+    target_shares: Sequence[Fraction]
 
     def text(self) -> str:
         """Return lines for people."""
@@ -142,7 +144,8 @@ class Report:
     def _total_lines(self) -> Iterable[str]:
         planned = self.planned
         total = planned.end_sample - planned.first_sample
-        rows = []
+        has_documents = planned.spec.reads_documents
+        rows: list[tuple[str, ...]] = []
         for index, (name, samples) in enumerate(zip(self._names, planned.samples, strict=True)):
             at_end = planned.epochs(index, planned.before[index] + samples)
             limit = self.max_epochs.get(name)
@@ -153,10 +156,12 @@ class Report:
                     *self._amount(index, samples),
                     *((_epochs(at_end),) if planned.first_sample else ()),
                     "-" if limit is None else f"{limit:,}",
+                    *((_percent(self.target_shares[index]),) if has_documents else ()),
                 )
             )
         at_end_heading = ("epochs at the end",) if planned.first_sample else ()
         headings = ("source", "share", "samples", "tokens", "epochs", *at_end_heading, "max_epochs")
+        headings += ("targets",) if has_documents else ()
         yield "in all stages:"
         yield from _table([headings, *rows])
 
@@ -217,6 +222,7 @@ class Report:
             "order": source.order.NAME,
             "seed": source.seed_used,
             "rows_per_epoch": planned.rows[index],
+            "target_share": float(self.target_shares[index]),
             "max_epochs": self.max_epochs.get(name),
             "share": samples / total if total else None,
             **self._plain_amount(index, samples),

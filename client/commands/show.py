@@ -14,6 +14,7 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
+from ..feed.mixture.recipe import long_argument
 from ..local.choice import open_target
 from ..runtime.arguments import first_position, text
 from ..runtime.counters import Counters
@@ -33,6 +34,7 @@ def run_show(arguments: argparse.Namespace) -> None:
         orders.latest(arguments.order),
         arguments.seed,
         arguments.context_length,
+        long_documents=long_argument(arguments.order, arguments.long),
     )
     request = StreamRequest(
         spec,

@@ -6,14 +6,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from tokenfeed._aliases import require_package
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.spec import Source
 from tokenfeed.wire.request import StreamRequest
 
 from ..runtime.awaited_task import AwaitedTask
@@ -37,7 +37,7 @@ _LOG_SECONDS = 30.0
 class Opened(Protocol):
     """What `server.datasets.open_local` returns."""
 
-    def described(self, spec: StreamSpec, context_length: int) -> Datasets:
+    def described(self, context_length: int, sources: Sequence[Source] = ()) -> Datasets:
         """Return the description of each source, with the rows of T = context_length tokens."""
 
     def blocks(self, request: StreamRequest) -> Blocks:
@@ -116,7 +116,7 @@ class LocalFiles(Supervised):
         """
         described = self.await_described()
         if context_length is not None:
-            described = self._await_opened().described(self._spec, context_length)
+            described = self._await_opened().described(context_length, self._spec.sources)
         return counted_rows(described[place], order)
 
     def open_rows(
@@ -158,7 +158,7 @@ class LocalFiles(Supervised):
                 opened = self._open_files()
                 try:
                     self._described = self._accepted(
-                        opened.described(self._spec, self._context_length)
+                        opened.described(self._context_length, self._spec.sources)
                     )
                 except BaseException:
                     opened.close()

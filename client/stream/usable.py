@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from tokenfeed.errors import (
     BeingMade,
@@ -129,6 +130,14 @@ def corpora_of(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[Corpus]
         )
         for source, dataset in zip(spec.sources, datasets, strict=True)
     ]
+
+
+def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fraction:
+    """Return the share of the positions of x that have a target, before any loss mask."""
+    rows = _rows_of(dataset, source.order.NAME)
+    if not source.reads_documents or not rows.rows:
+        return Fraction(1)
+    return Fraction(rows.target_count, rows.rows * context_length)
 
 
 def row_documents_max(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> int | None:

@@ -24,7 +24,7 @@ from tokenfeed.errors import (
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.spec import Source
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
 from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per_frame
@@ -145,17 +145,20 @@ class LocalDatasets:
         # As in a server, so that a trainer that pauses finds out as early.
         self._poller = start_polling(datasets, stopped=stopped) if polls else None
 
-    def described(self, spec: StreamSpec, context_length: int) -> tuple[pb.Dataset, ...]:
-        """Return the description of each source, with the rows of T = context_length tokens. Those
-        of documents are made if there are none.  Raises: InvalidRequest, InvalidCorpus.
+    def described(
+        self, context_length: int, sources: Sequence[Source] = ()
+    ) -> tuple[pb.Dataset, ...]:
+        """Return their descriptions, with the rows of T = context_length tokens.
+
+        sources: of each dataset; the rows of those over documents are made if there are none.
+        Raises: InvalidRequest, InvalidCorpus.
         """
-        described = []
-        for source, dataset in zip(spec.sources, self._datasets, strict=True):
-            described.append(dataset.described(context_length))
+        described = tuple(dataset.described(context_length) for dataset in self._datasets)
+        for source, dataset, found in zip(sources, self._datasets, described, strict=False):
             if source.reads_documents:
                 key = RowsKey(source.order.NAME, context_length, source.long_documents)
-                described[-1].rows.append(dataset.document_rows_now(key, self._stopped))
-        return tuple(described)
+                found.rows.append(dataset.document_rows_now(key, self._stopped))
+        return described
 
     def blocks(self, request: StreamRequest) -> LocalBlocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
+from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan, rows_at_once
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
@@ -70,6 +70,7 @@ class LookaheadPlan:
         self._position = position
         self._end_row = end_row
         self._first_row = self._wanted_row = self._planned_row = first_row
+        self._rows_at_once = rows_at_once(spec, shapes)
         self._spans = self._plan(0)
 
     def discard_before(self, end_row: int) -> None:
@@ -80,7 +81,7 @@ class LookaheadPlan:
         """Return the spans of rows, as far as they exist.  first_row: not discarded yet."""
         missing = min(end_row, self._end_row) - self._planned_row
         if missing > 0:
-            count = min(max(PLAN_ROWS, missing), self._end_row - self._planned_row)
+            count = min(max(self._rows_at_once, missing), self._end_row - self._planned_row)
             kept = self._spans[self._wanted_row - self._first_row :]
             self._first_row = self._wanted_row
             self._spans = Spans.joined([kept, self._plan(count)])

@@ -55,6 +55,10 @@ class DocumentRows(Protocol):
         """Return how many rows there are."""
 
     @property
+    def piece_count(self) -> int:
+        """Return how many pieces all rows have."""
+
+    @property
     def pieces_hash(self) -> bytes:
         """Return the hash of the lengths of all pieces, 32 bytes."""
 

@@ -29,6 +29,8 @@ PLAN_ROWS = 4096
 samples and 82 to 412 for 4,096. 2 shared cores, 2026-11; measured by `python -m
 benchmarks.plan_rows`.
 """
+_PLAN_PIECES = 1 << 16
+"""The same for rows of pieces: 4,096 rows of short documents may have a million pieces."""
 _PLACES_KEPT = 8
 """Size of an LRU cache. With 60,000 files, each entry is a megabyte."""
 
@@ -155,6 +157,16 @@ def _rows_of_source(spec: StreamSpec, index: int, shape: Shape, samples: Numbers
         found.token_offset,
         Pieces(found.first_piece, found.token_count),
     )
+
+
+def rows_at_once(spec: StreamSpec, shapes: Sequence[Shape]) -> int:
+    """Return how many rows to plan at once.  shapes: as for `plan`."""
+    rows = PLAN_ROWS
+    for source, shape in zip(spec.sources, shapes, strict=True):
+        if source.reads_documents:
+            found = shape.document_rows(rows_key(spec, source))
+            rows = min(rows, _PLAN_PIECES * found.row_count // max(1, found.piece_count))
+    return max(1, rows)
 
 
 def rows_key(spec: StreamSpec, source: Source) -> RowsKey:

@@ -81,6 +81,11 @@ class RowIndex:
         return int(self._first_rows[-1])
 
     @property
+    def piece_count(self) -> int:
+        """How many pieces all rows have."""
+        return self.stats.pieces
+
+    @property
     def row_pieces_max(self) -> int:
         """Greatest number of pieces in a row."""
         return self.stats.row_pieces_max

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ def test_other_planes_are_named_unless_they_are_allowed(
         (None, "not a dict"),
         ([], "not a dict"),
         ({}, "version None"),
-        (STATE | {"version": 4}, "version 4, but this client reads 1 to 3; a later release"),
+        (STATE | {"version": 5}, "version 5, but this client reads 1 to 4; a later release"),
         (STATE | {"version": 0}, "version 0"),
         ({name: value for name, value in STATE.items() if name != "seed"}, "lacks seed"),
         (STATE | {"sample": "12"}, "not an integer"),
@@ -175,6 +176,38 @@ def test_a_permission_is_no_part_of_a_stream() -> None:
             StreamParts("shuffled-1", 2**64 - 1, 8, "ab" * 32),
             allow=("mid_epoch",),
         )
+
+
+PACKED = StreamParts("packed-1", 7, 2048, "ab" * 32, long_documents="cut", pieces="cd" * 32)
+
+
+def test_a_state_of_an_order_over_documents_names_its_pieces() -> None:
+    """Other borders of documents make other rows of the same tokens."""
+    state = write_state(5, PACKED, History().extended(0, 5, 1, 1, PARTS))
+
+    assert (state["version"], state["long_documents"], state["pieces"]) == (4, "cut", "cd" * 32)
+    assert read_state(json.loads(json.dumps(state))) == (5, PACKED)
+    assert read_history(state).runs[0].spec == PARTS
+    others = replace(PACKED, pieces="ef" * 32), replace(PACKED, long_documents="drop")
+    for other, part in zip(others, ("pieces", "long_documents"), strict=True):
+        with pytest.raises(StreamMismatch, match=f"^{part}: the state was saved with"):
+            require_same_stream(PACKED, other, ())
+        require_same_stream(PACKED, other, (part,))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"pieces": ""}, "state.pieces: '' is not 64"),
+        ({"pieces": "cd"}, "state.pieces: "),
+        ({"pieces": 5}, "state.pieces: "),
+        ({"long_documents": 5}, "state.long_documents: "),
+    ],
+)
+def test_damaged_pieces_of_a_state_are_refused(change: dict[str, Any], problem: str) -> None:
+    """By their name, like everything else."""
+    with pytest.raises(InvalidRequest, match=problem):
+        read_state(write_state(5, PACKED) | change)
 
 
 def test_a_history_survives_json_and_pickle() -> None:

@@ -13,6 +13,7 @@ from client.transport.replicas import Replica, ReplicaSet
 from client.transport.timeouts import Timeouts
 from tokenfeed.errors import (
     BadFrame,
+    BeingMade,
     Busy,
     NotFound,
     StreamMismatch,
@@ -313,3 +314,32 @@ def test_pauses_vary_so_that_feeds_that_lost_a_server_together_come_back_apart(
 
     assert all(0.1 <= pause <= 0.15 for pause in firsts)
     assert len(set(firsts)) > 10
+
+
+def test_the_wait_does_not_end_while_a_server_gets_on_with_what_it_makes(clock: Clock) -> None:
+    """A corpus may take an hour to pack; one that stands still is given up like any other."""
+    progress = [0.1, 0.2, 0.3, 0.4, 0.5, *[0.5] * 10]
+    journey = Journey(["a:1"], reconnect_seconds=10.0)
+
+    def outcome(index: int, address: str) -> TokenfeedError:
+        clock.now += 8.0
+        return BeingMade(address, "is not ready", progress[index])
+
+    with pytest.raises(Unreachable, match="no batches for"):
+        journey.go(outcome)
+    assert len(journey.asked) == 7
+    assert clock.now == 7 * 8.0
+
+
+def test_one_of_several_servers_that_gets_on_is_enough(clock: Clock) -> None:
+    """The other one is down for good."""
+    journey = Journey(["a:1", "b:1"], reconnect_seconds=10.0)
+
+    def outcome(index: int, address: str) -> TokenfeedError | None:
+        clock.now += 4.0
+        if index == 40:
+            return None
+        return away(index, address) if address == "a:1" else BeingMade(address, "", index / 100)
+
+    journey.go(outcome)
+    assert clock.now == 41 * 4.0
