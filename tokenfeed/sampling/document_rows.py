@@ -6,7 +6,7 @@ numbered as in the corpus. packing.py places the pieces of `packed-1`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -162,14 +162,6 @@ class FilePieces:
             )
             yield offsets, lengths
             first = end
-
-    def hash_lengths(self, update: Callable[[bytes], None]) -> None:
-        """Add the tokens of each piece, 4 bytes each, in the order of the corpus.
-
-        update: of a hash.
-        """
-        for _, lengths in self.in_order():
-            update(lengths.astype("<u4").tobytes())
 
     def rows(self) -> Iterator[RowPieces]:
         """Yield the rows of this file in parts, and complete `stats` by them."""

@@ -83,6 +83,14 @@ class Spans:
         """Return rows that are all windows, as such, where rows of pieces were among them."""
         return replace(self, pieces=None)
 
+    @property
+    def padding(self) -> Numbers:
+        """int64[rows], tokens of padding at the end of each row."""
+        if self.pieces is None:
+            return np.zeros(len(self), dtype=np.int64)
+        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.pieces.token_count)])
+        return self.row_tokens - np.diff(ends[self.pieces.first_span])
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return self.shard.size if self.pieces is None else self.pieces.first_span.size - 1

@@ -56,6 +56,8 @@ class LocalStore(OpenedShards, ABC):
     """A dataset's files on file systems of this machine: a TokenStore without the reading."""
 
     kind: ClassVar[str]
+    PADS: ClassVar[bool] = False
+    """Whether it reads rows of pieces with their padding, without a copy."""
 
     def __init__(
         self,
@@ -85,7 +87,8 @@ class LocalStore(OpenedShards, ABC):
 
     @abstractmethod
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
-        """Read the stored tokens of spans, end to end, into target, which has their size.
+        """Read the stored tokens of spans, end to end, into target, which has their size; if PADS
+        also into a larger one, which has whole rows: zeros follow the spans of each.
 
         Raises: Unread.
         """
@@ -118,7 +121,7 @@ class LocalStore(OpenedShards, ABC):
 
     def gather(self, spans: Spans, tokens: TokenArray, patient: bool = True) -> None:
         """Write the rows of spans into tokens, as they are served."""
-        if self.narrowing.is_identity and spans.size_tokens == tokens.size:
+        if self.narrowing.is_identity and (self.PADS or spans.size_tokens == tokens.size):
             self._read(spans, tokens.reshape(-1).view(np.uint8), patient)
             return
         row_bytes = spans.row_tokens * self.stored.itemsize
@@ -221,7 +224,11 @@ class LocalStore(OpenedShards, ABC):
             row_bytes = spans.row_tokens * self.stored.itemsize
             last = content[row_bytes - 1 :: row_bytes]
         else:
-            last = content[np.cumsum(spans.token_count) * self.stored.itemsize - 1]
+            ends = np.cumsum(spans.token_count)
+            if spans.size_tokens * self.stored.itemsize < content.size:
+                padding = spans.padding
+                ends += np.repeat(np.cumsum(padding) - padding, np.diff(spans.first_span))
+            last = content[ends * self.stored.itemsize - 1]
         # Nearly always none or a few: numpy takes several times as long to sort them.
         return np.array(sorted(set(spans.shard[last == 0].tolist())), dtype=np.int64)
 
@@ -289,8 +296,7 @@ def lay_out(spans: Spans, tokens: TokenArray, rows: TokenArray) -> None:
     if tokens.size == rows.size:
         rows[:] = tokens.reshape(rows.shape)
         return
-    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(spans.token_count)])
-    row_lengths = np.diff(ends[spans.first_span])
+    row_lengths = spans.row_tokens - spans.padding
     rows[:] = 0
     rows[np.arange(spans.row_tokens) < row_lengths[:, None]] = tokens
 

@@ -43,6 +43,7 @@ class MapStore(LocalStore):
     """A dataset's files as one range of memory; a TokenStore."""
 
     kind = "map"
+    PADS = True
 
     def __init__(
         self,
@@ -159,11 +160,31 @@ class MapStore(LocalStore):
             self._span_bytes = 0
 
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
+        ranges, span_of_range = self.ranges(spans), None
+        if spans.size_tokens * self.stored.itemsize < target.size:
+            zeros = np.zeros(int(spans.padding.max()) * self.stored.itemsize, dtype=np.uint8)
+            ranges, span_of_range = self._padded(spans, ranges, zeros)
         faults_before = major_faults()
-        unread = self.copier.copy(self.ranges(spans), target)
+        unread = self.copier.copy(ranges, target)
         self.readahead.observe(major_faults() - faults_before)
         if unread is not None:
-            raise Unread(int(spans.shard[unread]), _bad_address())
+            span = unread if span_of_range is None else span_of_range[unread]
+            raise Unread(int(spans.shard[span]), _bad_address())
+
+    def _padded(
+        self, spans: Spans, ranges: syscalls.Ranges, zeros: TokenBytes
+    ) -> tuple[syscalls.Ranges, Numbers]:
+        """Return the ranges of spans, and behind those of each row one of zeros for its padding;
+        and int64[n], the span of each range, or the one before it.
+        """
+        padding = spans.padding
+        padded = np.flatnonzero(padding)
+        ends = spans.first_span[1:][padded]
+        added = byte_ranges(
+            np.full(padded.size, zeros.ctypes.data), padding[padded] * self.stored.itemsize
+        )
+        span = np.insert(np.arange(len(ranges)), ends, ends - 1)
+        return np.insert(ranges, ends, added, axis=0), span
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> TokenBytes:
         found = np.empty(shard.size, dtype=np.uint8)

@@ -116,7 +116,7 @@ def test_rows_of_several_pieces_are_mixed_too(data: st.DataObject) -> None:
     offsets = np.arange(total, dtype=np.int64) % 90
     spans = Spans(10, source, np.zeros(total, dtype=np.int64), offsets, pieces)
 
-    found = gather_block(MixedStore(stores), spans).tokens
+    found = gather_block(MixedStore(stores, [True] * 3), spans).tokens
 
     assert found.shape == (len(rows), 10)
     if rows:

@@ -146,7 +146,8 @@ def test_the_hash_of_the_pieces_is_that_of_the_protocol(indices: RowIndices, key
     rows = [FilePieces.of(np.array(starts_of(one)), sum(one), key) for one in LENGTHS]
     sha256 = hashlib.sha256()
     for one in rows:
-        one.hash_lengths(sha256)
+        for _, lengths in one.in_order():
+            sha256.update(lengths.astype("<u4").tobytes())
     expected = identity.pieces_hash(
         key.context_length,
         key.long_documents,
