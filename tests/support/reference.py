@@ -442,8 +442,10 @@ def plane_fingerprint(kind: int, entries: list[bytes]) -> bytes:
 
 def stage_plane_fingerprint(kind: int, sources: Iterable[tuple[int, bytes]]) -> bytes:
     """Fingerprint, 32 bytes, of plane 50 or 51 of a stage of a mixture: (number, fingerprint of
-    its plane) of each source that has it.
+    its plane) of each source that has it; of plane 52, 32 zero bytes.
     """
+    if kind == 52:
+        return bytes(32)
     present = sorted(sources)
     lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(present)}"]
     for source, fingerprint in present:
