@@ -59,14 +59,14 @@ NUMBERS = (
 HASHES = ("expected_identity", "expected_digest")
 OTHERS = ("dataset", "order", "stage", "redactions", "long_documents", "planes", "declined_planes")
 STAGE_FIELDS = ("index", "first_sample", "previous_identity", "mixture_identity", "sources")
-LONG_DOCUMENTS = ("cut", "drop", "nonsense")
+LONG_DOCUMENTS = ("cut", "drop", "truncate", "nonsense")
 SOURCE_FIELDS = (
     "number", "dataset", "order", "seed", "base", "weight", "expected_digest", "long_documents",
 )  # fmt: skip
 NAMES = (
     "", "nobody", "Train", "train ", "tr\x00ain", "träin", "列車", "🚂" * 30, "%s%n%x", "../..",
     "\n", "x" * 100, "y" * 10_000, "ß" * 20_000, "z" * 70_000, "random", "random-2", "RANDOM-1",
-    "shuffled-1\x7f", "mixture-1", "mixture",
+    "shuffled-1\x7f", "mixture-1", "mixture", "packed-1", "padded-1",
 )  # fmt: skip
 
 NAME_SHOWN_BYTES = 64
@@ -188,7 +188,7 @@ def valid_seed(rng: random.Random) -> int:
 def add_source(source: Source, feed: Feed, rng: random.Random) -> None:
     """Name a dataset and its order, and perhaps the digest."""
     source.dataset = rng.choice(sorted(feed.files))
-    source.order = rng.choice(("", *orders.ORDERS))
+    source.order = rng.choice(("", *orders.OF_WINDOWS))
     if rng.random() < 0.2:
         source.expected_digest = feed.digests[source.dataset]
 
@@ -233,14 +233,14 @@ def mutate_field(request: pb.GetBatchRequest, rng: random.Random) -> None:
     elif field == "planes":
         request.planes.extend(
             pb.WantedPlane(
-                kind=rng.choice((0, 1, 50, 51, 99, 100, (1 << 32) - 1)),
+                kind=rng.choice((0, 1, 50, 51, 52, 99, 100, (1 << 32) - 1)),
                 expected_fingerprint=rng.randbytes(rng.choice((0, 31, 32))),
             )
             for _ in range(rng.choice((1, 2, 500)))
         )
         if rng.random() < 0.2:
             del request.planes[:]
-            for kind in rng.choice(((50,), (51,), (50, 51), (51, 50))):
+            for kind in rng.choice(((50,), (51,), (52,), (50, 51, 52), (51, 50))):
                 request.planes.add(kind=kind)
         if rng.random() < 0.2:
             del request.planes[1:]
@@ -317,9 +317,14 @@ def any_hash(rng: random.Random) -> bytes:
 
 def describe_request(rng: random.Random) -> pb.DescribeRequest:
     length = rng.choice((None, *EXTREMES, 64, 1000, 3000))
-    return pb.DescribeRequest(
+    request = pb.DescribeRequest(
         dataset=rng.choice(("", "train", "val", *NAMES)), context_length=length
     )
+    if rng.random() < 0.3:
+        request.order = rng.choice(("packed-1", "padded-1", "shuffled-1", *NAMES))
+    if rng.random() < 0.1:
+        request.long_documents = rng.choice(LONG_DOCUMENTS)
+    return request
 
 
 def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
@@ -459,7 +464,9 @@ def judge_described(
     feed: Feed, request: pb.DescribeRequest, answers: list[bytes], ended: Outcome
 ) -> None:
     if deserved := describe_complaints(feed, request):
-        assert_refusal(deserved, *ended, sent=(request.dataset,))
+        assert_refusal(
+            deserved, *ended, sent=(request.dataset, request.order, request.long_documents)
+        )
     else:
         assert ended[0] == "OK", ended
         names = [data.name for data in pb.DescribeResponse.FromString(answers[0]).datasets]
@@ -470,7 +477,9 @@ def judge_batches(
     feed: Feed, request: pb.GetBatchRequest, frames: list[bytes], ended: Outcome
 ) -> None:
     sources: list[Source] = [request, *request.stage.sources]
-    sent = {text for source in sources for text in (source.dataset, source.order)}
+    sent = {
+        text for source in sources for text in (source.dataset, source.order, source.long_documents)
+    }
     if deserved := complaints(feed, request):
         assert not frames, "frames before a refusal"
         assert_refusal(deserved, *ended, sent=sent)
@@ -490,7 +499,9 @@ def judge_batches(
         expected = feed.rows(request, [next_row + row for row in compared])
         np.testing.assert_array_equal(rows[compared], expected)
         assert decoded.tokens.size <= 1 << 20
-        assert len(message) - decoded.tokens.size < 128
+        # Each plane has a fingerprint, and no bytes of each row.
+        planes_bytes = len(kinds) * (64 + len(rows))
+        assert len(message) - decoded.tokens.size < 128 + planes_bytes
         next_row += len(rows)
     if frames_to_read(request) is not None and rows_promised(request):
         assert frames, f"no frame: {ended}"

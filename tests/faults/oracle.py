@@ -152,7 +152,8 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> Complaints:
     require(request.first_row < batch_size, "first_row")
     kinds = [plane.kind for plane in request.planes]
     # No dataset has planes. In a mixture they may be asked for: rows have no bytes of them.
-    has_kinds = request.order == MIXTURE and set(kinds) <= {50, 51} and kinds == sorted(set(kinds))
+    are_known = set(kinds) <= {50, 51, 52} and kinds == sorted(set(kinds))
+    has_kinds = request.order == MIXTURE and are_known
     require(has_kinds or not kinds, "planes")
     for plane in request.planes:
         given = plane.expected_fingerprint
@@ -203,14 +204,24 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> Complaints:
 
 def require_source(found: Complaints, feed: Feed, source: Source, context_length: int) -> None:
     """Check a source of a mixture, or what a request of one dataset has in its place."""
-    found.require(source.order in ("", *reference.ORDERS), "order", "NOT_FOUND")
     found.require(source.dataset != "", "dataset")
     found.require(source.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
     found.require(len(source.expected_digest) in (0, 32), "expected_digest")
-    found.require(not source.long_documents, "long_documents")
-    if source.dataset in feed.files:
+    require_order(found, source)
+    if source.dataset in feed.files and source.order not in reference.DOCUMENT_ORDERS:
         longest = max(len(tokens) for tokens in feed.files[source.dataset])
         found.require(context_length < longest, "context_length")
+
+
+def require_order(found: Complaints, named: Source | pb.DescribeRequest) -> None:
+    """Check an order, and what it does with long documents. The documents of no dataset are
+    known.
+    """
+    of_documents = reference.DOCUMENT_ORDERS
+    found.require(named.order in ("", *reference.ORDERS, *of_documents), "order", "NOT_FOUND")
+    found.require(named.order not in of_documents, "order")
+    long_of = {"packed-1": ("cut",), "padded-1": ("cut", "drop", "truncate")}
+    found.require(named.long_documents in ("", *long_of.get(named.order, ())), "long_documents")
 
 
 def require_stage(found: Complaints, request: pb.GetBatchRequest) -> None:
@@ -245,7 +256,12 @@ def describe_complaints(feed: Feed, request: pb.DescribeRequest) -> Complaints:
     found.require(request.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
     if request.HasField("context_length"):
         found.require(1 <= request.context_length < 1 << 63, "context_length")
-    found.require(not request.long_documents, "long_documents")
+    require_order(found, request)
+    if request.order:
+        # An order over documents is of one dataset and one length; others are not named here.
+        found.require(False, "order")
+        found.require(request.dataset != "", "dataset")
+        found.require(request.HasField("context_length"), "context_length")
     found.require(is_understood(request), "request")
     return found
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 ORDERS = ("random-1", "shuffled-1", "sequential-1")
+DOCUMENT_ORDERS = ("packed-1", "padded-1")
 WORD = 2**64 - 1
 
 
@@ -34,7 +35,7 @@ def place(order: str, seed: int, place_count: int, sample: int) -> int:
     """
     if order == "random-1":
         return _random_place(seed, place_count, sample)
-    if order == "shuffled-1":
+    if order in ("shuffled-1", *DOCUMENT_ORDERS):
         return _shuffled_place(seed, place_count, sample)
     if order == "sequential-1":
         return sample % place_count
@@ -189,15 +190,46 @@ def packed_rows(lengths: list[list[int]], context_length: int) -> list[list[list
 
 def _pieces_longest_first(documents: list[int], context_length: int) -> list[tuple[int, int]]:
     """First token and length of the pieces of a file."""
+    return sorted(_pieces(documents, context_length, "cut"), key=lambda piece: -piece[1])  # stable
+
+
+def _pieces(documents: list[int], context_length: int, long: str) -> list[tuple[int, int]]:
+    """The same in the order of the corpus."""
     pieces, begin = [], 0
     for n in documents:
+        is_long = n > context_length + 1
         k = 0
         while k * context_length + 1 < n:
             end = min(k * context_length + context_length + 1, n)
-            pieces.append((begin + k * context_length, end - k * context_length))
+            if not is_long or long == "cut" or (long == "truncate" and k == 0):
+                pieces.append((begin + k * context_length, end - k * context_length))
             k += 1
         begin += n
-    return sorted(pieces, key=lambda piece: -piece[1])  # stable
+    return pieces
+
+
+def padded_rows(lengths: list[list[int]], context_length: int, long: str) -> list[list[list[int]]]:
+    """Rows of padded-1, in the same form; long is cut, drop or truncate."""
+    return [
+        [[file, first, n]]
+        for file, documents in enumerate(lengths)
+        for first, n in _pieces(documents, context_length, long)
+    ]
+
+
+def document_rows(
+    order: str, lengths: list[list[int]], context_length: int, long: str
+) -> list[list[list[int]]]:
+    """Rows of either order; packed-1 knows only cut."""
+    if order == "padded-1":
+        return padded_rows(lengths, context_length, long)
+    assert (order, long) == ("packed-1", "cut")
+    return packed_rows(lengths, context_length)
+
+
+def piece_lengths(lengths: list[list[int]], context_length: int, long: str) -> list[list[int]]:
+    """Tokens of the pieces of each file, in the order of the corpus."""
+    return [[n for _, n in _pieces(documents, context_length, long)] for documents in lengths]
 
 
 class _Row:
@@ -410,8 +442,10 @@ def plane_fingerprint(kind: int, entries: list[bytes]) -> bytes:
 
 def stage_plane_fingerprint(kind: int, sources: Iterable[tuple[int, bytes]]) -> bytes:
     """Fingerprint, 32 bytes, of plane 50 or 51 of a stage of a mixture: (number, fingerprint of
-    its plane) of each source that has it.
+    its plane) of each source that has it; of plane 52, 32 zero bytes.
     """
+    if kind == 52:
+        return bytes(32)
     present = sorted(sources)
     lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(present)}"]
     for source, fingerprint in present:
@@ -435,6 +469,20 @@ def loss_mask_row(learned: list[bool], first_token: int, context_length: int) ->
         if learned[first_token + j]:
             content[j // 8] |= 1 << (j % 8)
     return bytes(content)
+
+
+def piece_starts_row(pieces: list[list[int]]) -> bytes:
+    """Content of plane 50 of a row of pieces, [file, first token, length] each."""
+    content, begin = b"", 0
+    for _, _, n in pieces[:-1]:
+        begin += n
+        content += begin.to_bytes(4, "little")
+    return content
+
+
+def token_counts_row(pieces: list[list[int]]) -> bytes:
+    """Content of plane 52 of a row of pieces."""
+    return sum(n for _, _, n in pieces).to_bytes(4, "little")
 
 
 # Section 9: checksum. And section 7: a frame on the wire.
@@ -553,6 +601,8 @@ def golden() -> dict[str, list[dict[str, Any]]]:
         "planes": list(_golden_planes()),
         "plane_checksums": list(_golden_plane_checksums()),
         "mixture_samples": list(_golden_mixture_samples()),
+        "padded_rows": list(_golden_padded_rows()),
+        "row_samples": list(_golden_row_samples()),
     }
 
 
@@ -772,10 +822,61 @@ def _golden_packed_rows() -> Iterator[dict[str, Any]]:
         yield {"context_length": context_length, "lengths": lengths, "rows": found}
 
 
+def _golden_padded_rows() -> Iterator[dict[str, Any]]:
+    """The example of packed_rows; documents of T, T + 1 and T + 2 tokens; no piece at all."""
+    for context_length, lengths in (
+        (4, [[9, 3, 1, 4, 2]]),
+        (1, [[3, 0, 2], [], [1, 1], [5]]),
+        (16, [[15, 16, 17, 18, 33, 34, 1], [mix(k) % 60 for k in range(40)]]),
+    ):
+        for long in ("cut", "drop", "truncate"):
+            yield {
+                "context_length": context_length,
+                "long": long,
+                "lengths": lengths,
+                "rows": padded_rows(lengths, context_length, long),
+            }
+
+
+def _golden_row_samples() -> Iterator[dict[str, Any]]:
+    """Rows of samples of both orders, in several epochs, with what follows from their pieces."""
+    lengths = [[9, 3, 1, 4, 2], [], [mix(k) % 40 for k in range(30)]]
+    for order, long in (
+        ("packed-1", "cut"),
+        ("padded-1", "cut"),
+        ("padded-1", "drop"),
+        ("padded-1", "truncate"),
+    ):
+        for seed in (7, 2**64 - 1):
+            yield _row_samples(order, seed, 16, long, lengths)
+
+
+def _row_samples(
+    order: str, seed: int, context_length: int, long: str, lengths: list[list[int]]
+) -> dict[str, Any]:
+    rows = document_rows(order, lengths, context_length, long)
+    samples = [0, 1, 2, len(rows) - 1, len(rows), 2**32 + 1, 2**53 + 1, 2**63 - 1]
+    places = [place(order, seed, len(rows), sample) for sample in samples]
+    found = [rows[number] for number in places]
+    pieces = pieces_hash(context_length, long, None, piece_lengths(lengths, context_length, long))
+    return {
+        "order": order,
+        "seed": seed,
+        "context_length": context_length,
+        "long": long,
+        "lengths": lengths,
+        "row_count": len(rows),
+        "samples": samples,
+        "rows": found,
+        "document_starts": [piece_starts_row(row).hex() for row in found],
+        "token_counts": [token_counts_row(row).hex() for row in found],
+        "pieces_hash": pieces.hex(),
+        "identity": identity(order, seed, context_length, _EXAMPLE, pieces).hex(),
+    }
+
+
 def _golden_pieces() -> Iterator[dict[str, Any]]:
-    """The pieces hash, and identity version 1 with it; no order over documents has a name yet, so
-    one of the others stands in for it.
-    """
+    """The pieces hash, and identity version 1 with it, for which any order will do."""
     for context_length, long, delimiter, lengths in (
         (2, "cut", None, [[3, 2], [3]]),
         (2, "drop", 0, [[3, 2], [3]]),

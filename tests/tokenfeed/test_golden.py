@@ -10,24 +10,28 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.support import reference
 from tokenfeed.sampling import orders
+from tokenfeed.sampling.document_rows import FilePieces, RowPieces, RowsKey
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.packing import histogram, pack, places
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream import identity
-from tokenfeed.stream.identity import SourceParts
+from tokenfeed.stream.identity import Corpus, SourceParts
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import AskedStage, scheduled
 from tokenfeed.wire.frame import Stream, checksum
+from tokenfeed.wire.piece_planes import OF_PIECES
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads(
@@ -68,6 +72,91 @@ def test_every_packed_row_has_its_published_pieces(case: dict[str, Any]) -> None
         found += [pieces[first:end] for first, end in itertools.pairwise(firsts.tolist())]
 
     assert found == case["rows"]
+
+
+@dataclass
+class Rows:
+    """The rows of documents of a corpus of some files, in memory; DocumentRows."""
+
+    key: RowsKey
+    lengths: list[list[int]]
+    pieces_hash: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Cut the documents, and list all rows."""
+        files, sha256 = [], hashlib.sha256()
+        for documents in self.lengths:
+            sizes = np.array([size for size in documents if size], dtype=np.int64)
+            files.append(FilePieces.of(np.cumsum(sizes) - sizes, int(sizes.sum()), self.key))
+            files[-1].hash_lengths(sha256.update)
+        self.rows = [
+            [[file, *piece] for piece in zip(offsets, sizes, strict=True)]
+            for file, pieces in enumerate(files)
+            for part in pieces.rows()
+            for offsets, sizes in zip(
+                np.split(part.token_offset, part.first_piece[1:-1]),
+                np.split(part.token_count, part.first_piece[1:-1]),
+                strict=True,
+            )
+            if part.first_piece.size > 1
+        ]
+        self.pieces_hash = identity.pieces_hash(
+            self.key.context_length,
+            self.key.long_documents,
+            None,
+            [pieces.stats.pieces for pieces in files],
+            sha256.hexdigest(),
+        )
+
+    @property
+    def row_count(self) -> int:
+        return len(self.rows)
+
+    def pieces(self, rows: npt.NDArray[np.int64]) -> RowPieces:
+        found = [self.rows[row] for row in rows.tolist()]
+        ends = np.cumsum([0, *map(len, found)])
+        return RowPieces(ends, *np.array([piece for row in found for piece in row]).T)
+
+
+@pytest.mark.parametrize(
+    "case", GOLDEN["padded_rows"], ids=lambda case: f"{case['context_length']}-{case['long']}"
+)
+def test_every_padded_row_has_its_published_piece(case: dict[str, Any]) -> None:
+    """In the order of the corpus, and without what is dropped."""
+    rows = Rows(RowsKey("padded-1", case["context_length"], case["long"]), case["lengths"])
+
+    assert rows.rows == case["rows"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    GOLDEN["row_samples"],
+    ids=lambda case: f"{case['order']}-{case['long']}-{case['seed']}",
+)
+def test_every_sample_over_documents_has_its_published_pieces(case: dict[str, Any]) -> None:
+    """The row, its planes, and the identity that covers how documents are cut."""
+    order, context_length = orders.find(case["order"]), case["context_length"]
+    rows = Rows(RowsKey(order.NAME, context_length, case["long"]), case["lengths"])
+    shape = Shape(np.array([sum(file) for file in case["lengths"]], dtype=np.int64))
+    shape.document_rows = lambda key: {rows.key: rows}[key]
+    spec = StreamSpec.of_dataset(
+        "", order, case["seed"], context_length, long_documents=case["long"]
+    )
+
+    spans = plan(spec, [shape], np.array(case["samples"], dtype=np.int64))
+
+    pieces = np.stack([spans.shard, spans.token_offset, spans.token_count], axis=1).tolist()
+    ends = spans.first_span.tolist()
+    assert [pieces[first:end] for first, end in itertools.pairwise(ends)] == case["rows"]
+    assert rows.row_count == case["row_count"]
+    for kind, name in ((50, "document_starts"), (52, "token_counts")):
+        plane = OF_PIECES[kind](spans)
+        ends = np.cumsum([0, *plane.row_lengths]).tolist()
+        content = [plane.content[first:end] for first, end in itertools.pairwise(ends)]
+        assert [row.tobytes().hex() for row in content] == case[name]
+    assert rows.pieces_hash.hex() == case["pieces_hash"]
+    fingerprint = reference.fingerprint("uint16", [bytes.fromhex("010002000300")], 2)
+    assert spec.identity([Corpus(fingerprint, rows.pieces_hash)]).hex() == case["identity"]
 
 
 @pytest.mark.parametrize("case", GOLDEN["windows"], ids=named)
@@ -117,7 +206,9 @@ def test_documents_in_pieces_have_their_published_hash_and_identity(case: dict[s
     """Documents cut otherwise are other rows, although no token and no length differs."""
     delimiter = None if case["delimiter"] == "none" else case["delimiter"]
 
-    found = identity.pieces_hash(case["context_length"], case["long"], delimiter, case["lengths"])
+    found = identity.pieces_hash(
+        case["context_length"], case["long"], delimiter, *pieces_of(case["lengths"])
+    )
 
     assert found.hex() == case["pieces_hash"]
     of_stream = identity.stream_identity(
@@ -128,6 +219,12 @@ def test_documents_in_pieces_have_their_published_hash_and_identity(case: dict[s
         found,
     )
     assert of_stream.hex() == case["identity"]
+
+
+def pieces_of(lengths: list[list[int]]) -> tuple[list[int], str]:
+    """Pieces of each file, and the SHA-256 of their lengths."""
+    joined = np.concatenate([np.array(file, dtype="<u4") for file in lengths])
+    return list(map(len, lengths)), hashlib.sha256(joined.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("case", GOLDEN["mixtures"])

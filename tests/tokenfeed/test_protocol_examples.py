@@ -116,7 +116,27 @@ def test_the_packed_rows_are_those_on_the_page() -> None:
         for number, pieces in enumerate(rows)
     )
 
-    assert f"They form the rows {text}." in section(3)
+    samples = [reference.place("packed-1", 7, len(rows), sample) for sample in range(8)]
+    assert f"In `packed-1` they form the rows {text}." in section(3)
+    text = ", ".join(map(str, samples))
+    assert f"With seed 7, samples 0 ... 7 of `packed-1` are the rows {text}." in section(3)
+
+
+def test_the_padded_rows_are_those_on_the_page() -> None:
+    """With each value of long_documents."""
+    cut, dropped, truncated = (
+        listed([tuple(row[0][1:]) for row in reference.padded_rows([[9, 3, 1, 4, 2]], 4, long)])
+        for long in ("cut", "drop", "truncate")
+    )
+
+    assert f"with first token and length, are {cut}." in section(3)
+    assert f"With `truncate` its rows are {truncated};" in section(3)
+    assert f"with `drop` they are {dropped}." in section(3)
+
+
+def listed(pieces: list[tuple[int, ...]]) -> str:
+    *first, last = map(str, pieces)
+    return f"{', '.join(first)} and {last}"
 
 
 def test_the_identities_are_those_on_the_page() -> None:

@@ -133,7 +133,7 @@ def _plan_documents(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers)
         return _rows_of_source(spec, 0, shapes[0], samples)
     number, own_samples = locate_all(spec.mixture, samples)
     parts, rows = [], []
-    for index in np.unique(number).tolist():
+    for index in np.unique(number).tolist() or [0]:
         rows.append(np.flatnonzero(number == index))
         parts.append(_rows_of_source(spec, index, shapes[index], own_samples[rows[-1]]))
     back = np.empty_like(samples)

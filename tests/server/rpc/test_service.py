@@ -595,7 +595,6 @@ def test_hints_change_nothing(peer: Peer) -> None:
     ("field", "value", "status"),
     [
         ("stage", pb.Stage(sources=[pb.StageSource(weight=1)]), Status.INVALID_ARGUMENT),
-        ("long_documents", "cut", Status.INVALID_ARGUMENT),
         ("redactions", [pb.Redaction(list_hash=bytes(32))], Status.FAILED_PRECONDITION),
     ],
 )
@@ -604,6 +603,53 @@ def test_what_is_not_served_yet_is_refused_by_name(
 ) -> None:
     """The contract has it already: a client that requests it gets it, or an error."""
     require_refusal(peer.refusal(asking(**{field: value})), status, field)
+
+
+@pytest.mark.parametrize(
+    ("order", "long_documents", "field", "mention"),
+    [
+        ("", "cut", "long_documents", "random-1 does not read documents; omit it"),
+        ("packed-1", "", "order", "packed-1 needs to know where documents begin"),
+        ("padded-1", "truncate", "order", "padded-1 needs to know where documents begin"),
+        ("packed-1", "drop", "long_documents", "'drop' is not one of cut (packed-1)"),
+        ("padded-1", "none", "long_documents", "'none' is not one of cut, drop, truncate"),
+    ],
+)
+def test_what_is_wrong_with_an_order_over_documents_is_named(
+    peer: Peer, order: str, long_documents: str, field: str, mention: str
+) -> None:
+    """In a request for rows, in one of a mixture, and in one that only counts them."""
+    of_dataset = asking(order=order, long_documents=long_documents)
+    source = pb.StageSource(dataset="short", order=order, long_documents=long_documents, weight=1)
+    counted = pb.DescribeRequest(
+        dataset="short", context_length=16, order=order, long_documents=long_documents
+    )
+
+    for found in (peer.refusal(of_dataset), peer.refusal(mixing(source))):
+        require_refusal(found, Status.INVALID_ARGUMENT, field, mention)
+    require_refusal(peer.refusal(counted, "Describe"), Status.INVALID_ARGUMENT, field)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "field"),
+    [
+        ({"order": "shuffled-1", "context_length": 16}, Status.INVALID_ARGUMENT, "order"),
+        ({"order": "packed-2", "context_length": 16}, Status.NOT_FOUND, "order"),
+        ({"order": "packed-1"}, Status.INVALID_ARGUMENT, "context_length"),
+        (
+            {"order": "packed-1", "context_length": 16, "dataset": ""},
+            Status.INVALID_ARGUMENT,
+            "dataset",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_counted_are_refused(
+    peer: Peer, fields: dict[str, Any], status: Status, field: str
+) -> None:
+    """Of windows they are counted anyway, and documents are of one dataset and one length."""
+    request = pb.DescribeRequest(**({"dataset": "short"} | fields))
+
+    require_refusal(peer.refusal(request, "Describe"), status, field)
 
 
 def mixing(*sources: pb.StageSource, **fields: object) -> pb.GetBatchRequest:
@@ -631,12 +677,6 @@ def mixing(*sources: pb.StageSource, **fields: object) -> pb.GetBatchRequest:
             Status.INVALID_ARGUMENT,
             "context_length",
             "300 is not in [1, 300): the longest file of short has 300 tokens",
-        ),
-        (
-            mixing(planes=[pb.WantedPlane(kind=52)]),
-            Status.INVALID_ARGUMENT,
-            "planes",
-            "52 (token_counts) is of orders over documents only",
         ),
         (
             mixing(expected_identity=bytes(32), identity_version=2),
@@ -880,7 +920,8 @@ def test_describe_says_what_is_served(peer: Peer, datasets: dict[str, Dataset]) 
     }
     assert list(short.planes) == []
     assert not short.HasField("documents")
-    assert list(described.orders) == ["random-1", "shuffled-1", "sequential-1", "mixture-1"]
+    of_windows = ["random-1", "shuffled-1", "sequential-1"]
+    assert list(described.orders) == [*of_windows, "packed-1", "padded-1", "mixture-1"]
     assert described.limits.batch_bytes_max == BATCH_BYTES_MAX
     assert described.identity_versions == [1, 2]
     assert described.contract_revisions == [CONTRACT_REVISION]

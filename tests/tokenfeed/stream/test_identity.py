@@ -39,16 +39,16 @@ def test_the_seed_of_an_order_that_ignores_it_is_no_difference() -> None:
 
 def test_documents_cut_otherwise_make_another_stream() -> None:
     """Of the same corpus, with the same order, seed and context length."""
-    lengths = [[3, 2], [3]]
+    lengths, others = "01" * 32, "02" * 32
     streams = {
         identity.stream_identity(SHUFFLED, 1, 128, bytes(32), pieces)
         for pieces in (
             b"",
-            identity.pieces_hash(128, "cut", None, lengths),
-            identity.pieces_hash(128, "drop", None, lengths),
-            identity.pieces_hash(128, "cut", 0, lengths),
-            identity.pieces_hash(128, "cut", None, [[3], [2, 3]]),
-            identity.pieces_hash(128, "cut", None, [[2, 3], [3]]),
+            identity.pieces_hash(128, "cut", None, [2, 1], lengths),
+            identity.pieces_hash(128, "drop", None, [2, 1], lengths),
+            identity.pieces_hash(128, "cut", 0, [2, 1], lengths),
+            identity.pieces_hash(128, "cut", None, [1, 2], lengths),
+            identity.pieces_hash(128, "cut", None, [2, 1], others),
         )
     }
 
