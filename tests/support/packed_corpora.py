@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.server.storage.formats.writing import megatron_index
 from tests.server.storage.rows.corpora import Row, rows_by_reference
 from tests.support import reference
 from tokenfeed.sampling.document_rows import RowsKey
@@ -36,7 +37,8 @@ class Corpus:
     """A dataset on disk. Tokens are numbered from `first` on, through all files.
 
     name: of the dataset.  paths: of its files.  lengths: of the documents of each file.  masked:
-    tokens that are not learned.  options: of the server, after --data.
+    tokens that are not learned.  end_token: stands in the place of the last token of each document,
+    if the format does not know where documents begin.
     """
 
     name: str
@@ -44,16 +46,27 @@ class Corpus:
     lengths: tuple[tuple[int, ...], ...]
     first: int = 1
     masked: frozenset[int] = frozenset()
+    end_token: int | None = None
 
     @property
     def words(self) -> list[str | Path]:
         """Arguments of a server."""
-        return ["--data", f"{self.name}={self.paths[0]}", *self.paths[1:]]
+        words = ["--data", f"{self.name}={self.paths[0]}", *self.paths[1:]]
+        if self.end_token is not None:
+            words += ["--document-end-token", f"{self.name}={self.end_token}"]
+        return words
 
     @property
     def target(self) -> str:
         """Of a feed of the same files."""
-        return f"file:{self.name}={','.join(map(str, self.paths))}"
+        option = "" if self.end_token is None else f"?document-end-token={self.end_token}"
+        return f"file:{self.name}={','.join(map(str, self.paths))}{option}"
+
+    @property
+    def lasts(self) -> frozenset[int]:
+        """Numbers of the last tokens of documents."""
+        documents = [length for file in self.lengths for length in file]
+        return frozenset((self.first - 1 + np.cumsum(documents)).tolist())
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
@@ -71,11 +84,13 @@ class Corpus:
     def pair(self, row: Row, context_length: int) -> tuple[list[int], list[int]]:
         """Return x and y of a row of pieces."""
         bases = np.cumsum([self.first, *map(sum, self.lengths)]).tolist()
+        ends = {} if self.end_token is None else dict.fromkeys(self.lasts, self.end_token)
         tokens, targets = [], []
         for file, first, n in row:
             piece = list(range(bases[file] + first, bases[file] + first + n))
-            tokens += piece
-            targets += [IGNORED, *(IGNORED if t in self.masked else t for t in piece[1:])]
+            values = [IGNORED if t in self.masked else ends.get(t, t) for t in piece]
+            tokens += [ends.get(t, t) for t in piece]
+            targets += [IGNORED, *values[1:]]
         padding = context_length + 1 - len(tokens)
         x = (tokens + padding * [PADDING])[:-1]
         return x, (targets + padding * [IGNORED])[1:]
@@ -106,25 +121,37 @@ def write_corpus(
     folder: Path,
     lengths: Sequence[Sequence[int]],
     name: str = "train",
+    *,
     first: int = 1,
     masked: frozenset[int] = frozenset(),
+    form: str = "datatrove",
+    end_token: int | None = None,
 ) -> Corpus:
-    """Write files whose format, datatrove's, knows their documents. With masked tokens also their
-    loss mask.
+    """Write files.  form: "datatrove", with a loss mask if there are masked tokens, or "megatron";
+    or "raw" with an end_token, and no empty documents.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths, number = [], first
-    for index, file in enumerate(lengths):
+    suffix = ".ds" if form == "datatrove" else ".bin"
+    paths = tuple(folder / f"{index}{suffix}" for index in range(len(lengths)))
+    corpus = Corpus(name, paths, tuple(map(tuple, lengths)), first, masked, end_token)
+    number = first
+    for path, file in zip(paths, lengths, strict=True):
+        ends = np.cumsum(file)
         tokens = np.arange(number, number + sum(file), dtype="<u2")
         number += tokens.size
-        path = folder / f"{index}.ds"
-        tokens.tofile(path)
-        np.cumsum(file).astype("<u8").tofile(f"{path}.index")
+        stored = tokens.copy()
+        if end_token is not None:
+            stored[ends - 1] = end_token
+        stored.tofile(path)
+        if form == "datatrove":
+            ends.astype("<u8").tofile(f"{path}.index")
+        if form == "megatron":
+            index = megatron_index(file, 2 * (ends - file), np.arange(len(file) + 1))
+            path.with_suffix(".idx").write_bytes(index)
         if masked:
             mask = np.array([token not in masked for token in tokens.tolist()], np.uint8)
             mask.tofile(f"{path}.loss")
-        paths.append(path)
-    return Corpus(name, tuple(paths), tuple(map(tuple, lengths)), first, masked)
+    return corpus
 
 
 def random_lengths(seed: int, context_length: int, documents: int = 60) -> list[list[int]]:

@@ -131,6 +131,8 @@ def _plan_documents(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers)
     """Like `plan`, if a source has rows of pieces of documents."""
     if spec.mixture is None:
         return _rows_of_source(spec, 0, shapes[0], samples)
+    if not samples.size:
+        return Spans.of_windows(spec.row_tokens, samples, samples)
     number, own_samples = locate_all(spec.mixture, samples)
     parts, rows = [], []
     for index in np.unique(number).tolist() or [0]:

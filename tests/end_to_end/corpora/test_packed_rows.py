@@ -7,7 +7,10 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from client import NumpyBatches, RemoteBatches
-from tests.conftest import Serve
+from client import InvalidRequest, Mixture, NumpyBatches, RemoteBatches, Timeouts
+from server import pack
+from server.datasets.sources import DatasetSource
+from server.storage.rows import RowIndex, indices
+from server.storage.rows.making import RowsJob
+from tests.conftest import Serve, WriteTokens
+from tests.server.rpc.test_service import opened as opened_datasets
+from tests.server.rpc.test_service import serving
 from tests.support import reference
 from tests.support.packed_corpora import (
     IGNORED,
@@ -29,6 +38,7 @@ from tests.support.packed_corpora import (
     random_lengths,
     write_corpus,
 )
+from tokenfeed.errors import RequestError, StreamMismatch, Unreachable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -188,11 +198,32 @@ def test_a_restarted_server_and_its_replica_go_on_with_the_same_rows(
 
     together = [row for x, _ in found for row in x], [row for _, y in found for row in y]
     assert together == corpus.expected(order, T, SEED, range(20 * B))
-    kept = sorted(path.name for path in tmp_path.rglob(".*packed-1*"))
-    assert len(kept) == 2, kept
 
 
 # --- formats, masks, batches ---
+
+
+END = 65_535
+
+
+@pytest.mark.parametrize("form", ["megatron", "raw"])
+def test_documents_of_other_formats_give_the_same_rows(
+    serve: Serve, tmp_path: Path, form: str
+) -> None:
+    """Known from an index, or found by the token that ends them, which is learned."""
+    lengths = random_lengths(8, T)
+    end_token = None
+    if form == "raw":
+        lengths = [[n for n in file if n] for file in lengths]
+        end_token = END
+    corpus = write_corpus(tmp_path / "corpus", lengths, form=form, end_token=end_token)
+    address = serve(*corpus.words).address
+    for order in ORDERS:
+        for target in (address, corpus.target):
+            with RemoteBatches(target, B, T, **options_of(order), **ALONE) as feed:
+                x, y = delivered(itertools.islice(feed, 100))
+            assert (x, y) == corpus.expected(order, T, SEED, range(100 * B))
+        assert (END in itertools.chain(*y)) == (form == "raw")
 
 
 def test_masked_tokens_are_no_targets_of_their_rows(serve: Serve, tmp_path: Path) -> None:
@@ -267,3 +298,275 @@ def segments(row: list[list[int]]) -> tuple[list[int], list[int]]:
 def zeros(positions: list[int]) -> Iterator[int]:
     """Where documents begin."""
     return (at for at, position in enumerate(positions) if position == 0)
+
+
+# --- mixtures ---
+
+MIXED: dict[str, dict[str, str]] = {
+    "a": {"order": "packed"},
+    "b": {"order": "padded", "long": "drop"},
+    "c": {},
+}
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_packed_padded_and_plain_sources_mix(serve: Serve, tmp_path: Path, is_local: bool) -> None:
+    """With weights that change midway, and a resume by another number of ranks."""
+    sources = {
+        name: write_corpus(
+            tmp_path / name, random_lengths(10 + number, T), name, first=1 + 20_000 * number
+        )
+        for number, name in enumerate(MIXED)
+    }
+    if is_local:
+        target = "file:" + ",".join(each.target.removeprefix("file:") for each in sources.values())
+    else:
+        target = serve(*itertools.chain(*(each.words for each in sources.values()))).address
+    mixture = Mixture({"a": 2, "b": 1, "c": 1}, sources=MIXED, order="shuffled", seed=SEED)
+    with RemoteBatches(target, B, T, mixture=mixture, **ALONE) as feed:
+        found = [delivered(itertools.islice(feed, 20))]
+        alone = feed.change_mixture({"c": 1}, at_sample=100)
+        begin = feed.change_mixture({"a": 3, "b": 0, "c": 1}, at_sample=130)
+        found.append(delivered(itertools.islice(feed, 20)))
+        state = json.loads(json.dumps(feed.state_dict()))
+    ranks = []
+    for rank in range(2):
+        with RemoteBatches(target, B, T, mixture=mixture, rank=rank, world_size=2) as feed:
+            feed.load_state_dict(state)
+            ranks.append([delivered([next(feed)]) for _ in range(60)])
+    found += itertools.chain.from_iterable(zip(*ranks, strict=True))
+
+    asked = [(0, [2, 1, 1]), (alone, [0, 0, 1]), (begin, [3, 0, 1])]
+    wanted = []
+    seen: dict[str, list[int]] = {name: [] for name in sources}
+    for sample in range(160 * B):
+        number, own = reference.mixture_place(SEED, asked, sample)
+        name = list(sources)[number]
+        seen[name].append(own)
+        wanted.append(mixed_row(sources[name], name, own))
+    assert [row for x, _ in found for row in x] == [x for x, _ in wanted]
+    y = [row for _, y in found for row in y]
+    assert y == [y for _, y in wanted]
+    for own in seen.values():  # once each; the last block of the mixture is not complete
+        assert len(set(own)) == len(own) > max(own) - 4
+    corpus, order = sources["a"], ("packed", None)
+    row_count = len(corpus.rows(order, T))
+    assert len(seen["a"]) > row_count
+    own_y = iter(row for row, (x, _) in zip(y, wanted, strict=True) if x[0] in corpus.places)
+    require_each_target_once(corpus, order, T, itertools.islice(own_y, row_count))
+
+
+def mixed_row(corpus: Corpus, name: str, sample: int) -> tuple[list[int], list[int]]:
+    """x and y of a sample of a source. Plain windows have their targets across borders."""
+    order = MIXED[name].get("order")
+    if order is not None:
+        x, y = corpus.expected((order, MIXED[name].get("long")), T, SEED, [sample])
+        return x[0], y[0]
+    files = [path.read_bytes() for path in corpus.paths]
+    (row,) = reference.rows(files, 2, "shuffled-1", SEED, T, [sample])
+    tokens = np.frombuffer(row, "<u2").tolist()
+    return tokens[:-1], tokens[1:]
+
+
+# --- what is refused ---
+
+
+def refusal(feed: RemoteBatches) -> str:
+    """The error of the first read."""
+    with feed, pytest.raises(RequestError) as caught:
+        next(feed)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("order", ["packed", "padded"])
+def test_an_order_over_documents_needs_known_documents(
+    serve: Serve, write_tokens: WriteTokens, order: str
+) -> None:
+    """Of a server and of local files, alone and in a mixture, in one sentence with the cure."""
+    path = write_tokens(range(1, 1000))
+    for target in (serve("--data", path).address, f"file:{path}"):
+        feeds = [
+            RemoteBatches(target, B, T, order=order, **ALONE),
+            RemoteBatches(target, B, T, mixture={"train": 1}, order=order, **ALONE),
+        ]
+        for feed in feeds:
+            assert refusal(feed) == (
+                f"order: {order}-1 needs to know where documents begin, which is unknown for "
+                "'train'; pass --document-end-token"
+            )
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"order": "packed", "long": "drop"}, "'drop' is not one of cut; the order is packed-1"),
+        (
+            {"order": "padded", "long": "crop"},
+            "'crop' is not one of cut, drop, truncate; the order is padded-1",
+        ),
+        ({"long": "cut"}, "'cut' is for orders over documents; the order is random-1"),
+        (
+            {"order": "shuffled", "long": "drop"},
+            "'drop' is for orders over documents; the order is shuffled-1",
+        ),
+    ],
+)
+def test_what_becomes_of_long_documents_is_checked_when_the_feed_is_made(
+    options: dict[str, str], problem: str
+) -> None:
+    """Alone and for a source."""
+    with pytest.raises(InvalidRequest) as caught:
+        RemoteBatches("localhost:1", B, T, **options, **ALONE)
+    assert str(caught.value) == f"long: {problem}"
+    if "order" in options:
+        mixture = Mixture({"a": 1}, sources={"a": options})
+        with pytest.raises(InvalidRequest) as caught:
+            RemoteBatches("localhost:1", B, T, mixture=mixture, **ALONE)
+        assert str(caught.value).endswith(f"sources.a.long: {problem}")
+
+
+def test_documents_without_a_target_have_no_rows(serve: Serve, tmp_path: Path) -> None:
+    """All have one token; or all are too long, and left out."""
+    ones = write_corpus(tmp_path / "ones", [[1] * 50], "ones")
+    long = write_corpus(tmp_path / "long", [[100] * 5], "long")
+    address = serve(*ones.words, *long.words).address
+    cases: list[tuple[Corpus, Order]] = [
+        (ones, ("packed", None)),
+        (ones, ("padded", "cut")),
+        (long, ("padded", "drop")),
+    ]
+    for corpus, order in cases:
+        for target in (address, corpus.target):
+            options = options_of(order) | ALONE
+            said = refusal(RemoteBatches(target, B, T, dataset=corpus.name, **options))
+            assert said.startswith("order: ")
+            assert "no document has 2 tokens or more" in said
+        with RemoteBatches(long.target, B, T, order="padded", long="truncate", **ALONE) as feed:
+            next(feed)
+
+
+@pytest.fixture
+def delimited(tmp_path: Path) -> Corpus:
+    """A corpus whose documents are found by the token that ends them."""
+    lengths = [[n for n in file if n] for file in random_lengths(8, T)]
+    return write_corpus(tmp_path / "corpus", lengths, form="raw", end_token=END)
+
+
+@pytest.mark.parametrize(
+    ("options", "end_token", "problem"),
+    [
+        ({"order": "packed"}, END, r"^order: .* padded-1, but this stream has packed-1.*"),
+        ({"order": "shuffled"}, END, r"^order: .* padded-1, but this stream has shuffled-1.*"),
+        ({"order": "padded"}, END, "^long_documents: .* drop, but this stream has cut.*"),
+        ({"order": "padded", "long": "drop"}, 5, "^pieces: .*the same document borders"),
+    ],
+)
+def test_a_state_of_other_rows_is_refused_by_the_part_that_differs(
+    delimited: Corpus, options: dict[str, str], end_token: int, problem: str
+) -> None:
+    """It counts samples of other rows."""
+    with RemoteBatches(delimited.target, B, T, order="padded", long="drop", **ALONE) as feed:
+        next(feed)
+        state = feed.state_dict()
+
+    target = delimited.target.replace(f"={END}", f"={end_token}")
+    with (
+        RemoteBatches(target, B, T, **options, **ALONE) as feed,
+        pytest.raises(StreamMismatch, match=problem),
+    ):
+        feed.load_state_dict(state)
+
+
+def test_a_replica_that_finds_other_documents_is_not_read(
+    serve: Serve, delimited: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its files are the same, but another token ends their documents."""
+    order: Order = ("packed", None)
+    right = serve(*delimited.words)
+    wrong = serve(*delimited.words[:-1], f"{delimited.name}=5")
+    addresses = [right.address, wrong.address]
+    options = options_of(order) | ALONE | {"timeouts": Timeouts(reconnect_seconds=0.5)}
+    with RemoteBatches(addresses, B, T, **options) as feed:
+        found = delivered(itertools.islice(feed, 5))
+        right.stop()
+        with pytest.raises(Unreachable, match="has other document starts"):
+            delivered(itertools.islice(feed, 100_000))
+
+    assert found == delimited.expected(order, T, SEED, range(5 * B))
+    assert f"server rejected address={wrong.address} reason=has other document starts" in (
+        caplog.text
+    )
+
+
+# --- rows that are still being made ---
+
+
+@contextmanager
+def served_here(corpus: Corpus) -> Iterator[str]:
+    """The address of a server in this process."""
+    source = DatasetSource(corpus.name, tuple(map(str, corpus.paths)))
+    with opened_datasets(source) as datasets, serving(datasets) as peer:
+        yield peer.address
+
+
+def test_a_server_does_not_make_the_rows_of_very_many_documents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The refusal names the command that makes them; rows that it has made are served."""
+    corpus = write_corpus(tmp_path / "corpus", random_lengths(9, T))
+    monkeypatch.setattr(indices, "DOCUMENTS_MAX", 100)
+    with served_here(corpus) as address:
+        said = refusal(RemoteBatches(address, B, T, order="packed", **ALONE))
+    command = f"tokenfeed pack DATA --context-length {T} --order packed --long cut"
+    assert "documents, and no rows of packed-1 for context length 13 yet" in said
+    assert said.endswith(f"; run: {command}")
+
+    words = command.replace("DATA", str(tmp_path / "corpus")).split()[2:]
+    assert pack.main(words) == 0
+    order: Order = ("packed", None)
+    with (
+        served_here(corpus) as address,
+        RemoteBatches(address, B, T, **options_of(order), **ALONE) as feed,
+    ):
+        found = delivered(itertools.islice(feed, 9))
+    assert found == corpus.expected(order, T, SEED, range(9 * B))
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_the_timeout_runs_only_while_the_making_of_rows_stands_still(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, grows: bool
+) -> None:
+    """Rows that take longer than the timeout are waited for, but not for ever."""
+    corpus = write_corpus(tmp_path / "corpus", random_lengths(9, T))
+    made = RowsJob.made
+    stop = threading.Event()
+
+    def made_slowly(
+        job: RowsJob, stopped: Callable[[], bool], on_progress: Callable[[float], None]
+    ) -> RowIndex:
+        for step in range(50):
+            on_progress(step / 50 if grows else 0.5)
+            if stop.wait(0.1):
+                break
+        return made(job, stopped)
+
+    monkeypatch.setattr(RowsJob, "made", made_slowly)
+    order: Order = ("packed", None)
+    timeouts = Timeouts(reconnect_seconds=1.5)
+    began = time.monotonic()
+    try:
+        with (
+            served_here(corpus) as address,
+            RemoteBatches(address, B, T, timeouts=timeouts, **options_of(order), **ALONE) as feed,
+        ):
+            if grows:
+                found = delivered(itertools.islice(feed, 9))
+                assert time.monotonic() - began > 5
+                assert found == corpus.expected(order, T, SEED, range(9 * B))
+            else:
+                with pytest.raises(Unreachable, match=r"are being made, 50\.0 % so far"):
+                    next(feed)
+                assert 1.5 < time.monotonic() - began < 4.8
+            stop.set()
+    finally:
+        stop.set()
