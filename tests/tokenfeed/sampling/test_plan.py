@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
+from tokenfeed.sampling.document_rows import RowPieces
 from tokenfeed.sampling.plan import Shape, plan, row_count
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.spec import Mixture, Source, StreamSpec
+from tokenfeed.stream.stages import AskedStage, scheduled
 
 
 def shape_of(*token_counts: int) -> Shape:
@@ -165,3 +168,33 @@ def test_an_order_without_its_version_is_none(name: str) -> None:
 def test_no_order_at_all_is_random_1_for_ever() -> None:
     """The default on the wire never moves."""
     assert orders.find("").NAME == "random-1"
+
+
+class OneDocument:
+    """The rows of a file with one document of three tokens; DocumentRows."""
+
+    row_count = 1
+    pieces_hash = bytes(32)
+
+    def pieces(self, rows: npt.NDArray[np.int64]) -> RowPieces:
+        zeros = np.zeros_like(rows)
+        return RowPieces(np.arange(rows.size + 1), zeros, zeros, zeros + 3)
+
+
+@pytest.mark.parametrize("others", ["packed-1", "shuffled-1"])
+def test_no_sample_of_a_mixture_over_documents_has_no_span(others: str) -> None:
+    """A stream is planned before its first row is requested."""
+    shape = shape_of(9)
+    shape.document_rows = lambda key: OneDocument()
+    sources = tuple(
+        Source(name, orders.find(order), 7, number)
+        for number, (name, order) in enumerate({"a": others, "b": "packed-1"}.items())
+    )
+    mixture = Mixture(7, scheduled([AskedStage(0, (1, 1))], 2))
+    spec = StreamSpec(4, sources, mixture)
+
+    spans = plan(spec, [shape, shape], np.array([], dtype=np.int64))
+
+    assert len(spans) == 0
+    assert spans.first_span.tolist() == [0]
+    assert len(plan(spec, [shape, shape], np.arange(4))) == 4
