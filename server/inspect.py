@@ -25,7 +25,7 @@ from .cli.dataset_options import (
 )
 from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
 from .storage.choice import Storing
-from .storage.document_ids import ids_beside
+from .storage.formats.document_ids import ids_beside
 from .storage.store import TokenStore
 
 _FILES_SHOWN = 20

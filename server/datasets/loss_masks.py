@@ -23,7 +23,6 @@ from tokenfeed.wire.row_block import Plane
 from ..storage.choice import Storing, fit_into_maps, open_store
 from ..storage.formats import FormatOptions
 from ..storage.formats.datatrove import SUFFIX
-from ..storage.local.local_store import lay_out
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Content
 
@@ -135,11 +134,11 @@ class LossMask:
             self.store.mark_failed("a byte of its loss mask is neither 0 nor 1", _WRONG_BYTE)
             self._fail()
             self.store.require_intact()
-        if content.size == len(spans) * spans.row_tokens:
+        if spans.are_windows:
             rows = content.reshape(len(spans), spans.row_tokens)
         else:
             rows = np.empty((len(spans), spans.row_tokens), dtype=np.uint8)
-            lay_out(spans, content, rows)
+            spans.lay_out(content, rows)
         bits = np.packbits(rows, axis=1, bitorder="little")
         lengths = np.full(len(spans), bits.shape[1], dtype=np.uint32)
         return Plane(self.kind, lengths, bits.reshape(-1))

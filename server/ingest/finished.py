@@ -16,9 +16,9 @@ from ..datasets.loss_masks import mask_path
 from ..datasets.manifest import NAME as MANIFEST
 from ..datasets.manifest import VERSION
 from ..datasets.sources import DatasetSource
-from ..storage.document_ids import ids_path
 from ..storage.files import open_file
 from ..storage.formats import FormatOptions
+from ..storage.formats.document_ids import ids_path
 from .job import Checkpoint, Job
 from .output.shard_writer import SplitProgress, shard_name
 from .tokenize.tokenizer import load_tokenizer, token_dtype

@@ -135,7 +135,7 @@ def _plan_documents(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers)
         return Spans.of_windows(spec.row_tokens, samples, samples)
     number, own_samples = locate_all(spec.mixture, samples)
     parts, rows = [], []
-    for index in np.unique(number).tolist() or [0]:
+    for index in np.unique(number).tolist():
         rows.append(np.flatnonzero(number == index))
         parts.append(_rows_of_source(spec, index, shapes[index], own_samples[rows[-1]]))
     back = np.empty_like(samples)

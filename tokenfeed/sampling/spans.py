@@ -130,6 +130,18 @@ class Spans:
             pieces,
         )
 
+    def lay_out(
+        self, tokens: npt.NDArray[np.unsignedinteger], rows: npt.NDArray[np.unsignedinteger]
+    ) -> None:
+        """Write the tokens of the spans, which are end to end, into rows [rows, row_tokens], and
+        zeros behind them.
+        """
+        if tokens.size == rows.size:
+            rows[:] = tokens.reshape(rows.shape)
+            return
+        rows[:] = 0
+        rows[np.arange(self.row_tokens) < (self.row_tokens - self.padding)[:, None]] = tokens
+
     @classmethod
     def joined(cls, parts: Sequence[Spans]) -> Spans:
         """Return the rows of several Spans, at least one, with the same row_tokens."""

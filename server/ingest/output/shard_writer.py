@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tokenfeed.errors import WriteFailed
 
 from ...datasets.manifest import WORK_FOLDER
-from ...storage.document_ids import SUFFIX as IDS
+from ...storage.formats.document_ids import SUFFIX as IDS
 from ..tokenize.encoding import EncodedUnit
 
 _FLUSH_BYTES = 4 << 20

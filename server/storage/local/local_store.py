@@ -129,7 +129,7 @@ class LocalStore(OpenedShards, ABC):
         for first in range(0, len(spans), part_rows):
             part = spans[first : first + part_rows]
             content = self.gather_stored(part, patient)
-            lay_out(part, self._served(part, content), tokens[first : first + part_rows])
+            part.lay_out(self._served(part, content), tokens[first : first + part_rows])
 
     def gather_planes(
         self, spans: Spans, planes: Sequence[int], patient: bool = True
@@ -287,18 +287,6 @@ class LocalStore(OpenedShards, ABC):
             )
             self.require_intact()
         return self.narrowing.serve(tokens)
-
-
-def lay_out(spans: Spans, tokens: TokenArray, rows: TokenArray) -> None:
-    """Write the tokens of spans, which are end to end, into rows [rows, row_tokens], and zeros
-    behind them.
-    """
-    if tokens.size == rows.size:
-        rows[:] = tokens.reshape(rows.shape)
-        return
-    row_lengths = spans.row_tokens - spans.padding
-    rows[:] = 0
-    rows[np.arange(spans.row_tokens) < row_lengths[:, None]] = tokens
 
 
 def _one_kind(shards: Sequence[Shard]) -> Stored:

@@ -68,7 +68,7 @@ def test_no_row_differs_from_that_of_a_server_of_the_same_files(
     server = serve("--data", *paths, *arguments)
     option = f"&dtype={arguments[1]}" if arguments else ""
 
-    for order in orders.LATEST:
+    for order in orders.OF_WINDOWS:
         for read in READS:
             for prefetch in PREFETCH:
                 files = local(paths, f"?read={read}{option}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.storage.document_ids import DocumentIds
+from server.storage.formats.document_ids import DocumentIds
 from tests.server.ingest.chats import CHATML
 from tests.server.ingest.corpus import END, write_jsonl, write_parquet
 from tests.server.ingest.running import ingest, ingested

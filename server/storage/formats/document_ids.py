@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidCorpus
 
-from .files import open_file
+from ..files import open_file
 
 SUFFIX = ".ds.ids"
 _BLOCK_BYTES = 64 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.storage.document_ids import DocumentIds
+from server.storage.formats.document_ids import DocumentIds
 from tokenfeed.errors import InvalidCorpus
 
 IDS = ["a", "bb", "", "東京", "a", "aa", "a", " a"]
