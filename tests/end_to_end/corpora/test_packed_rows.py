@@ -311,13 +311,14 @@ MIXED: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_packed_padded_and_plain_sources_mix(serve: Serve, tmp_path: Path, is_local: bool) -> None:
-    """With weights that change midway, and a resume by another number of ranks."""
-    sources = {
-        name: write_corpus(
-            tmp_path / name, random_lengths(10 + number, T), name, first=1 + 20_000 * number
-        )
-        for number, name in enumerate(MIXED)
-    }
+    """With weights that change midway, once to those of windows alone; with a resume by another
+    number of ranks; and with a loss mask of one of them.
+    """
+    sources = {}
+    for number, name in enumerate(MIXED):
+        masked = frozenset(range(1, 500, 3)) if name == "a" else frozenset[int]()
+        lengths, first = random_lengths(10 + number, T), 1 + 20_000 * number
+        sources[name] = write_corpus(tmp_path / name, lengths, name, first=first, masked=masked)
     if is_local:
         target = "file:" + ",".join(each.target.removeprefix("file:") for each in sources.values())
     else:
@@ -354,6 +355,46 @@ def test_packed_padded_and_plain_sources_mix(serve: Serve, tmp_path: Path, is_lo
     assert len(seen["a"]) > row_count
     own_y = iter(row for row, (x, _) in zip(y, wanted, strict=True) if x[0] in corpus.places)
     require_each_target_once(corpus, order, T, itertools.islice(own_y, row_count))
+
+
+def test_batches_of_a_mixture_have_the_documents_of_each_row(tmp_path: Path) -> None:
+    """Padding only in rows over documents, and borders in windows too, if they are masked."""
+    sources = {
+        name: write_corpus(
+            tmp_path / name, random_lengths(10 + number, T), name, first=1 + 20_000 * number
+        )
+        for number, name in enumerate(MIXED)
+    }
+    target = "file:" + ",".join(each.target.removeprefix("file:") for each in sources.values())
+    mixture = Mixture({"a": 2, "b": 1, "c": 1}, sources=MIXED, order="shuffled", seed=SEED)
+    found = set()
+    with RemoteBatches(target, B, T, mixture=mixture, mask_borders=True, **ALONE) as feed:
+        for number, batch in enumerate(itertools.islice(feed.batches(), 60)):
+            for row in range(B):
+                source, own = reference.mixture_place(SEED, [(0, [2, 1, 1])], number * B + row)
+                name = list(sources)[source]
+                x, y = mixed_row(sources[name], name, own)
+                places = sources[name].places
+                positions, ids = [0], [1]
+                for at, token in enumerate(x[1:], 1):
+                    is_next = PADDING in (token, x[at - 1]) or (
+                        places[token] == (places[x[at - 1]][0], places[x[at - 1]][1] + 1)
+                    )
+                    is_next = is_next and (token == PADDING) == (x[at - 1] == PADDING)
+                    positions.append(positions[-1] + 1 if is_next else 0)
+                    ids.append(ids[-1] if is_next else ids[-1] + 1)
+                    if not is_next:
+                        y[at - 1] = IGNORED
+                if y[-1] != IGNORED and places[y[-1]][1] == 0:
+                    y[-1] = IGNORED
+                ids = [0 if token == PADDING else each for token, each in zip(x, ids, strict=True)]
+                assert batch.x[row].tolist() == x
+                assert batch.y[row].tolist() == y
+                assert batch.positions[row].tolist() == positions
+                assert batch.segment_ids[row].tolist() == ids
+                assert batch.source[row] == source
+                found.add((name, PADDING in x))
+    assert found == {("a", False), ("a", True), ("b", False), ("b", True), ("c", False)}
 
 
 def mixed_row(corpus: Corpus, name: str, sample: int) -> tuple[list[int], list[int]]:
