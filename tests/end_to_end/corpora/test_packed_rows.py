@@ -309,17 +309,29 @@ MIXED: dict[str, dict[str, str]] = {
 }
 
 
+def write_sources(folder: Path) -> dict[str, Corpus]:
+    """One corpus for each; the first one has a loss mask."""
+    sources = {}
+    for number, name in enumerate(MIXED):
+        masked = frozenset(range(1, 500, 3)) if name == "a" else frozenset[int]()
+        lengths, first = random_lengths(10 + number, T), 1 + 20_000 * number
+        sources[name] = write_corpus(folder / name, lengths, name, first=first, masked=masked)
+    return sources
+
+
+def joined_target(sources: dict[str, Corpus]) -> str:
+    """Of a feed of all their files."""
+    return "file:" + ",".join(each.target.removeprefix("file:") for each in sources.values())
+
+
 @pytest.mark.parametrize("is_local", [True, False])
 def test_packed_padded_and_plain_sources_mix(serve: Serve, tmp_path: Path, is_local: bool) -> None:
-    """With weights that change midway, and a resume by another number of ranks."""
-    sources = {
-        name: write_corpus(
-            tmp_path / name, random_lengths(10 + number, T), name, first=1 + 20_000 * number
-        )
-        for number, name in enumerate(MIXED)
-    }
+    """With weights that change midway, once to those of windows alone; with a resume by another
+    number of ranks; and with a loss mask of one of them.
+    """
+    sources = write_sources(tmp_path)
     if is_local:
-        target = "file:" + ",".join(each.target.removeprefix("file:") for each in sources.values())
+        target = joined_target(sources)
     else:
         target = serve(*itertools.chain(*(each.words for each in sources.values()))).address
     mixture = Mixture({"a": 2, "b": 1, "c": 1}, sources=MIXED, order="shuffled", seed=SEED)
@@ -354,6 +366,45 @@ def test_packed_padded_and_plain_sources_mix(serve: Serve, tmp_path: Path, is_lo
     assert len(seen["a"]) > row_count
     own_y = iter(row for row, (x, _) in zip(y, wanted, strict=True) if x[0] in corpus.places)
     require_each_target_once(corpus, order, T, itertools.islice(own_y, row_count))
+
+
+def test_batches_of_a_mixture_have_the_documents_of_each_row(tmp_path: Path) -> None:
+    """Padding only in rows over documents, and borders in windows too, if they are masked."""
+    sources = write_sources(tmp_path)
+    target = joined_target(sources)
+    mixture = Mixture({"a": 2, "b": 1, "c": 1}, sources=MIXED, order="shuffled", seed=SEED)
+    found = set()
+    with RemoteBatches(target, B, T, mixture=mixture, mask_borders=True, **ALONE) as feed:
+        for number, batch in enumerate(itertools.islice(feed.batches(), 60)):
+            for row in range(B):
+                source, own = reference.mixture_place(SEED, [(0, [2, 1, 1])], number * B + row)
+                name = list(sources)[source]
+                x, y = mixed_row(sources[name], name, own)
+                begins = [at for at in range(1, T) if not continues(sources[name], x, at)]
+                bounds = [0, *begins, T]
+                lengths = np.diff(bounds).tolist()
+                positions = [at for length in lengths for at in range(length)]
+                ids = np.repeat(range(1, len(bounds)), lengths)
+                ids[np.array(x) == PADDING] = 0
+                for at in begins:
+                    y[at - 1] = IGNORED
+                if y[-1] != IGNORED and sources[name].places[y[-1]][1] == 0:
+                    y[-1] = IGNORED
+                assert batch.x[row].tolist() == x
+                assert batch.y[row].tolist() == y
+                assert batch.positions[row].tolist() == positions
+                assert batch.segment_ids[row].tolist() == ids.tolist()
+                assert batch.source[row] == source
+                found.add((name, PADDING in x))
+    assert found == {("a", False), ("a", True), ("b", False), ("b", True), ("c", False)}
+
+
+def continues(corpus: Corpus, x: list[int], at: int) -> bool:
+    """Whether a token of x belongs to the piece, or to the padding, of the one before it."""
+    if PADDING in x[at - 1 : at + 1]:
+        return x[at - 1] == x[at]
+    document, place = corpus.places[x[at - 1]]
+    return corpus.places[x[at]] == (document, place + 1)
 
 
 def mixed_row(corpus: Corpus, name: str, sample: int) -> tuple[list[int], list[int]]:

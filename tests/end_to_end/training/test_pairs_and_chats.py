@@ -218,7 +218,7 @@ def test_a_model_learns_responses_and_prompts_only_without_the_mask(
             losses.append(of_response.item())
 
     assert losses[0] == pytest.approx(np.log(END_ID + 1))
-    assert np.mean(losses[-20:]) < 0.5
+    assert np.mean(losses[-20:]) < 0.8
     capitals = torch.tensor([*string.ascii_uppercase.encode()])
     after_capitals = model(capitals).softmax(-1)[:, capitals].sum(-1).mean().item()
     assert after_capitals < 0.1 if loss_mask == "apply" else after_capitals > 0.6
