@@ -88,7 +88,8 @@ class Rows:
         for documents in self.lengths:
             sizes = np.array([size for size in documents if size], dtype=np.int64)
             files.append(FilePieces.of(np.cumsum(sizes) - sizes, int(sizes.sum()), self.key))
-            files[-1].hash_lengths(sha256.update)
+            for _, lengths in files[-1].in_order():
+                sha256.update(lengths.astype("<u4").tobytes())
         self.rows = [
             [[file, *piece] for piece in zip(offsets, sizes, strict=True)]
             for file, pieces in enumerate(files)
