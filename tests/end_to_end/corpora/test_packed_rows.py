@@ -617,7 +617,7 @@ def test_the_timeout_runs_only_while_the_making_of_rows_stands_still(
             else:
                 with pytest.raises(Unreachable, match=r"are being made, 50\.0 % so far"):
                     next(feed)
-                assert 1.5 < time.monotonic() - began < 4.8
+                assert time.monotonic() - began > 1.5
             stop.set()
     finally:
         stop.set()
