@@ -15,11 +15,12 @@ python3 -m venv "$work/venv"
 out=.
 [ "${1:-}" = --check ] && out=$work/out && mkdir -p "$out"
 "$work/venv/bin/python" -m grpc_tools.protoc -I proto \
-    --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" proto/tokenfeed/v1/tokenfeed.proto
+    --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" proto/tokenfeed/v1/*.proto
 
 if [ "${1:-}" = --check ]; then
-    for name in tokenfeed_pb2.py tokenfeed_pb2.pyi tokenfeed_pb2_grpc.py; do
-        cmp "$out/tokenfeed/v1/$name" "tokenfeed/v1/$name" || { echo "stale: tokenfeed/v1/$name. Run: make proto" >&2; exit 1; }
+    for made in "$out"/tokenfeed/v1/*; do
+        name=tokenfeed/v1/$(basename "$made")
+        cmp "$made" "$name" || { echo "stale: $name. Run: make proto" >&2; exit 1; }
     done
     echo "generated code is fresh"
 fi

@@ -10,6 +10,7 @@ TokenfeedError
     NotATokenfeedServer a gRPC server, but not a tokenfeed server
     ContractMismatch    another revision of the contract, or other versions of the identity
     Unauthenticated     no valid bearer token
+    Forbidden           not for this caller
   CorpusError         the operator changes something
     InvalidCorpus       a token file cannot be served
     CorpusChanged       a token file changed while it was served
@@ -95,6 +96,12 @@ class Unauthenticated(RequestError):
     """The server requires a bearer token, and this one is missing or not valid."""
 
     status = "UNAUTHENTICATED"
+
+
+class Forbidden(RequestError):
+    """The server does not tell this to the caller."""
+
+    status = "PERMISSION_DENIED"
 
 
 class CorpusError(TokenfeedError):
@@ -187,6 +194,7 @@ _FINAL: dict[str, type[TokenfeedError]] = {
         StreamMismatch,
         NotATokenfeedServer,
         Unauthenticated,
+        Forbidden,
         CorpusChanged,
     )
 }

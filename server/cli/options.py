@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_text(parser.add_argument_group("text datasets"))
     _add_addresses(parser.add_argument_group("network and access"))
     _add_limits(parser.add_argument_group("limits"))
+    _add_status(parser.add_argument_group("metrics and status"))
     parser.add_argument(
         "--reflection",
         action="store_true",
@@ -193,6 +194,34 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--drain-seconds",
         default=2.0,
         help="maximum number of seconds from SIGTERM to exit (default: %(default)s)",
+    )
+
+
+def _add_status(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve metrics for Prometheus at http://HOST:PORT/metrics; 0 picks a free port "
+        "(default: none; 9464 is usual)",
+    )
+    add(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of --metrics-port (default: %(default)s, so only this machine can read it)",
+    )
+    add(
+        "--status",
+        action="store_true",
+        help="serve a status page at http://HOST:PORT/ too; it names clients and their addresses",
+    )
+    add(
+        "--status-token-file",
+        metavar="PATH",
+        help="file of bearer tokens of operators, one per line, for tokenfeed top; without it only "
+        "this machine may ask for the status",
     )
 
 

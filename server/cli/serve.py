@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import grpc
 
 from tokenfeed import __version__
+from tokenfeed.commands.extras import require_installed
 from tokenfeed.commands.output import print_error
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
@@ -33,13 +34,20 @@ from ..datasets.sources import (
 from ..datasets.text_cache import TextCache
 from ..datasets.warmup import WarmUp
 from ..rpc import listener
-from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, StreamLimits
+from ..rpc.activity import Activity
+from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, CallCounts, StreamLimits
 from ..rpc.health import SERVICE as HEALTH_SERVICE
 from ..rpc.health import Health
 from ..rpc.reflection import Reflection
+from ..rpc.residency import Residency
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
+from ..rpc.server_state import ServerState
 from ..rpc.service import TokenFeed
+from ..rpc.status import SERVICE as STATUS_SERVICE
+from ..rpc.status import Status
+from ..rpc.status_page import status_page
 from ..runtime.cache_folder import cache_folder
+from ..runtime.http_server import HttpServer
 from ..runtime.mallopt import keep_freed_memory
 from ..runtime.poll_rate import PollRate
 from ..runtime.poller import Poller, RescanWorker
@@ -78,12 +86,18 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = BearerTokens(arguments.token_file) if arguments.token_file else None
+    operator_tokens = None
+    if arguments.status_token_file:
+        operator_tokens = BearerTokens(arguments.status_token_file, "--status-token-file")
     datasets = open_datasets(arguments)
-    calls, describe_calls = AdmissionControl(limits), AdmissionControl(DESCRIBE_LIMITS)
+    activity, counts = Activity(), CallCounts()
+    calls = AdmissionControl(limits, counts)
+    describe_calls = AdmissionControl(DESCRIBE_LIMITS, counts)
     service = TokenFeed(
         datasets,
         calls,
         describe_calls,
+        activity,
         batch_bytes_max=arguments.max_batch_bytes,
         request_bytes_max=arguments.max_request_bytes,
     )
@@ -91,13 +105,18 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         service.handler(),
         calls_max=calls.calls_max + describe_calls.calls_max,
         request_bytes_max=arguments.max_request_bytes,
-        interceptors=[TokenInterceptor(tokens)] if tokens else [],
+        interceptors=[TokenInterceptor(tokens, counts)] if tokens else [],
     )
     health = Health(datasets)
     health.add_to(server)
-    drains = [health.drain, calls.drain, describe_calls.drain]
+    warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
+    residency = Residency(datasets)
+    state = ServerState(datasets, activity, calls, warm_up)
+    status = Status(state, residency, operator_tokens)
+    status.add_to(server)
+    drains = [health.drain, calls.drain, describe_calls.drain, status.drain]
     if arguments.reflection:
-        reflection = Reflection((service.name, HEALTH_SERVICE))
+        reflection = Reflection((service.name, HEALTH_SERVICE, STATUS_SERVICE))
         reflection.add_to(server)
         drains.append(reflection.drain)
     has_secrets = tokens is not None and not arguments.allow_plaintext_token
@@ -108,21 +127,23 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     reloads = signals.reloads(arguments.drain_seconds)
     rescans = RescanWorker()
     # Each has its own thread: a slow file system must not delay health, tokens or other datasets.
-    pollers = [Poller({"health": health.poll})]
+    pollers = [Poller({"health": health.poll, "activity": activity.tick})]
     if not arguments.immutable:
         polled = datasets.values()
         pollers += [start_polling([each], rescans.submit, rescans.closed) for each in polled]
-    if tokens:
-        pollers.append(Poller({"tokens": tokens.poll}))
+    polls = {"tokens": tokens, "operators' tokens": operator_tokens}
+    if found := {name: each.poll for name, each in polls.items() if each}:
+        pollers.append(Poller(found))
+    http = serve_http(arguments, state, status)
     server.start()
     _print_line(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
     for dataset in datasets.values():
         dataset.start_search()
-    warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
+    warm_up.start()
     for _ in reloads:
-        if tokens:
-            tokens.request_reload()
-        else:
+        for each in filter(None, polls.values()):
+            each.request_reload()
+        if not any(polls.values()):
             _LOG.info("SIGHUP ignored: there is no --token-file to reload")
     _LOG.info("stopping")
     for drain in drains:
@@ -132,9 +153,37 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     for dataset in datasets.values():
         dataset.stop_search()
     rescans.close()
+    residency.close()
     for poller in pollers:
         poller.close()
     stopped.wait(arguments.drain_seconds)
+    activity.log_open_streams()
+    if http is not None:
+        http.close()
+
+
+def serve_http(
+    arguments: argparse.Namespace, state: ServerState, status: Status
+) -> HttpServer | None:
+    """Return what serves metrics and the status page; None unless they are asked for.
+
+    Raises: InvalidRequest.
+    """
+    if arguments.metrics_port is None:
+        if arguments.status:
+            raise InvalidRequest("--status", "needs --metrics-port, where the page is served")
+        return None
+    require_installed("serve", "metrics", "prometheus_client")
+    from ..rpc.metrics import Metrics
+
+    pages = {"/metrics": Metrics(state).page}
+    if arguments.status:
+        pages["/"] = lambda accept: status_page(status.snapshot())
+    server = HttpServer("--metrics-port", arguments.metrics_host, arguments.metrics_port, pages)
+    _LOG.info("metrics address=http://%s/metrics", server.address)
+    if arguments.status:
+        _LOG.info("status page address=http://%s/", server.address)
+    return server
 
 
 def _print_line(line: str) -> None:

@@ -106,6 +106,15 @@ class Dataset:
         if isinstance(self.borders, BorderSearch):
             self.borders.search_now(stopped)
 
+    @property
+    def search_progress(self) -> float | None:
+        """The share of a search for the borders of documents that is done, in [0, 1); None if
+        there is none.
+        """
+        if not isinstance(self.borders, BorderSearch) or self.borders.progress == 1.0:
+            return None
+        return self.borders.progress
+
     def require_searched(self) -> None:
         """Raise Unreadable, with the progress or the failure, unless a search has ended."""
         if isinstance(self.borders, BorderSearch):

@@ -37,17 +37,27 @@ class WarmUp:
     """
 
     def __init__(self, datasets: Iterable[Dataset], bytes_max: int | None = None) -> None:
-        """Start.  bytes_max: limit for all preloaded datasets together; None is what fits."""
+        """Prepare.  bytes_max: limit for all preloaded datasets together; None is what fits."""
         self._datasets = list(datasets)
         self._bytes_max = bytes_max
+        self._done_bytes: dict[TokenStore, int] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenfeed-warmup", daemon=True)
+
+    def start(self) -> None:
+        """Start; once."""
         self._thread.start()
+
+    def share(self, store: TokenStore) -> float | None:
+        """Return how much of a store it has preloaded, in [0, 1]; None if it is not to be."""
+        done_bytes = self._done_bytes.get(store)
+        return None if done_bytes is None else done_bytes / max(1, store.memory_bytes)
 
     def close(self) -> None:
         """End the thread, or abandon it if it waits for a disk. May be called twice."""
         self._closed.set()
-        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         preloaded: dict[TokenStore, InOrder] = {}
@@ -57,10 +67,12 @@ class WarmUp:
             if bytes_max is None:
                 bytes_max = int(_ROOM_SHARE * memory_limit.available_bytes())
             unknown = {dataset.store for dataset in self._datasets if not dataset.digest}
-            for store in _chosen(self._datasets, bytes_max):
+            chosen = _chosen(self._datasets, bytes_max)
+            self._done_bytes = dict.fromkeys(chosen, 0)
+            for store in chosen:
                 reading = InOrder(store)
-                on_piece = reading.add if store in unknown else None
-                if warm(store, self._closed.is_set, on_piece) == store.memory_bytes:
+                add = reading.add if store in unknown else None
+                if self._warm(store, add) == store.memory_bytes:
                     preloaded[store] = reading
         except Exception:  # noqa: BLE001 - the server works without a warm-up
             log_exception(logging.ERROR, "warm-up failed")
@@ -76,6 +88,16 @@ class WarmUp:
             if problem:
                 cure = "tokenfeed verify computes it"
                 _LOG.info("digest unknown dataset=%s: %s; %s", dataset.name, problem, cure)
+
+    def _warm(self, store: TokenStore, add: Callable[[Piece], None] | None) -> int:
+        """Preload a store; return how many bytes.  add: called with each piece."""
+
+        def on_piece(piece: Piece) -> None:
+            self._done_bytes[store] = piece.done_bytes
+            if add:
+                add(piece)
+
+        return warm(store, self._closed.is_set, on_piece)
 
     def _take_digest(self, dataset: Dataset, reading: InOrder) -> str:
         """Compute and store a dataset's digest.  Returns: the reason if it failed, else ""."""

@@ -37,6 +37,7 @@ _REQUEST_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 _BUSY_SECONDS = 1.0
 _JITTER = (0.5, 1.5)
+_SHUTTING_DOWN = ("server", "is shutting down; retry on another server")
 
 Parsed = TypeVar("Parsed", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -61,6 +62,51 @@ class StreamLimits:
 
 DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
 """For calls that are answered at once: separate, so that idle clients do not block streams."""
+
+
+class CallDrained(ServerUnavailable):
+    """A call that was ended after a frame, since the server shuts down."""
+
+
+class CallCounts:
+    """Calls that ended for another reason than that they were done, since the start.
+
+    refusals: by name of the status, and kind of error.  evictions: calls whose client did nothing,
+    by the name of the timer.  drained: calls that were ended after a frame by the shutdown.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._lock = threading.Lock()
+        self.refusals: Counter[tuple[str, str]] = Counter()
+        self.evictions: Counter[str] = Counter()
+        self.drained = 0
+
+    def refused(self, error: TokenfeedError) -> None:
+        """Count a call that ends with an error."""
+        with self._lock:
+            if isinstance(error, CallDrained):
+                self.drained += 1
+            else:
+                self.refusals[error.status, type(error).__name__] += 1
+
+    def failed(self) -> None:
+        """Count a call that ends with an unexpected error."""
+        with self._lock:
+            self.refusals[grpc.StatusCode.UNAVAILABLE.name, "unexpected"] += 1
+
+    def evicted(self, timer: str) -> None:
+        """Count a call that is cancelled by a timer."""
+        with self._lock:
+            self.evictions[timer] += 1
+
+    def copy(self) -> CallCounts:
+        """Return a copy."""
+        other = CallCounts()
+        with self._lock:
+            other.refusals, other.evictions = self.refusals.copy(), self.evictions.copy()
+            other.drained = self.drained
+        return other
 
 
 @dataclass(eq=False, slots=True)
@@ -107,9 +153,10 @@ class AdmissionControl:
     of them when the server shuts down.
     """
 
-    def __init__(self, limits: StreamLimits) -> None:
-        """Start without calls."""
+    def __init__(self, limits: StreamLimits, counts: CallCounts | None = None) -> None:
+        """Start without calls.  counts: what to count in, if others share it."""
         self._limits = limits
+        self.counts = counts or CallCounts()
         self._lock = threading.Lock()
         self._open: set[ActiveCall] = set()
         self._of_peer: Counter[str] = Counter()
@@ -150,16 +197,30 @@ class AdmissionControl:
                 if not connection.calls:
                     self._connections.pop(address, None)
 
-    def send_frame(self, call: ActiveCall, message: bytes) -> Iterator[bytes]:
-        """Yield a frame to the client, under the send timeout.  Raises: ServerUnavailable after the
-        frame, while the server shuts down.
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server shuts down."""
+        return self._draining.is_set()
+
+    @property
+    def streams_max(self) -> int:
+        """Maximum number of concurrent streams."""
+        return self._limits.streams
+
+    def send_frame(
+        self, call: ActiveCall, message: bytes, on_sent: Callable[[], None] = lambda: None
+    ) -> Iterator[bytes]:
+        """Yield a frame to the client, under the send timeout.  on_sent: called when it was
+        taken.  Raises: CallDrained after that, while the server shuts down.
         """
         seconds = self._limits.send_timeout_seconds + len(message) // BYTES_PER_SECOND_MIN
         call.start_timer("send_timeout", seconds)
         yield message
         call.stop_timer()
         call.connection.sent_bytes += len(message)
-        self._require_not_draining()
+        on_sent()
+        if self._draining.is_set():
+            raise CallDrained(*_SHUTTING_DOWN)
 
     def request(self, call: ActiveCall, messages: Iterator[bytes]) -> bytes:
         """Return the request of a call. It may arrive long after the call's headers.
@@ -205,7 +266,7 @@ class AdmissionControl:
 
     def _require_not_draining(self) -> None:
         if self._draining.is_set():
-            raise ServerUnavailable("server", "is shutting down; retry on another server")
+            raise ServerUnavailable(*_SHUTTING_DOWN)
 
     def _expire(self) -> None:
         while not self._draining.wait(_POLL_SECONDS):
@@ -213,6 +274,7 @@ class AdmissionControl:
             with self._lock:
                 expired = [call for call in self._open if now > call.expires_at]
             for call in expired:
+                self.counts.evicted(call.timer)
                 _LOG.warning(
                     "stream closed peer=%s client=%r reason=%s",
                     call.context.peer(),
@@ -229,13 +291,14 @@ def _peer(address: str) -> str:
 
 
 @contextmanager
-def abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
-    """End a call with the status of the error raised in the with block. Only the text of a
-    TokenfeedError reaches the caller.
+def abort_on_error(context: grpc.ServicerContext, counts: CallCounts) -> Iterator[None]:
+    """End a call with the status of the error raised in the with block, and count it. Only the text
+    of a TokenfeedError reaches the caller.
     """
     try:
         yield
     except TokenfeedError as error:
+        counts.refused(error)
         _LOG.debug("call refused peer=%s status=%s: %s", context.peer(), error.status, error)
         if isinstance(error, Busy):
             # With jitter, or all clients that were refused together retry together.
@@ -246,6 +309,7 @@ def abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
     except grpc.RpcError:
         pass  # the client went away before it sent a request
     except Exception:  # noqa: BLE001 - its text must not reach the caller
+        counts.failed()
         log_exception(logging.ERROR, "call failed peer=%s", context.peer())
         context.abort(
             grpc.StatusCode.UNAVAILABLE, "server: failed to answer this request; see the server log"

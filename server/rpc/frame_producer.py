@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenfeed.errors import SamplesExhausted, Unreadable
-from tokenfeed.sampling.spans import Spans
+from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.wire import draft, frame
 from tokenfeed.wire.request import StreamRequest
 
@@ -17,20 +18,35 @@ from .admission import Connection
 from .fair_scheduler import FairScheduler
 
 
+class MadeFrame(NamedTuple):
+    """A frame, and what it holds.
+
+    message: encoded.  end_row: stream row behind its last one.  row_count: of its rows.
+    row_source: int64[row_count], index of the source of each.  row_bytes: of the tokens of a row.
+    """
+
+    message: bytes
+    end_row: int
+    row_count: int
+    row_source: Numbers
+    row_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class FrameProducer:
     """Encodes the frames of a request.
 
-    store: what its rows are gathered from.  stream: the stream of all its frames.  scheduler:
-    shared by all streams of the same store.
+    datasets: names of the dataset of each source.  store: what its rows are gathered from.  stream:
+    the stream of all its frames.  scheduler: shared by all streams of the same store.
     """
 
+    datasets: Sequence[str]
     store: RowStore
     request: StreamRequest
     stream: frame.Stream
     scheduler: FairScheduler
 
-    def frames(self, connection: Connection) -> Iterator[bytes]:
+    def frames(self, connection: Connection) -> Iterator[MadeFrame]:
         """Yield the frames in order, scheduled fairly against those of other peers.
 
         Raises: CorpusChanged; SamplesExhausted at sample 2^63.
@@ -44,17 +60,17 @@ class FrameProducer:
                 connection.frame_bytes, connection.sent_bytes, connection.calls
             )
             spans = rows.take(frame.rows_per_frame(frame_bytes, row_bytes))
-            messages = self._messages(spans, stream_row, connection)
+            frames = self._frames(spans, stream_row, connection)
             sent_at = time.monotonic()
-            while messages:
-                yield messages.pop(0)  # not kept while the next one is made
+            while frames:
+                yield frames.pop(0)  # not kept while the next one is made
             taken_seconds = time.monotonic() - sent_at
             connection.frame_bytes = frame.next_frame_bytes(frame_bytes, taken_seconds)
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
-    def _messages(self, spans: Spans, stream_row: int, connection: Connection) -> list[bytes]:
-        """Return rows as encoded frames, nearly always one.  stream_row: of the first row."""
+    def _frames(self, spans: Spans, stream_row: int, connection: Connection) -> list[MadeFrame]:
+        """Return rows as frames, nearly always one.  stream_row: of the first row."""
         # A stream that waits for the disk, or that retries a read, must not hold a slot: other
         # streams could not wait for the disk at the same time.
         if not self.store.cold:
@@ -65,10 +81,20 @@ class FrameProducer:
                 pass
         return self._encoded(spans, stream_row, patient=True)
 
-    def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[bytes]:
+    def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[MadeFrame]:
         store = self.store
         planes = store.gather_planes(spans, self.request.spec.planes, patient)
         drafts = draft.drafts(self.stream, stream_row, len(spans), store.dtype, planes)
         for part in drafts:
             store.gather(spans[part.rows], part.tokens, patient)
-        return [part.sealed() for part in drafts]
+        row_source, row_bytes = spans.row_source, spans.row_tokens * store.dtype.itemsize
+        return [
+            MadeFrame(
+                part.sealed(),
+                stream_row + part.rows.stop,
+                part.rows.stop - part.rows.start,
+                row_source[part.rows],
+                row_bytes,
+            )
+            for part in drafts
+        ]

@@ -52,7 +52,7 @@ class Health:
 
     def check(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Check: return an encoded HealthCheckResponse."""
-        with abort_on_error(context), self._checks.admit(context) as call:
+        with abort_on_error(context, self._checks.counts), self._checks.admit(context) as call:
             name = _service(self._checks.request(call, messages))
             status = self._statuses.get(name)
             if status is None:
@@ -62,7 +62,7 @@ class Health:
 
     def watch(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer Watch: yield an encoded HealthCheckResponse now and after each change."""
-        with abort_on_error(context), self._watches.admit(context) as call:
+        with abort_on_error(context, self._watches.counts), self._watches.admit(context) as call:
             name = _service(self._watches.request(call, messages))
             context.add_callback(self._wake)
             last_sent = None

@@ -31,7 +31,7 @@ class Reflection:
 
     def answer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer ServerReflectionInfo: yield an encoded response to each message."""
-        with abort_on_error(context), self._calls.admit(context) as call:
+        with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
             requests = (
                 parse_message(reflection_pb2.ServerReflectionRequest, message)
                 for message in self._calls.requests(call, messages)

@@ -13,20 +13,22 @@ import os
 import ssl
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 import grpc
 
 from tokenfeed.errors import InvalidRequest, Unauthenticated
 
-from .admission import Handler
+from .admission import CallCounts, Handler
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-_OPEN_TO_ALL = "/grpc.health.v1.Health/"
+_NEED_NO_TOKEN = ("/grpc.health.v1.Health/", "/tokenfeed.v1.Status/")
+"""The second has tokens of its own."""
 _SCHEME = "bearer "
 
 Stamp: TypeAlias = tuple[int, int, int, int]
@@ -117,13 +119,14 @@ class _Certificates:
 class BearerTokens:
     """The bearer tokens of a file, one per line. Any of them is valid."""
 
-    def __init__(self, path: str) -> None:
-        """Read them.  Raises: InvalidRequest if there is none."""
+    def __init__(self, path: str, option: str = "--token-file") -> None:
+        """Read them.  option: that has the path.  Raises: InvalidRequest if there is none."""
         self._path = path
+        self._option = option
         self._reload_requested = threading.Event()
         self._failure = _LogOnce("bearer token reload failed, using the previous ones: %s")
-        self._stamp: Stamp | None = _stamp("--token-file", path)
-        self._hashes = _hashes(path, again=False)
+        self._stamp: Stamp | None = _stamp(option, path)
+        self._hashes = _hashes(option, path, again=False)
         # A pipe is read once and never polled, without an error in the log.
         self._polled = os.path.isfile(path)
 
@@ -146,10 +149,10 @@ class BearerTokens:
         if not self._polled:
             return
         try:
-            stamp = _stamp("--token-file", self._path)
+            stamp = _stamp(self._option, self._path)
             if stamp == self._stamp:
                 return
-            hashes = _hashes(self._path, again=True)
+            hashes = _hashes(self._option, self._path, again=True)
         except InvalidRequest as error:
             self._failure.error(error)
             return
@@ -159,11 +162,14 @@ class BearerTokens:
 
 
 class TokenInterceptor(grpc.ServerInterceptor):
-    """Refuses all calls without a valid token, except health."""
+    """Refuses all calls without a valid token, except those of services that are open to all, or
+    have tokens of their own.
+    """
 
-    def __init__(self, tokens: BearerTokens) -> None:
-        """Check each call against these tokens."""
+    def __init__(self, tokens: BearerTokens, counts: CallCounts) -> None:
+        """Check each call against these tokens.  counts: where refused calls are counted."""
         self._tokens = tokens
+        self._refusing: Handler = grpc.stream_stream_rpc_method_handler(partial(_refuse, counts))
 
     def intercept_service(
         self,
@@ -171,25 +177,28 @@ class TokenInterceptor(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Return the handler of a call, or a handler that refuses it."""
-        if handler_call_details.method.startswith(_OPEN_TO_ALL):
+        if handler_call_details.method.startswith(_NEED_NO_TOKEN):
             return continuation(handler_call_details)
-        for key, value in handler_call_details.invocation_metadata or ():
-            if (
-                key == "authorization"
-                and isinstance(value, str)
-                and value[: len(_SCHEME)].lower() == _SCHEME
-                and self._tokens.valid(value[len(_SCHEME) :])
-            ):
-                return continuation(handler_call_details)
-        return _REFUSING
+        if has_token(handler_call_details.invocation_metadata, self._tokens):
+            return continuation(handler_call_details)
+        return self._refusing
 
 
-def _refuse(_: object, context: grpc.ServicerContext) -> NoReturn:
+def has_token(metadata: Iterable[tuple[str, str | bytes]] | None, tokens: BearerTokens) -> bool:
+    """Return whether the metadata of a call has one of these tokens."""
+    return any(
+        key == "authorization"
+        and isinstance(value, str)
+        and value[: len(_SCHEME)].lower() == _SCHEME
+        and tokens.valid(value[len(_SCHEME) :])
+        for key, value in metadata or ()
+    )
+
+
+def _refuse(counts: CallCounts, _: object, context: grpc.ServicerContext) -> NoReturn:
     error = Unauthenticated("authorization", "this server requires a valid bearer token")
+    counts.refused(error)
     context.abort(grpc.StatusCode[error.status], str(error))
-
-
-_REFUSING: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _pem(option: str, path: str, kind: bytes, *, again: bool) -> bytes:
@@ -230,12 +239,12 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-def _hashes(path: str, *, again: bool) -> tuple[bytes, ...]:
-    content = _content("--token-file", path, again=again)
+def _hashes(option: str, path: str, *, again: bool) -> tuple[bytes, ...]:
+    content = _content(option, path, again=again)
     with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "surrogateescape") as lines:
         hashes = tuple(_hash(token) for line in lines if (token := line.strip()))
     if not hashes:
-        raise InvalidRequest("--token-file", "contains no token; write one per line")
+        raise InvalidRequest(option, "contains no token; write one per line")
     return hashes
 
 

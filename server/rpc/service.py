@@ -7,9 +7,9 @@ go only to the log, never to a client.
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import grpc
 
@@ -37,11 +37,10 @@ from tokenfeed.wire.request import (
 from ..datasets.dataset import Dataset, corpora_of
 from ..storage.mixed_store import MixedStore
 from ..storage.store import RowStore
+from .activity import Activity, Caller
 from .admission import AdmissionControl, abort_on_error, parse_message
 from .fair_scheduler import FairScheduler
 from .frame_producer import FrameProducer
-
-_LOG = logging.getLogger("tokenfeed.server")
 
 _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
@@ -57,11 +56,13 @@ class TokenFeed:
         datasets: Mapping[str, Dataset],
         calls: AdmissionControl,
         describe_calls: AdmissionControl,
+        activity: Activity,
         *,
         batch_bytes_max: int,
         request_bytes_max: int,
     ) -> None:
-        """calls, describe_calls: admit GetBatch and Describe.  batch_bytes_max: larger batches are
+        """calls, describe_calls: admit GetBatch and Describe.  activity: counts frames.
+        batch_bytes_max: larger batches are
         refused.  request_bytes_max: the limit of the listener.
         """
         self._datasets = datasets
@@ -70,6 +71,7 @@ class TokenFeed:
         self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
         self._calls = calls
         self._describe_calls = describe_calls
+        self._activity = activity
         self._limits = pb.Limits(
             batch_size_max=BATCH_SIZE_MAX,
             batch_bytes_max=batch_bytes_max,
@@ -96,19 +98,24 @@ class TokenFeed:
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
-        with abort_on_error(context), self._calls.admit(context) as call:
+        with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
             message = parse_message(pb.GetBatchRequest, self._calls.request(call, messages))
+            began_at = time.monotonic()
             call.client_name = _printable(message.client_name)
             producer = self._open(message)
-            _LOG.debug("call opened peer=%s client=%r", context.peer(), call.client_name)
-            for frame_message in producer.frames(call.connection):
-                yield from self._calls.send_frame(call, frame_message)
-                del frame_message  # before the next one is made
+            caller = Caller(str(context.peer()), call.client_name)
+            with self._activity.call(producer, caller, began_at) as activity:
+                for made in producer.frames(call.connection):
+                    activity.made()
+                    sent = partial(activity.sent, made)
+                    yield from self._calls.send_frame(call, made.message, sent)
+                    del made, sent  # before the next one is made
 
     def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Describe: return an encoded DescribeResponse."""
-        with abort_on_error(context), self._describe_calls.admit(context) as call:
-            message = self._describe_calls.request(call, messages)
+        calls = self._describe_calls
+        with abort_on_error(context, calls.counts), calls.admit(context) as call:
+            message = calls.request(call, messages)
             return self._describe(parse_message(pb.DescribeRequest, message)).SerializeToString()
         return b""
 
@@ -142,7 +149,8 @@ class TokenFeed:
             )
         planes = _planes(datasets, request, expected)
         stream = frame.Stream(spec, request.position, identity, planes)
-        return FrameProducer(store, request, stream, scheduler)
+        names = [dataset.name for dataset in datasets]
+        return FrameProducer(names, store, request, stream, scheduler)
 
     def _rows_of(
         self, datasets: Sequence[Dataset], spec: StreamSpec

@@ -39,6 +39,17 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(0, min(available))
 
 
+def limit_bytes(root: Path = Path("/")) -> int:
+    """Return the least memory limit of the cgroups of this process; without one, the memory of the
+    machine.
+
+    root: as above.  Raises: OSError if there is no proc/meminfo.
+    """
+    machine = _number((root / "proc/meminfo").read_text(), "MemTotal:") * 1024
+    limits = [limit for files, folder in cgroups(root) for limit in _limits(folder, files)]
+    return min([machine, *limits])
+
+
 def cgroups(root: Path = Path("/")) -> list[tuple[CgroupFiles, Path]]:
     """Return the folders of the cgroups that account for this process' memory, innermost first.
 
@@ -86,13 +97,17 @@ def _membership(member: str, files: CgroupFiles) -> PurePosixPath | None:
 
 def _available_within(folder: Path, files: CgroupFiles) -> int | None:
     """Return how many bytes of files fit into one cgroup; None if it has no limit."""
-    texts = [_text(folder / name) for name in files.limits]
-    limits = [int(text) for text in texts if text not in ("", "max")]
+    limits = _limits(folder, files)
     if not limits:
         return None
     stat = _text(folder / "memory.stat")
     cached_bytes = sum(_number(stat, name) for name in files.cached)
     return min(limits) - int(_text(folder / files.usage) or 0) + cached_bytes
+
+
+def _limits(folder: Path, files: CgroupFiles) -> list[int]:
+    texts = [_text(folder / name) for name in files.limits]
+    return [int(text) for text in texts if text not in ("", "max")]
 
 
 def _text(path: Path) -> str:

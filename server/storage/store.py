@@ -85,6 +85,17 @@ class Piece(NamedTuple):
     content: memoryview | None = None
 
 
+class ReadCounts(NamedTuple):
+    """What a store has read since the start.
+
+    cold_reads: gathers that had to wait for storage.  advised_bytes: of which reading was started
+    ahead.
+    """
+
+    cold_reads: int
+    advised_bytes: int
+
+
 class RowStore(Protocol):
     """What the rows of a stream are gathered from: the store of a dataset, or those of the sources
     of a mixture.
@@ -225,6 +236,10 @@ class TokenStore(RowStore, Protocol):
 
         Raises: CorpusChanged, Unreadable.
         """
+
+    @property
+    def read_counts(self) -> ReadCounts:
+        """Return what it has read since the start."""
 
     @property
     def failed(self) -> bool:

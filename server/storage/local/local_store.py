@@ -26,7 +26,7 @@ from ...runtime.exceptions import log_safe_name
 from ...runtime.poll_rate import PollRate
 from ..formats import Stored
 from ..narrowing import Narrowing
-from ..store import WRONG_TOKEN, PlaneReader
+from ..store import WRONG_TOKEN, PlaneReader, ReadCounts
 from .copying import TokenBytes
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
@@ -177,6 +177,11 @@ class LocalStore(OpenedShards, ABC):
     def cold(self) -> bool:
         """Whether gathers seem to wait for the disk or the network."""
         return self.readahead.cold or any(reader.cold for reader in self._planes.values())
+
+    @property
+    def read_counts(self) -> ReadCounts:
+        """What it has read since the start."""
+        return ReadCounts(self.readahead.cold_reads, self.readahead.advised_bytes)
 
     @property
     def digest_path(self) -> str:

@@ -13,6 +13,8 @@ import numpy as np
 
 from tokenfeed.sampling.spans import Pieces, Spans
 
+from ..formats import Stored
+
 _SPANS_SAMPLED = 8
 _FRAMES_DISTRUSTED = 4
 _FRAMES_DISTRUSTED_MAX = 256
@@ -20,6 +22,8 @@ _FRAMES_DISTRUSTED_MAX = 256
 
 class Readable(Protocol):
     """What read-ahead needs of a store."""
+
+    stored: Stored
 
     def seem_resident(self, spans: Spans) -> bool:
         """Return whether a sample of these tokens is in memory."""
@@ -31,15 +35,18 @@ class Readable(Protocol):
 class ReadAhead:
     """Tracks whether a store is in memory; one for all streams of a store.
 
-    cold: whether gathers seem to wait for the disk.
+    cold: whether gathers seem to wait for the disk.  cold_reads: gathers that had to wait.
+    advised_bytes: of which reading was started ahead.
     Several threads change its few numbers without a lock: at worst, advice for a frame is useless
-    or late.
+    or late, and a gather is not counted.
     """
 
     def __init__(self, store: Readable) -> None:
         """Begin; assumes a cold store until a sample was in memory."""
         self._store = store
         self.cold = True
+        self.cold_reads = 0
+        self.advised_bytes = 0
         self._frames_distrusted = 0
         self._distrust = _FRAMES_DISTRUSTED
 
@@ -52,6 +59,7 @@ class ReadAhead:
         elif self._store.seem_resident(spans):
             self.cold = False
             return
+        self.advised_bytes += spans.size_tokens * self._store.stored.itemsize
         self._store.read_ahead(spans)
 
     def observe(self, waits: int) -> None:
@@ -61,7 +69,10 @@ class ReadAhead:
         only waits tell: each time they contradict the sample, it is ignored for twice as many
         frames.
         """
-        if waits and not self.cold:
+        if not waits:
+            return
+        self.cold_reads += 1
+        if not self.cold:
             self.cold = True
             self._frames_distrusted = self._distrust
             self._distrust = min(2 * self._distrust, _FRAMES_DISTRUSTED_MAX)

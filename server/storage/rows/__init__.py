@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from .files import rows_of_unit
 from .indices import RowIndices
+from .kept import what_of
 from .making import RowsJob
 from .reading import RowIndex
 
-__all__ = ["RowIndex", "RowIndices", "RowsJob", "rows_of_unit"]
+__all__ = ["RowIndex", "RowIndices", "RowsJob", "rows_of_unit", "what_of"]

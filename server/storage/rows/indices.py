@@ -141,6 +141,12 @@ class RowIndices:
             self._store, borders, self._delimiter, self._cache_dir, self._fingerprint, key
         )
 
+    @property
+    def making(self) -> tuple[RowsKey, float] | None:
+        """What is being made, and the share of it that is done; None if nothing is."""
+        making = self._making
+        return None if making is None else (making.key, making.progress)
+
     def stop(self) -> None:
         """End a making in progress, which leaves nothing; what was opened can still be read. May be
         called twice.

@@ -1,0 +1,234 @@
+"""What a server counts, as metrics of Prometheus. The only module that knows prometheus_client.
+
+Nothing is counted here: a scrape reads the numbers of ServerState. Labels are bounded: datasets and
+orders that are served, statuses, kinds of errors; never a path, an address or a client's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from tokenfeed import __version__
+
+from ..runtime import memory_limit, process
+from ..runtime.http_server import Page
+from .activity import BOUNDS, FrameCounts, Histogram, Labels
+from .server_state import ServerState
+
+_BY_ORDER = ("dataset", "order")
+
+
+class Metrics:
+    """The metrics of a server."""
+
+    def __init__(self, state: ServerState) -> None:
+        """Read them from the state of a server."""
+        self._registry = CollectorRegistry()
+        self._registry.register(_ServerCollector(state))
+
+    def page(self, accept: str) -> Page:
+        """Return all of them.  accept: the formats that the scraper reads."""
+        encoder, content_type = choose_encoder(accept)
+        return Page({"Content-Type": content_type}, encoder(self._registry))
+
+
+class _ServerCollector(Collector):
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def describe(self) -> Iterable[Metric]:
+        """Describe nothing in advance: register() would collect everything to learn the names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        totals = self._state.activity.totals()
+        yield from _streams(totals.frames)
+        yield _counter(
+            "tokenfeed_rows_sent",
+            "Rows sent.",
+            _BY_ORDER,
+            {labels: each.rows for labels, each in totals.rows.items()},
+        )
+        yield _counter(
+            "tokenfeed_token_bytes_sent",
+            "Bytes of the tokens of the rows sent.",
+            _BY_ORDER,
+            {labels: each.token_bytes for labels, each in totals.rows.items()},
+        )
+        yield from self._calls()
+        yield from self._datasets()
+        yield from self._process()
+
+    def _calls(self) -> Iterator[Metric]:
+        counts = self._state.calls.counts.copy()
+        yield _counter(
+            "tokenfeed_refusals",
+            "Calls that were refused or ended, by gRPC status and kind of error.",
+            ("status", "reason"),
+            counts.refusals,
+        )
+        yield _counter(
+            "tokenfeed_evictions",
+            "Calls that were cancelled since their client did nothing.",
+            ("reason",),
+            {(reason,): count for reason, count in counts.evictions.items()},
+        )
+        yield _counter(
+            "tokenfeed_drained_calls",
+            "Calls that the shutdown ended after a frame.",
+            (),
+            {(): counts.drained},
+        )
+        draining = float(self._state.calls.is_draining)
+        yield _gauge("tokenfeed_draining", "1 after SIGTERM, else 0.", (), {(): draining})
+
+    def _datasets(self) -> Iterator[Metric]:
+        datasets = self._state.datasets
+        stores = {(name,): dataset.store for name, dataset in datasets.items()}
+        label = ("dataset",)
+        yield _gauge(
+            "tokenfeed_dataset_bytes",
+            "Bytes of the tokens of a dataset as they are served.",
+            label,
+            {key: store.shape.token_count * store.dtype.itemsize for key, store in stores.items()},
+        )
+        yield _gauge(
+            "tokenfeed_dataset_lost",
+            "1 if a dataset changed or vanished and is not served any more, else 0.",
+            label,
+            {key: float(store.failed) for key, store in stores.items()},
+        )
+        reads = {key: store.read_counts for key, store in stores.items()}
+        yield _counter(
+            "tokenfeed_cold_reads",
+            "Gathers that had to wait for storage.",
+            label,
+            {key: read.cold_reads for key, read in reads.items()},
+        )
+        yield _counter(
+            "tokenfeed_read_ahead_bytes",
+            "Bytes of which reading was started before they were needed.",
+            label,
+            {key: read.advised_bytes for key, read in reads.items()},
+        )
+        shares = {key: self._state.warm_up.share(store) for key, store in stores.items()}
+        yield _gauge(
+            "tokenfeed_warm_up_progress_ratio",
+            "Share of a dataset that the warm-up has read; absent if it is not preloaded.",
+            label,
+            {key: share for key, share in shares.items() if share is not None},
+        )
+        yield _gauge(
+            "tokenfeed_packing_progress_ratio",
+            "Share of the rows over documents that are made; absent if none are being made.",
+            _BY_ORDER,
+            {
+                (name, making[0].order): making[1]
+                for name, dataset in datasets.items()
+                if dataset.rows is not None and (making := dataset.rows.making) is not None
+            },
+        )
+
+    def _process(self) -> Iterator[Metric]:
+        use = process.process_use()
+        for name, what, value in (
+            ("tokenfeed_threads", "Threads of the process.", use.threads),
+            (
+                "tokenfeed_resident_memory_bytes",
+                "Memory of the process, with pages of files in its page table.",
+                use.resident_bytes,
+            ),
+            (
+                "tokenfeed_anonymous_memory_bytes",
+                "Memory of the process without files.",
+                use.anonymous_bytes,
+            ),
+            (
+                "tokenfeed_memory_limit_bytes",
+                "The least memory limit of its cgroups; else the memory of the machine.",
+                memory_limit.limit_bytes(),
+            ),
+            (
+                "tokenfeed_start_time_seconds",
+                "When the process started, in seconds since 1970.",
+                process.STARTED,
+            ),
+        ):
+            yield _gauge(name, what, (), {(): value})
+        yield _gauge("tokenfeed_build_info", "1.", ("version",), {(__version__,): 1})
+
+
+def _streams(counts: dict[Labels, FrameCounts]) -> Iterator[Metric]:
+    yield _gauge(
+        "tokenfeed_streams_open",
+        "Streams with a call at the moment.",
+        _BY_ORDER,
+        {labels: each.open for labels, each in counts.items()},
+    )
+    for name, what, values in (
+        ("streams_opened", "Streams that began.", {k: each.opened for k, each in counts.items()}),
+        ("frames_sent", "Frames sent.", {k: each.frames for k, each in counts.items()}),
+        (
+            "frame_bytes_sent",
+            "Bytes of the frames sent.",
+            {k: each.frame_bytes for k, each in counts.items()},
+        ),
+    ):
+        yield _counter(f"tokenfeed_{name}", what, _BY_ORDER, values)
+    for name, what, histograms in (
+        (
+            "frame_make",
+            "Time to make a frame: until its turn, to read it and to encode it.",
+            {k: each.make_seconds for k, each in counts.items()},
+        ),
+        (
+            "frame_send",
+            "Time that a frame waited until its client took it.",
+            {k: each.send_seconds for k, each in counts.items()},
+        ),
+        (
+            "first_frame",
+            "Time from the first request of a stream to its first frame.",
+            {k: each.first_seconds for k, each in counts.items()},
+        ),
+    ):
+        yield _histogram(f"tokenfeed_{name}_seconds", what, histograms)
+
+
+Values = Mapping[Any, float]
+"""By the values of the labels, a tuple."""
+
+
+def _gauge(name: str, what: str, labels: tuple[str, ...], values: Values) -> Metric:
+    found = GaugeMetricFamily(name, what, labels=labels)
+    for key, value in values.items():
+        found.add_metric(key, value)
+    return found
+
+
+def _counter(name: str, what: str, labels: tuple[str, ...], values: Values) -> Metric:
+    found = CounterMetricFamily(name, what, labels=labels)
+    for key, value in values.items():
+        found.add_metric(key, value)
+    return found
+
+
+def _histogram(name: str, what: str, histograms: dict[Labels, Histogram]) -> Metric:
+    found = HistogramMetricFamily(name, what, labels=_BY_ORDER)
+    bounds = [*map(str, BOUNDS), "+Inf"]
+    for labels, histogram in histograms.items():
+        count = 0
+        buckets = []
+        for bound, own in zip(bounds, histogram.counts, strict=True):
+            count += own
+            buckets.append((bound, count))
+        found.add_metric(labels, buckets, histogram.seconds)
+    return found

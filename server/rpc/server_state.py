@@ -1,0 +1,26 @@
+"""What can be told of a running server: its datasets, and what counts for them.
+
+Metrics, the status service and the page read it; nobody writes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..datasets.dataset import Dataset
+from ..datasets.warmup import WarmUp
+from .activity import Activity
+from .admission import AdmissionControl
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """datasets: by name.  activity: of their streams.  calls: admits GetBatch; its counts are those
+    of all calls of the service.  warm_up: of the datasets.
+    """
+
+    datasets: Mapping[str, Dataset]
+    activity: Activity
+    calls: AdmissionControl
+    warm_up: WarmUp

@@ -1,0 +1,195 @@
+"""A small HTTP server for pages that are made for each request. Knows nothing of their content.
+
+It is for a few clients that may be slow or hostile: connections are bounded in number and in time,
+and only GET is answered.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from tokenfeed.errors import InvalidRequest
+
+from .exceptions import log_exception
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+_CONNECTIONS_MAX = 32
+"""Beyond it, further ones wait to be accepted."""
+_CONNECTION_SECONDS = 15.0
+"""From accept to close; a scrape takes milliseconds, and Prometheus gives up after 10 s."""
+_POLL_SECONDS = 0.2
+
+
+class Page(NamedTuple):
+    """An answer.  headers: besides Content-Length."""
+
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class HttpServer:
+    """Answers GET for some paths, in threads of its own, until it is closed."""
+
+    def __init__(
+        self, option: str, host: str, port: int, pages: Mapping[str, Callable[[str], Page]]
+    ) -> None:
+        """Listen, and start.
+
+        option: of the command line, which an error names; its host has the same name with "host"
+        for "port".  port: 0 picks a free one.  pages: by path; each is given the value of the
+        request's header Accept.  Raises: InvalidRequest if it cannot listen.
+        """
+        self._server = _listening(option, host, port, pages)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            args=(_POLL_SECONDS,),
+            name="tokenfeed-http",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Return "host:port"."""
+        host, port = self._host, self._server.server_address[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether only this machine can reach it."""
+        return ipaddress.ip_address(self._host.partition("%")[0]).is_loopback
+
+    @property
+    def _host(self) -> str:
+        return str(self._server.server_address[0])
+
+    def close(self) -> None:
+        """Stop listening, and close all connections. May be called twice."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._server.close_older_than(0.0)
+
+
+class _Server(ThreadingHTTPServer):
+    """Bounds connections in number and time."""
+
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        address: tuple[Any, ...],
+        pages: Mapping[str, Callable[[str], Page]],
+    ) -> None:
+        self.address_family = family
+        self.pages = pages
+        self._lock = threading.Lock()  # guards what follows
+        self._accepted: dict[socket.socket, float] = {}
+        super().__init__(address, _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection."""
+        connection, address = super().get_request()
+        with self._lock:
+            self._accepted[connection] = time.monotonic()
+            is_full = len(self._accepted) > _CONNECTIONS_MAX
+        if is_full:
+            self.shutdown_request(connection)
+            raise OSError("too many connections")
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._accepted.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off those that take too long."""
+        self.close_older_than(_CONNECTION_SECONDS)
+
+    def close_older_than(self, seconds: float) -> None:
+        """Cut off the connections that were accepted so long ago, which ends their threads."""
+        now = time.monotonic()
+        with self._lock:
+            old = [each for each, began in self._accepted.items() if now - began >= seconds]
+        for connection in old:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away."""
+        log_exception(logging.DEBUG, "http request failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request, and closes."""
+
+    server_version = "tokenfeed"
+    sys_version = ""
+    timeout = _CONNECTION_SECONDS
+
+    def do_GET(self) -> None:
+        """Answer."""
+        assert isinstance(self.server, _Server)
+        make = self.server.pages.get(self.path.partition("?")[0])
+        if make is None:
+            paths = " and ".join(self.server.pages)
+            self._answer(HTTPStatus.NOT_FOUND, Page(_PLAIN, f"there is only {paths}\n".encode()))
+            return
+        try:
+            page = make(self.headers.get("Accept", ""))
+        except Exception:  # noqa: BLE001 - its text must not reach the caller
+            log_exception(logging.ERROR, "page failed path=%s", self.path.partition("?")[0])
+            problem = b"failed; see the server log\n"
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, Page(_PLAIN, problem))
+            return
+        self._answer(HTTPStatus.OK, page)
+
+    def _answer(self, status: HTTPStatus, page: Page) -> None:
+        self.send_response(status)
+        for name, value in page.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(page.content)))
+        self.end_headers()
+        self.wfile.write(page.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: scrapes come every few seconds."""
+
+
+_PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
+
+
+def _listening(
+    option: str, host: str, port: int, pages: Mapping[str, Callable[[str], Page]]
+) -> _Server:
+    """Return a server that listens.  Raises: InvalidRequest."""
+    if not 0 <= port <= 65535:
+        raise InvalidRequest(option, f"{port} is not in [0, 65535]")
+    try:
+        found = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "not a name"
+        problem = f"{host!r} is not an address: {why}"
+        raise InvalidRequest(option.replace("port", "host"), problem) from error
+    family, _, _, _, address = found[0]
+    try:
+        return _Server(family, address, pages)
+    except OSError as error:
+        problem = f"{port} on {address[0]} cannot be bound: {error.strerror}; 0 picks another"
+        raise InvalidRequest(option, problem) from error
