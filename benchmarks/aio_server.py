@@ -22,6 +22,7 @@ import grpc.aio
 from server.cli.options import build_parser
 from server.cli.serve import open_datasets
 from server.datasets.warmup import WarmUp
+from server.rpc.activity import Activity
 from server.rpc.admission import AdmissionControl, StreamLimits, parse_message
 from server.rpc.service import TokenFeed
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -41,10 +42,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         datasets,
         AdmissionControl(StreamLimits()),
         AdmissionControl(StreamLimits()),
+        Activity(),
         batch_bytes_max=arguments.max_batch_bytes,
         request_bytes_max=arguments.max_request_bytes,
     )
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
+    warm_up.start()
     asyncio.run(serve(feed, arguments.port, inline))
     warm_up.close()
 
@@ -57,11 +60,11 @@ async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
     async def in_threads(message: bytes, _: object) -> AsyncIterator[bytes]:
         frames = feed._open(parse_message(pb.GetBatchRequest, message)).frames("")
         while (frame := await loop.run_in_executor(pool, next, frames, None)) is not None:
-            yield frame
+            yield frame.message
 
     async def in_loop(message: bytes, _: object) -> AsyncIterator[bytes]:
         for frame in feed._open(parse_message(pb.GetBatchRequest, message)).frames(""):
-            yield frame
+            yield frame.message
 
     server = grpc.aio.server(options=OPTIONS)
     handler = grpc.unary_stream_rpc_method_handler(in_loop if inline else in_threads)

@@ -332,7 +332,7 @@ class Activity:
             return Totals(rows, {labels: each.copy() for labels, each in self._frames.items()})
 
     def streams(self, most: int) -> tuple[list[StreamSeen], int]:
-        """Return the streams that moved last, at most so many, and how many others there are."""
+        """Return the streams that moved last, and how many others there are.  most: to return."""
         now = time.monotonic()
         with self._lock:
             found = sorted(self._streams.values(), key=lambda stream: -stream.moved_at)
@@ -412,7 +412,7 @@ class Activity:
         return stream, counts, rows
 
     def _forget_beyond(self, most: int) -> None:
-        """Forget streams without a call, if there are more than so many."""
+        """Forget streams without a call, if there are more than this number."""
         if len(self._streams) <= most:
             return
         for key, stream in list(self._streams.items())[: len(self._streams) - most]:

@@ -1,4 +1,4 @@
-"""A small HTTP server for pages that are made for each request. Knows nothing of their content.
+"""A small HTTP server for pages that are made for each request. What is in them is not known here.
 
 It is for a few clients that may be slow or hostile: connections are bounded in number and in time,
 and only GET is answered.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from server.storage.formats import Layout
 from server.storage.narrowing import Narrowing
-from server.storage.store import Piece, SameContent, Submit
+from server.storage.store import Piece, ReadCounts, SameContent, Submit
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
@@ -66,6 +66,7 @@ class MemoryStore:
         self.planes = {kind: _fingerprint(kind, parts) for kind, parts in self._planes.items()}
         self.shapes = (self.shape,)
         self.failed = False
+        self.read_counts = ReadCounts(0, 0)
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:

@@ -297,6 +297,22 @@ def test_a_number_outside_its_range_is_named_with_its_flag(
     assert value in line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--status",), "--status: needs --metrics-port"),
+        (("--metrics-port", "70000"), "--metrics-port: 70000 is not in"),
+        (("--metrics-port", "0", "--metrics-host", "no such host"), "--metrics-host: 'no such"),
+        (("--status-token-file", "/nowhere"), "--status-token-file: cannot be read"),
+    ],
+)
+def test_metrics_that_cannot_be_served_are_an_error(
+    write_tokens: WriteTokens, arguments: tuple[str, ...], problem: str
+) -> None:
+    """A server without the metrics that were asked for would be found out in an incident."""
+    assert refusal("--data", write_tokens(range(100)), *arguments).startswith(problem)
+
+
 def test_checking_all_tokens_needs_something_to_check_them_against(
     write_tokens: WriteTokens,
 ) -> None:

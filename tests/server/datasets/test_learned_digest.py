@@ -88,6 +88,7 @@ def never() -> bool:
 
 def warmed_up(*datasets: Dataset, bytes_max: int | None = None) -> None:
     warm_up = WarmUp(datasets, bytes_max)
+    warm_up.start()
     warm_up._thread.join(10)
     assert not warm_up._thread.is_alive()
 

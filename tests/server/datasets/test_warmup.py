@@ -217,6 +217,7 @@ def test_tokens_are_preloaded_before_loss_masks(make_corpus: MakeCorpus) -> None
     dataset = with_mask(dataset_of(tokens), mask)
     for room, is_warm in ((5, (True, False)), (6, (True, True))):
         warm_up = WarmUp([dataset], room * PAGE_BYTES)
+        warm_up.start()
         warm_up._thread.join(10)
         warm_up.close()
         assert (mapped_bytes(tokens) > 0, mapped_bytes(mask) > 0) == is_warm
@@ -230,6 +231,7 @@ def test_a_corpus_that_does_not_fit_into_memory_is_left_alone(
     monkeypatch.setattr(memory_limit, "available_bytes", lambda: 8 * PIECE_BYTES)
 
     warm_up = WarmUp(map(dataset_of, [does_not, fits]))
+    warm_up.start()
     warm_up._thread.join(10)
     warm_up.close()
 
@@ -245,6 +247,7 @@ def test_the_operator_s_limit_goes_before_what_memory_has_room_for(
     corpus = make_corpus(PIECE_BYTES)
     for limit, expected in ((0, 0), (corpus.span[1] - 1, 0), (corpus.span[1], corpus.span[1])):
         warm_up = WarmUp([dataset_of(corpus)], limit)
+        warm_up.start()
         warm_up._thread.join(10)
         warm_up.close()
 
@@ -261,6 +264,7 @@ def test_a_failure_of_the_warm_up_is_a_line_in_the_log(
 
     monkeypatch.setattr(memory_limit, "available_bytes", unknown)
     warm_up = WarmUp([dataset_of(make_corpus(PIECE_BYTES))])
+    warm_up.start()
     warm_up._thread.join(10)
     warm_up.close()
     warm_up.close()
@@ -287,6 +291,7 @@ def test_only_the_thread_that_warms_up_is_nice(
     )
     before = os.getpriority(os.PRIO_PROCESS, 0)
     warm_up = WarmUp([dataset_of(make_corpus(PIECE_BYTES), digest=b"")])
+    warm_up.start()
     warm_up._thread.join(10)
 
     assert len(seen) == 2

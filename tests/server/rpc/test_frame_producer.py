@@ -45,9 +45,9 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
     stream = frame.Stream(request.spec, request.position, bytes(32), {})
     return len(
         list(
-            FrameProducer(dataset.store, request, stream, scheduler or FairScheduler()).frames(
-                Connection("peer")
-            )
+            FrameProducer(
+                ["train"], dataset.store, request, stream, scheduler or FairScheduler()
+            ).frames(Connection("peer"))
         )
     )
 

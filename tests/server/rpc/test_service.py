@@ -23,6 +23,7 @@ from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.rpc import listener
+from server.rpc.activity import Activity
 from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
 from server.storage.borders import Delimiters, opening
@@ -111,7 +112,12 @@ def serving(
     """Serve on a free port, in this process."""
     calls = AdmissionControl(limits)
     service = kind(
-        datasets, calls, calls, batch_bytes_max=batch_bytes_max, request_bytes_max=REQUEST_BYTES_MAX
+        datasets,
+        calls,
+        calls,
+        Activity(),
+        batch_bytes_max=batch_bytes_max,
+        request_bytes_max=REQUEST_BYTES_MAX,
     )
     server = listener.create_server(
         service.handler(), calls_max=64, request_bytes_max=REQUEST_BYTES_MAX

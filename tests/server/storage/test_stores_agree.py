@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from server.datasets.dataset import TokenChecks, dataset_of
 from server.rpc import listener
+from server.rpc.activity import Activity
 from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
 from server.runtime.poll_rate import PollRate
@@ -173,7 +174,12 @@ def test_a_store_in_memory_is_served(dtype: str) -> None:
     dataset = dataset_of(store, TokenChecks())
     calls = AdmissionControl(StreamLimits())
     service = TokenFeed(
-        {"train": dataset}, calls, calls, batch_bytes_max=1 << 20, request_bytes_max=1 << 16
+        {"train": dataset},
+        calls,
+        calls,
+        Activity(),
+        batch_bytes_max=1 << 20,
+        request_bytes_max=1 << 16,
     )
     server = listener.create_server(service.handler(), calls_max=4, request_bytes_max=1 << 16)
     address = listener.bind(server, "127.0.0.1", 0)

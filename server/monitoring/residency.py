@@ -1,6 +1,6 @@
 """Which share of a dataset's pages is in memory, of a sample of them: for the status.
 
-It is measured only while somebody asks, in a thread of its own: a file system that hangs must not
+It is measured only while a client asks, in a thread of its own: a file system that hangs must not
 stop the status. The files are asked by a read that does not wait (RWF_NOWAIT). mincore would say
 that all is in memory of files that this process may not write.
 """
@@ -19,7 +19,7 @@ from ..runtime.poller import Poller
 
 _PAUSE_SECONDS = 2.0
 _WANTED_SECONDS = 30.0
-"""It is measured for this long after somebody asked."""
+"""It is measured for this long after a call of `share`."""
 _SAMPLES = 128
 """Pages that are looked at, of each dataset: 0.5 ms if they are in memory. A share of 0.5 is then
 off by 0.04 or so."""
@@ -29,7 +29,7 @@ class Residency:
     """The shares of some datasets. Network file systems are not asked."""
 
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
-        """Start the thread, which does nothing until somebody asks."""
+        """Start the thread, which does nothing until `share` is called."""
         self._datasets = datasets
         self._shares: dict[str, float | None] = {}
         self._asked_at = -_WANTED_SECONDS

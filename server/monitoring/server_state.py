@@ -1,6 +1,6 @@
 """What can be told of a running server: its datasets, and what counts for them.
 
-Metrics, the status service and the page read it; nobody writes here.
+Metrics, the status service and the page only read it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ..datasets.dataset import Dataset
 from ..datasets.warmup import WarmUp
-from .activity import Activity
-from .admission import AdmissionControl
+from ..rpc.activity import Activity
+from ..rpc.admission import AdmissionControl
 
 
 @dataclass(frozen=True, slots=True)

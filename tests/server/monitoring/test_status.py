@@ -1,0 +1,218 @@
+"""tokenfeed.v1.Status: for operators, and for nobody else."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from client import Mixture, NumpyBatches
+from server.monitoring.status import _is_local
+from tests.conftest import Serve, WriteTokens
+from tests.support.waiting import eventually
+from tokenfeed import __version__
+from tokenfeed.v1 import status_pb2 as pb
+from tokenfeed.v1 import tokenfeed_pb2
+
+METHOD = "/tokenfeed.v1.Status/GetStatus"
+B, T = 8, 15
+
+
+@pytest.fixture
+def two(write_tokens: WriteTokens) -> list[Path]:
+    return [write_tokens(np.arange(1, 20_000), name) for name in ("train.bin", "val.bin")]
+
+
+def ask(
+    address: str, request: pb.GetStatusRequest | bytes = b"", token: str = ""
+) -> pb.GetStatusResponse:
+    message = request if isinstance(request, bytes) else request.SerializeToString()
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(address) as channel:
+        answer = channel.unary_unary(METHOD)(message, timeout=10, metadata=metadata)
+    return pb.GetStatusResponse.FromString(answer)
+
+
+def refused(address: str, request: bytes = b"", token: str = "") -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(address, request, token)
+    return caught.value.code().name, caught.value.details()
+
+
+def test_datasets_and_streams_are_told(serve: Serve, two: list[Path]) -> None:
+    """What each rank of each run does, and of which data."""
+    server = serve("--data", two[0], "--data", two[1], "--warm-up-bytes", "0")
+    with NumpyBatches(
+        *(server.address, B, T),
+        dataset="val",
+        rank=3,
+        world_size=8,
+        client_name="run-17",
+        num_batches=3,
+    ) as feed:
+        list(feed)
+        found = ask(server.address)
+
+    assert found.server_version == __version__
+    assert 0 < found.started_ms < found.now_ms < found.started_ms + 60_000
+    assert 0 < found.anonymous_bytes < found.memory_limit_bytes
+    assert (found.draining, found.streams_max, found.streams_omitted) == (False, 512, 0)
+    assert [(one.name, one.lost, one.format, one.dtype) for one in found.datasets] == [
+        ("train", "", "raw", "uint16"),
+        ("val", "", "raw", "uint16"),
+    ]
+    train, val = found.datasets
+    assert (val.token_count, val.file_count, val.size_bytes) == (19_999, 1, 39_998)
+    assert (len(val.fingerprint), train.rows) == (32, 0)
+    assert not val.HasField("warm_up_share")
+    (stream,) = found.streams
+    assert (stream.client_name, stream.rank, stream.world_size) == ("run-17", 3, 8)
+    assert (stream.batch_size, stream.context_length, stream.order) == (B, T, "random-1")
+    assert list(stream.datasets) == ["val"]
+    assert stream.rows == val.rows == 3 * B
+    assert stream.tokens == T * 3 * B
+    # Rank 3 of 8 with batches of 8: row r of batch k is sample 64 k + 24 + r.
+    assert stream.next_sample == 64 * 3 + 24
+    assert val.token_bytes == 2 * (T + 1) * 3 * B
+
+
+def test_a_mixture_is_told_with_the_datasets_of_its_stage(serve: Serve, two: list[Path]) -> None:
+    """Its stages change while it runs."""
+    server = serve("--data", two[0], "--data", two[1])
+    mixture = Mixture({"val": 1, "train": 3})
+    with NumpyBatches(server.address, B, T, mixture=mixture, num_batches=4) as feed:
+        list(feed)
+    found = ask(server.address)
+
+    (stream,) = found.streams
+    assert (stream.order, list(stream.datasets)) == ("mixture-1", ["val", "train"])
+    assert {one.name: one.rows for one in found.datasets} == {"train": 24, "val": 8}
+
+
+def test_shares_in_memory_are_told_once_they_are_known(serve: Serve, two: list[Path]) -> None:
+    """They are measured only while somebody asks."""
+    server = serve("--data", two[0])
+
+    def is_known() -> bool:
+        (train,) = ask(server.address).datasets
+        return train.HasField("resident_share") and train.warm_up_share == 1.0
+
+    assert eventually(is_known)
+    (train,) = ask(server.address).datasets
+    assert train.resident_share == 1.0
+
+
+def test_a_dataset_that_is_lost_says_why(serve: Serve, two: list[Path]) -> None:
+    server = serve("--data", two[0], "--data", two[1])
+    os.truncate(two[1], 100)
+
+    assert eventually(lambda: ask(server.address).datasets[1].lost != "")
+    assert "'val' changed while it was served" in ask(server.address).datasets[1].lost
+    assert ask(server.address).datasets[0].lost == ""
+
+
+@pytest.mark.parametrize(
+    ("peer", "local"),
+    [
+        ("ipv4:127.0.0.1:50", True),
+        ("ipv4:127.9.9.9:50", True),
+        ("ipv6:%5B::1%5D:50", True),
+        ("ipv6:[::1]:50", True),
+        ("ipv6:%5B::ffff:127.0.0.1%5D:50", True),
+        ("unix:", True),
+        ("unix:/run/x.sock", True),
+        ("ipv4:10.0.0.1:50", False),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:50", False),
+        ("ipv6:%5Bfe80::1%25eth0%5D:50", False),
+        ("vsock:2:50", False),
+        ("", False),
+    ],
+)
+def test_only_this_machine_is_local(peer: str, local: bool) -> None:
+    """Without tokens of operators nobody else may ask."""
+    assert _is_local(peer) == local
+
+
+def test_the_status_has_tokens_of_its_own(serve: Serve, two: list[Path], tmp_path: Path) -> None:
+    """Who may train on the data may not see what others do, and the other way round."""
+    data, status = tmp_path / "data.tokens", tmp_path / "status.tokens"
+    data.write_text("trainer\n")
+    status.write_text("operator\n")
+    server = serve(
+        *("--data", two[0], "--host", "127.0.0.1"),
+        *("--token-file", data, "--status-token-file", status),
+    )
+
+    assert ask(server.address, token="operator").server_version == __version__
+    for token in ("", "trainer", "wrong"):
+        code, details = refused(server.address, token=token)
+        assert (code, details) == (
+            "UNAUTHENTICATED",
+            "authorization: the status needs a token of operators",
+        )
+    metadata = (("authorization", "Bearer operator"),)
+    with grpc.insecure_channel(server.address) as channel:
+        describe = channel.unary_unary("/tokenfeed.v1.TokenFeed/Describe")
+        with pytest.raises(grpc.RpcError) as caught:
+            describe(b"", timeout=10, metadata=metadata)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    status.write_text("renewed\n")
+    assert eventually(lambda: _answers(server.address, "renewed"))
+    assert not _answers(server.address, "operator")
+
+
+def _answers(address: str, token: str) -> bool:
+    try:
+        ask(address, token=token)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_without_tokens_a_unix_socket_may_ask(
+    serve: Serve, two: list[Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "feed.sock"
+    serve("--data", two[0], "--unix", path)
+    assert stat.S_ISSOCK(path.stat().st_mode)
+
+    assert ask(f"unix:{path}").server_version == __version__
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "problem"),
+    [
+        (b"\x08\x91\x4e", "streams_max: 10001 is not in [1, 10000]"),
+        (b"\x50\x01", "10"),
+        (b"\xff\xff", "request: is not a valid GetStatusRequest"),
+    ],
+)
+def test_a_wrong_request_is_refused_by_name(
+    serve: Serve, two: list[Path], request_bytes: bytes, problem: str
+) -> None:
+    server = serve("--data", two[0])
+    code, details = refused(server.address, request_bytes)
+
+    assert code == "INVALID_ARGUMENT"
+    assert problem in details
+
+
+def test_of_many_streams_the_latest_are_listed(serve: Serve, two: list[Path]) -> None:
+    """A page of 10,000 clients helps nobody."""
+    server = serve("--data", two[0])
+    with grpc.insecure_channel(server.address) as channel:
+        for number in range(5):
+            request = tokenfeed_pb2.GetBatchRequest(
+                batch_size=2, context_length=8, num_batches=1, client_name=f"client {number}"
+            )
+            call = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+            list(call(request.SerializeToString(), timeout=10))
+    found = ask(server.address, pb.GetStatusRequest(streams_max=2))
+
+    assert [one.client_name for one in found.streams] == ["client 4", "client 3"]
+    assert found.streams_omitted == 3

@@ -1,0 +1,146 @@
+"""The small HTTP server, and clients that are slow or hostile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from server.runtime import http_server
+from server.runtime.http_server import HttpServer, Page
+from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidRequest
+
+
+def fails(accept: str) -> Page:
+    raise ValueError("a secret")
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    pages = {
+        "/": lambda accept: Page({"Content-Type": "text/plain", "X-Own": accept}, b"hello"),
+        "/fails": fails,
+    }
+    server = HttpServer("--metrics-port", "127.0.0.1", 0, pages)
+    yield server
+    server.close()
+
+
+def connect(server: HttpServer) -> socket.socket:
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def get(server: HttpServer, path: str) -> bytes:
+    with urllib.request.urlopen(f"http://{server.address}{path}", timeout=10) as answer:
+        return bytes(answer.read())
+
+
+def test_a_page_is_made_for_each_request(server: HttpServer) -> None:
+    request = urllib.request.Request(f"http://{server.address}/?x=1", headers={"Accept": "mine"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.read() == b"hello"
+        assert answer.headers["X-Own"] == "mine"
+        assert answer.headers["Server"].strip() == "tokenfeed"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/other", 404), ("/fails", 500)])
+def test_what_cannot_be_answered_says_nothing_of_the_inside(
+    server: HttpServer, path: str, status: int
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(server, path)
+    with caught.value as error:
+        assert error.code == status
+        assert b"secret" not in error.read()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_only_get_is_answered(server: HttpServer, method: str) -> None:
+    """Nothing can be changed here."""
+    request = urllib.request.Request(f"http://{server.address}/", method=method)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    with caught.value as error:
+        assert error.code == 501
+
+
+def test_a_client_that_sends_its_request_slowly_is_cut_off(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte every second would hold a thread for ever."""
+    monkeypatch.setattr(http_server, "_CONNECTION_SECONDS", 0.3)
+    began = time.monotonic()
+    with connect(server) as slow:
+        slow.sendall(b"GET / HT")
+
+        def is_cut_off() -> bool:
+            try:
+                slow.sendall(b"T")
+            except OSError:
+                return True
+            slow.settimeout(0.02)
+            try:
+                return slow.recv(1) == b""
+            except TimeoutError:
+                return False
+
+        assert eventually(is_cut_off)
+    assert time.monotonic() - began < 5
+    assert get(server, "/") == b"hello"
+
+
+def test_too_many_connections_are_closed_and_later_ones_answered(server: HttpServer) -> None:
+    idle = [connect(server) for _ in range(http_server._CONNECTIONS_MAX + 20)]
+    try:
+
+        def closed() -> int:
+            count = 0
+            for each in idle:
+                each.settimeout(0.01)
+                try:
+                    count += each.recv(1) == b""
+                except TimeoutError:
+                    continue
+                except OSError:
+                    count += 1
+            return count
+
+        assert eventually(lambda: closed() >= 20)
+    finally:
+        for each in idle:
+            each.close()
+
+    def answers() -> bool:
+        try:
+            return get(server, "/") == b"hello"
+        except OSError:
+            return False
+
+    assert eventually(answers)
+
+
+def test_closing_ends_connections_and_threads(server: HttpServer) -> None:
+    """A server that stops does not wait for a browser."""
+    with connect(server) as open_connection:
+        open_connection.sendall(b"GET")
+        assert eventually(lambda: any("process_request" in t.name for t in threading.enumerate()))
+        began = time.monotonic()
+        server.close()
+        assert open_connection.recv(1) == b""
+    assert time.monotonic() - began < 2
+    assert eventually(
+        lambda: not any("process_request" in thread.name for thread in threading.enumerate())
+    )
+
+
+def test_a_port_in_use_is_an_error_that_names_the_option(server: HttpServer) -> None:
+    host, _, port = server.address.rpartition(":")
+    with pytest.raises(InvalidRequest, match=r"^--metrics-port: \d+ on 127.0.0.1 cannot be bound"):
+        HttpServer("--metrics-port", host, int(port), {})
