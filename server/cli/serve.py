@@ -33,16 +33,16 @@ from ..datasets.sources import (
 )
 from ..datasets.text_cache import TextCache
 from ..datasets.warmup import WarmUp
-from ..monitoring.residency import Residency
-from ..monitoring.server_state import ServerState
-from ..monitoring.status import SERVICE as STATUS_SERVICE
-from ..monitoring.status import Status
-from ..monitoring.status_page import status_page
 from ..rpc import listener
 from ..rpc.activity import Activity
 from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, CallCounts, StreamLimits
 from ..rpc.health import SERVICE as HEALTH_SERVICE
 from ..rpc.health import Health
+from ..rpc.monitoring.residency import Residency
+from ..rpc.monitoring.server_state import ServerState
+from ..rpc.monitoring.status import SERVICE as STATUS_SERVICE
+from ..rpc.monitoring.status import Status
+from ..rpc.monitoring.status_page import status_page
 from ..rpc.reflection import Reflection
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
@@ -174,7 +174,7 @@ def serve_http(
             raise InvalidRequest("--status", "needs --metrics-port, where the page is served")
         return None
     require_installed("serve", "metrics", "prometheus_client")
-    from ..monitoring.metrics import Metrics
+    from ..rpc.monitoring.metrics import Metrics
 
     pages = {"/metrics": Metrics(state).page}
     if arguments.status:

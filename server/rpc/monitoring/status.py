@@ -18,18 +18,18 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import status_pb2 as pb
 from tokenfeed.wire.request import require_understood
 
-from ..datasets.dataset import Dataset
-from ..rpc.activity import StreamSeen
-from ..rpc.admission import (
+from ...datasets.dataset import Dataset
+from ...runtime import memory_limit, process
+from ...storage.rows import what_of
+from ..activity import StreamSeen
+from ..admission import (
     AdmissionControl,
     StreamLimits,
     abort_on_error,
     add_service,
     parse_message,
 )
-from ..rpc.security import BearerTokens, has_token
-from ..runtime import memory_limit, process
-from ..storage.rows import what_of
+from ..security import BearerTokens, has_token
 from .residency import Residency
 from .server_state import ServerState
 

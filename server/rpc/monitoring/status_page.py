@@ -6,7 +6,7 @@ from html import escape
 
 from tokenfeed.v1 import status_pb2 as pb
 
-from ..runtime.http_server import Page
+from ...runtime.http_server import Page
 
 
 def status_page(status: pb.GetStatusResponse) -> Page:

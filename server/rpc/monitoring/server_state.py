@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..datasets.dataset import Dataset
-from ..datasets.warmup import WarmUp
-from ..rpc.activity import Activity
-from ..rpc.admission import AdmissionControl
+from ...datasets.dataset import Dataset
+from ...datasets.warmup import WarmUp
+from ..activity import Activity
+from ..admission import AdmissionControl
 
 
 @dataclass(frozen=True, slots=True)

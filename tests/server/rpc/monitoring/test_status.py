@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from client import Mixture, NumpyBatches
-from server.monitoring.status import _is_local
+from server.rpc.monitoring.status import _is_local
 from tests.conftest import Serve, WriteTokens
 from tests.support.waiting import eventually
 from tokenfeed import __version__

@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from tokenfeed import __version__
 
-from ..rpc.activity import BOUNDS, FrameCounts, Histogram, Labels
-from ..runtime import memory_limit, process
-from ..runtime.http_server import Page
+from ...runtime import memory_limit, process
+from ...runtime.http_server import Page
+from ..activity import BOUNDS, FrameCounts, Histogram, Labels
 from .server_state import ServerState
 
 _BY_ORDER = ("dataset", "order")
