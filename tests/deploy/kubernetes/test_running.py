@@ -1,0 +1,138 @@
+"""A real server with the command line, the probe and the files that its pod would have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client import Credentials, RemoteBatches, Timeouts
+from tests.conftest import ROOT, Serve, Server
+from tests.deploy.kubernetes.manifests import OVERLAYS, container, mounted
+from tests.faults.credentials import OTHER_TOKEN, TOKEN, Papers, write_papers
+from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidRequest, Unauthenticated
+
+CORPUS = "corpus/train.bin"
+
+
+class SecretVolume:
+    """A mounted Secret as the kubelet writes it: each name is a link through `..data`, a link that
+    is replaced when the Secret changes. So no file is ever written to, and all change at once.
+    """
+
+    def __init__(self, folder: Path, files: dict[str, bytes]) -> None:
+        self._folder, self._count = folder, 0
+        folder.mkdir(parents=True)
+        self.renew(files)
+        for name in files:
+            (folder / name).symlink_to(f"..data/{name}")
+
+    def renew(self, files: dict[str, bytes]) -> None:
+        old = self._folder / f"..{self._count}"
+        self._count += 1
+        new = self._folder / f"..{self._count}"
+        new.mkdir()
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+            # Whole seconds, as after a restore: the time alone must not decide.
+            os.utime(new / name, (1, 1))
+        (self._folder / "..data_tmp").symlink_to(new.name)
+        (self._folder / "..data_tmp").rename(self._folder / "..data")
+        if old.exists():
+            for path in old.iterdir():
+                path.unlink()
+            old.rmdir()
+
+
+class Pod:
+    """What a container sees, in a folder of this machine."""
+
+    def __init__(self, overlay: str, root: Path, papers: Papers, serve: Serve) -> None:
+        self._root, self._overlay = root, overlay
+        for path in mounted(overlay):
+            if not path.startswith("/secrets/"):
+                self.here(path).mkdir(parents=True)
+        corpus = self.here(f"/data/{CORPUS}")
+        corpus.parent.mkdir()
+        np.arange(1, 20_000).astype("<u2").tofile(corpus)
+        self.tls = SecretVolume(self.here("/secrets/tls"), pair(papers.cert, papers.key))
+        self.tokens = SecretVolume(self.here("/secrets/tokens"), {"tokens": f"{TOKEN}\n".encode()})
+        # The port of the metrics is fixed there; here any other server may have it.
+        words = [w for w in container(overlay)["args"] if not w.startswith("--metrics-")]
+        socket = self.here("/dev/shm/tokenfeed.sock")
+        self.server: Server = serve("--unix", socket, *map(self._rewritten, words))
+
+    def here(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def _rewritten(self, word: str) -> str:
+        """A word of a command line, with a path of the pod as one of this machine."""
+        for separator in ("=/", "unix:/"):
+            before, found, after = word.partition(separator)
+            if found:
+                return f"{before}{found[:-1]}{self.here(after)}"
+        return word
+
+    def is_ready(self) -> bool:
+        """Whether the pod's own probe says so."""
+        python, *words = container(self._overlay)["readinessProbe"]["exec"]["command"]
+        assert python == "python"
+        command = [sys.executable, *map(self._rewritten, words)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=10).returncode == 0
+
+    def read(self, credentials: Credentials) -> int:
+        """How many batches a client gets."""
+        timeouts = Timeouts(reconnect_seconds=1.0)
+        with RemoteBatches(
+            self.server.address, 4, 64, rank=0, world_size=1, num_batches=3,
+            timeouts=timeouts, credentials=credentials,
+        ) as feed:  # fmt: skip
+            return sum(1 for _ in feed)
+
+
+def pair(cert: str, key: str) -> dict[str, bytes]:
+    """The files of a Secret of type kubernetes.io/tls."""
+    return {"tls.crt": Path(cert).read_bytes(), "tls.key": Path(key).read_bytes()}
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return write_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture
+def running(tmp_path: Path, papers: Papers, serve: Serve) -> Pod:
+    return Pod(OVERLAYS[0], tmp_path / "pod", papers, serve)
+
+
+def test_the_probe_of_the_pod_follows_the_health_of_its_server(running: Pod) -> None:
+    """Without certificate and token. A server that has lost its corpus goes on running, so that
+    whoever looks finds its log.
+    """
+    assert running.is_ready()
+
+    os.truncate(running.here(f"/data/{CORPUS}"), 100)
+
+    assert eventually(lambda: not running.is_ready())
+    assert running.server.process.poll() is None
+
+
+def test_renewed_secrets_apply_without_a_restart(running: Pod, papers: Papers) -> None:
+    """The kubelet replaces links; files that are polled by name have to be seen through them."""
+    trusting = Credentials(tls_ca=papers.ca, token=TOKEN)
+    assert running.read(trusting) == 3
+    running.tokens.renew({"tokens": f"{OTHER_TOKEN}\n".encode()})
+    running.tls.renew(pair(papers.expired_cert, papers.expired_key))
+
+    assert eventually(lambda: "bearer tokens reloaded count=1" in running.server.stderr)
+    with pytest.raises(InvalidRequest, match="certificate has expired"):
+        running.read(trusting)
+    running.tls.renew(pair(papers.cert, papers.key))
+    assert running.read(Credentials(tls_ca=papers.ca, token=OTHER_TOKEN)) == 3
+    with pytest.raises(Unauthenticated):
+        running.read(trusting)
