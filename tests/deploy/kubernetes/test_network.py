@@ -36,7 +36,7 @@ def is_from(peer: Manifest, namespace: dict[str, str], labels: dict[str, str]) -
 def admitted(overlay: str, namespace: dict[str, str], labels: dict[str, str]) -> list[int]:
     """The ports of a server that a pod reaches."""
     policies = policies_for(pod(overlay)["metadata"]["labels"], overlay, "Ingress")
-    assert policies, "without one everybody reaches everything"
+    assert len(policies) == 2, "what is for all pods of ours, and what is for servers"
     ports = []
     for spec in policies:
         for rule in spec.get("ingress", []):
@@ -68,7 +68,7 @@ def test_trainers_reach_batches_monitoring_reaches_metrics_and_nobody_else_anyth
     assert admitted(overlay, namespace, labels) == ports
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ["base", *OVERLAYS])
 @pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
 def test_servers_and_jobs_reach_nothing(overlay: str, name: str) -> None:
     """Not even DNS: they look up no name. Volumes are mounted by the node."""
@@ -78,7 +78,7 @@ def test_servers_and_jobs_reach_nothing(overlay: str, name: str) -> None:
     assert not any(spec.get("egress") for spec in policies)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ["base", *OVERLAYS])
 @pytest.mark.parametrize("name", JOBS)
 def test_nobody_reaches_jobs(overlay: str, name: str) -> None:
     """They do not listen."""
@@ -86,3 +86,11 @@ def test_nobody_reaches_jobs(overlay: str, name: str) -> None:
 
     assert policies
     assert not any(spec.get("ingress") for spec in policies)
+
+
+@pytest.mark.parametrize("overlay", ["base", *OVERLAYS])
+@pytest.mark.parametrize("kind", ["Ingress", "Egress"])
+def test_other_pods_of_the_namespace_are_left_alone(overlay: str, kind: str) -> None:
+    """Trainers may be there, and need the network."""
+    for labels in (TRAINER, {"app.kubernetes.io/component": "server"}):
+        assert policies_for(labels, overlay, kind) == []

@@ -83,7 +83,6 @@ def test_memory_is_requested_up_to_its_limit(name: str) -> None:
     resources = container(name)["resources"]
 
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
-    # A server starts with 64 MB; the standard library's temporary files need none.
     assert size_bytes(resources["limits"]["memory"]) >= GIB
     assert int(resources["requests"]["cpu"]) >= 1
     assert "cpu" not in resources["limits"]
@@ -211,6 +210,7 @@ def test_jobs_write_to_the_volume_that_servers_read(name: str) -> None:
     assert not mount.get("readOnly")
     assert volume["persistentVolumeClaim"] == {"claimName": claim()["metadata"]["name"]}
     assert claim()["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert size_bytes(claim()["spec"]["resources"]["requests"]["storage"]) >= 100 * GIB
     assert len(mounted(name)) == 1
 
 
@@ -258,6 +258,7 @@ def test_ingest_makes_what_servers_serve_with_as_many_workers_as_it_has_cores() 
     assert "command" not in container("jobs/ingest")
     assert taken.workers == int(resources["requests"]["cpu"])
     assert size_bytes(resources["limits"]["memory"]) >= (160 + 90 * taken.workers) * MIB
+    assert taken.append_token == "<|endoftext|>", "documents end somewhere"
     for path in (*taken.sources, taken.tokenizer):
         assert path.startswith("/data/")
 

@@ -14,14 +14,13 @@ from tests.deploy.kubernetes.manifests import (
     OVERLAYS,
     built,
     container,
-    matches,
     of_kind,
     only,
     pod,
     with_component,
 )
 
-# The oldest that has the preStop handler `sleep` by default, and the newest that the validator knows.
+# The oldest with the preStop handler `sleep` by default, and the newest that the validator knows.
 VERSIONS = ["1.30", "1.37"]
 
 # The fields of monitoring.coreos.com/v1 PodMonitor that are used here, from the definition that the
@@ -64,21 +63,40 @@ def test_each_manifest_has_the_fields_of_its_kind_and_no_others(name: str, versi
         assert kubernetes_validate.validate(manifest, version, strict=True) == version
 
 
-@pytest.mark.parametrize("name", ["base", *OVERLAYS, *JOBS])
-def test_every_selector_finds_the_pods_that_it_is_for(name: str) -> None:
-    """One that finds none is valid, and silent."""
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
+def test_each_manifest_has_the_name_and_the_label_of_the_project(name: str) -> None:
+    """What a cluster lists by `-l app.kubernetes.io/name=tokenfeed` is all of it."""
+    for manifest in built(name):
+        assert manifest["metadata"]["name"].startswith("tokenfeed")
+        labels = manifest["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "tokenfeed"
+        if manifest["kind"] in ("Service", "Deployment", "DaemonSet", "Job"):
+            assert labels == pod(name)["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("name", ["base", *OVERLAYS])
+def test_selectors_find_servers_and_no_jobs(name: str) -> None:
+    """One that finds none is valid, and silent; one that finds jobs sends clients to them."""
     labels = pod(name)["metadata"]["labels"]
-    assert labels["app.kubernetes.io/name"] == "tokenfeed"
     manifests = built(name)
-    for service in of_kind(manifests, "Service"):
-        assert service["spec"]["selector"].items() <= labels.items()
-    for kind in ("Deployment", "DaemonSet", "PodDisruptionBudget"):
-        for manifest in of_kind(manifests, kind):
-            assert matches(manifest["spec"]["selector"], labels)
-    for spread in pod(name)["spec"].get("topologySpreadConstraints", []):
-        assert matches(spread["labelSelector"], labels)
-    for policy in of_kind(manifests, "NetworkPolicy"):
-        assert matches(policy["spec"]["podSelector"], labels)
+    selectors = [each["spec"]["selector"] for each in of_kind(manifests, "Service")]
+    selectors += [
+        each["spec"]["selector"]["matchLabels"]
+        for kind in ("Deployment", "DaemonSet", "PodDisruptionBudget")
+        for each in of_kind(manifests, kind)
+    ]
+    spreads = pod(name)["spec"].get("topologySpreadConstraints", [])
+    selectors += [spread["labelSelector"]["matchLabels"] for spread in spreads]
+
+    assert labels == {
+        "app.kubernetes.io/name": "tokenfeed",
+        "app.kubernetes.io/component": "server",
+    }
+    assert all(selector == labels for selector in selectors)
+    for job in JOBS:
+        component = job.partition("/")[2]
+        own = {"app.kubernetes.io/component": component}
+        assert pod(job)["metadata"]["labels"] == labels | own
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -91,6 +109,7 @@ def test_only_who_asks_for_it_gets_a_pod_monitor(name: str, tmp_path: Path) -> N
     monitor = only(manifests, "PodMonitor")
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert monitor["metadata"]["name"] == "tokenfeed"
+    assert monitor["metadata"]["labels"] == {"app.kubernetes.io/name": "tokenfeed"}
     jsonschema.validate(monitor["spec"], POD_MONITOR)
     assert len(manifests) == len(built(name)) + 1
 
@@ -103,8 +122,7 @@ def test_the_pod_monitor_reads_the_port_of_the_metrics(name: str, tmp_path: Path
     labels = pod(name)["metadata"]["labels"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
 
-    assert matches(monitor["spec"]["selector"], labels)
-    assert set(monitor["spec"]["selector"]["matchLabels"]) == set(labels)
+    assert monitor["spec"]["selector"] == {"matchLabels": labels}
     assert labels[monitor["spec"]["jobLabel"]] == "tokenfeed"
     ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
     assert ports[endpoint["port"]] == 9464
