@@ -1,8 +1,9 @@
-"""A real server with the command line, the probe and the files that its pod would have."""
+"""Real servers and jobs, with the command lines, probes and files that their pods would have."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,17 @@ from client import Credentials, RemoteBatches, Timeouts
 from tests.conftest import ROOT, Serve, Server
 from tests.deploy.kubernetes.manifests import OVERLAYS, container, mounted
 from tests.faults.credentials import OTHER_TOKEN, TOKEN, Papers, write_papers
+from tests.server.ingest import corpus
+from tests.support.commands import run
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest, Unauthenticated
 
 CORPUS = "corpus/train.bin"
+
+
+def rewritten(words: list[str], root: Path) -> list[str]:
+    """A command line, with the paths of a pod as paths below root."""
+    return [re.sub("(^|[=:])/", rf"\g<1>{root}/", word) for word in words]
 
 
 class SecretVolume:
@@ -57,32 +65,24 @@ class Pod:
         for path in mounted(overlay):
             if not path.startswith("/secrets/"):
                 self.here(path).mkdir(parents=True)
-        corpus = self.here(f"/data/{CORPUS}")
-        corpus.parent.mkdir()
-        np.arange(1, 20_000).astype("<u2").tofile(corpus)
+        path = self.here(f"/data/{CORPUS}")
+        path.parent.mkdir()
+        np.arange(1, 20_000).astype("<u2").tofile(path)
         self.tls = SecretVolume(self.here("/secrets/tls"), pair(papers.cert, papers.key))
         self.tokens = SecretVolume(self.here("/secrets/tokens"), {"tokens": f"{TOKEN}\n".encode()})
         # The port of the metrics is fixed there; here any other server may have it.
         words = [w for w in container(overlay)["args"] if not w.startswith("--metrics-")]
         socket = self.here("/dev/shm/tokenfeed.sock")
-        self.server: Server = serve("--unix", socket, *map(self._rewritten, words))
+        self.server: Server = serve("--unix", socket, *rewritten(words, root))
 
     def here(self, path: str) -> Path:
         return self._root / path.lstrip("/")
-
-    def _rewritten(self, word: str) -> str:
-        """A word of a command line, with a path of the pod as one of this machine."""
-        for separator in ("=/", "unix:/"):
-            before, found, after = word.partition(separator)
-            if found:
-                return f"{before}{found[:-1]}{self.here(after)}"
-        return word
 
     def is_ready(self) -> bool:
         """Whether the pod's own probe says so."""
         python, *words = container(self._overlay)["readinessProbe"]["exec"]["command"]
         assert python == "python"
-        command = [sys.executable, *map(self._rewritten, words)]
+        command = [sys.executable, *rewritten(words, self._root)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=10).returncode == 0
 
     def read(self, credentials: Credentials) -> int:
@@ -136,3 +136,24 @@ def test_renewed_secrets_apply_without_a_restart(running: Pod, papers: Papers) -
     assert running.read(Credentials(tls_ca=papers.ca, token=OTHER_TOKEN)) == 3
     with pytest.raises(Unauthenticated):
         running.read(trusting)
+
+
+def test_the_jobs_make_what_a_server_finds(serve: Serve, tmp_path: Path) -> None:
+    """Text, its tokens, the rows of its documents: each where the next one looks."""
+    text = tmp_path / "data" / "text"
+    text.mkdir(parents=True)
+    corpus.write_jsonl(text / "pages.jsonl", [{"text": page} for page in corpus.documents(300)])
+    corpus.make_tokenizer(tmp_path / "data" / "tokenizer.json")
+
+    run("-m", "server.ingest", *rewritten(container("jobs/ingest")["args"], tmp_path))
+    _, *module = container("jobs/pack")["command"]
+    run(*module, *rewritten(container("jobs/pack")["args"], tmp_path))
+
+    words = [w for w in container("base")["args"] if not w.startswith("--metrics-")]
+    server = serve(*rewritten(words, tmp_path))
+    with RemoteBatches(
+        server.address, 1, 2048, rank=0, world_size=1, order="packed", num_batches=1
+    ) as feed:
+        next(feed)
+    assert "rows of packed-1 for context length 2048 found dataset=train" in server.stderr
+    assert not (tmp_path / "cache").exists(), "there was nothing to make"
