@@ -1,0 +1,69 @@
+"""The YAML of docs/kubernetes.md, which people copy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from server.cli.options import build_parser as serve_parser
+from tests.conftest import ROOT
+from tests.deploy.kubernetes.manifests import Manifest, build, of_kind, only
+from tests.deploy.kubernetes.test_network import TRAINERS, admitted
+from tests.deploy.kubernetes.test_schemas import VERSIONS
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+
+
+def example(kind: str) -> str:
+    blocks: list[str] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (found,) = [block for block in blocks if f"\nkind: {kind}\n" in f"\n{block}"]
+    return found
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> list[Manifest]:
+    """What the folder beside the checkout, as the page has it, builds."""
+    (tmp_path / "tokenfeed").symlink_to(ROOT)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "kustomization.yaml").write_text(example("Kustomization"))
+    return build(tmp_path / "own")
+
+
+def test_a_folder_of_ones_own_changes_what_the_page_says(own: list[Manifest]) -> None:
+    """Patches go by place and by name, and change nothing if they meet nothing."""
+    spec = only(own, "Deployment")["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    taken, _ = serve_parser().parse_known_args(container["args"])
+
+    assert taken.data == [["web=/data/web/train.bin"]]
+    assert taken.vocab_size == 50257
+    assert taken.tls_cert == "/secrets/tls/tls.crt"
+    assert container["image"] == "registry.your-company.com/tokenfeed-server:0.1.0"
+    assert container["resources"]["limits"]["memory"] == "120Gi"
+    assert container["resources"]["requests"] == {
+        "cpu": "2", "memory": "120Gi", "ephemeral-storage": "5Gi",
+    }  # fmt: skip
+    assert spec["replicas"] == 3
+    assert len(of_kind(own, "PodMonitor")) == 1
+
+
+def test_the_trainer_of_the_page_reaches_the_servers_and_trusts_them(own: list[Manifest]) -> None:
+    """By its label, and by the name that its target has."""
+    trainer = yaml.safe_load(example("Pod"))
+    for version in VERSIONS:
+        kubernetes_validate.validate(trainer, version, strict=True)
+    (container,) = trainer["spec"]["containers"]
+    namespace = TRAINERS | {"kubernetes.io/metadata.name": trainer["metadata"]["namespace"]}
+    (service,) = of_kind(own, "Service")
+
+    labels = trainer["metadata"]["labels"]
+    assert admitted("overlays/shared-volume", namespace, labels) == [50051]
+    names = ".".join(service["metadata"][key] for key in ("name", "namespace"))
+    assert container["command"][-1] == f"dns:///{names}.svc:50051"
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {entry["value"].rpartition("/")[0] for entry in container["env"]} == mounts
+    assert not any("subPath" in mount for mount in container["volumeMounts"])
