@@ -37,7 +37,7 @@ def test_a_folder_of_ones_own_changes_what_the_page_says(own: list[Manifest]) ->
     """Patches go by place and by name, and change nothing if they meet nothing."""
     spec = only(own, "Deployment")["spec"]
     (container,) = spec["template"]["spec"]["containers"]
-    taken, _ = serve_parser().parse_known_args(container["args"])
+    taken = serve_parser().parse_args(container["args"])
 
     assert taken.data == [["web=/data/web/train.bin"]]
     assert taken.vocab_size == 50257

@@ -110,7 +110,7 @@ def test_a_server_serves_until_nodes_know_that_it_goes_and_then_drains_in_time(n
     """The kubelet stops a pod and the cluster removes its address at the same time. After the grace
     period it is killed, wherever it is.
     """
-    taken, _ = serve_parser().parse_known_args(container(name)["args"])
+    taken = serve_parser().parse_args(container(name)["args"])
     sleep_seconds = container(name)["lifecycle"]["preStop"]["sleep"]["seconds"]
 
     assert sleep_seconds == 10
