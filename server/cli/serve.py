@@ -59,6 +59,9 @@ from .options import build_parser
 
 _LOG = logging.getLogger("tokenfeed.server")
 
+CLIENTS, OPERATORS = "--token-file", "--status-token-file"
+"""Options with files of bearer tokens."""
+
 
 def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C.  Returns: 0 when stopped, 1 after an error in one line.
@@ -85,10 +88,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     listener.allow_connections()
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
-    tokens = BearerTokens(arguments.token_file) if arguments.token_file else None
-    operator_tokens = None
-    if arguments.status_token_file:
-        operator_tokens = BearerTokens(arguments.status_token_file, "--status-token-file")
+    tokens = tokens_of(arguments)
     datasets = open_datasets(arguments)
     activity, counts = Activity(), CallCounts()
     calls = AdmissionControl(limits, counts)
@@ -105,35 +105,31 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         service.handler(),
         calls_max=calls.calls_max + describe_calls.calls_max,
         request_bytes_max=arguments.max_request_bytes,
-        interceptors=[TokenInterceptor(tokens, counts)] if tokens else [],
+        interceptors=[TokenInterceptor(tokens[CLIENTS], counts)] if CLIENTS in tokens else [],
     )
     health = Health(datasets)
     health.add_to(server)
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
     residency = Residency(datasets)
     state = ServerState(datasets, activity, calls, warm_up)
-    status = Status(state, residency, operator_tokens)
+    status = Status(state, residency, tokens.get(OPERATORS))
     status.add_to(server)
     drains = [health.drain, calls.drain, describe_calls.drain, status.drain]
     if arguments.reflection:
         reflection = Reflection((service.name, HEALTH_SERVICE, STATUS_SERVICE))
         reflection.add_to(server)
         drains.append(reflection.drain)
-    has_secrets = tokens is not None and not arguments.allow_plaintext_token
-    addresses = [
-        listener.bind(server, arguments.host, arguments.port, credentials, has_secrets=has_secrets)
-    ]
+    secret = "" if arguments.allow_plaintext_token else next(iter(tokens), "")
+    addresses = [listener.bind(server, arguments.host, arguments.port, credentials, secret=secret)]
     addresses += [listener.bind_unix(server, path) for path in arguments.unix]
     reloads = signals.reloads(arguments.drain_seconds)
     rescans = RescanWorker()
     # Each has its own thread: a slow file system must not delay health, tokens or other datasets.
-    pollers = [Poller({"health": health.poll, "activity": activity.tick})]
+    pollers = [Poller({"health": health.poll}), Poller({"activity": activity.tick})]
+    pollers += [Poller({option: each.poll}) for option, each in tokens.items()]
     if not arguments.immutable:
         polled = datasets.values()
         pollers += [start_polling([each], rescans.submit, rescans.closed) for each in polled]
-    polls = {"tokens": tokens, "operators' tokens": operator_tokens}
-    if found := {name: each.poll for name, each in polls.items() if each}:
-        pollers.append(Poller(found))
     http = serve_http(arguments, state, status)
     server.start()
     _print_line(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
@@ -141,9 +137,9 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         dataset.start_search()
     warm_up.start()
     for _ in reloads:
-        for each in filter(None, polls.values()):
+        for each in tokens.values():
             each.request_reload()
-        if not any(polls.values()):
+        if not tokens:
             _LOG.info("SIGHUP ignored: there is no --token-file to reload")
     _LOG.info("stopping")
     for drain in drains:
@@ -156,10 +152,16 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     residency.close()
     for poller in pollers:
         poller.close()
-    stopped.wait(arguments.drain_seconds)
-    activity.log_open_streams()
     if http is not None:
         http.close()
+    stopped.wait(arguments.drain_seconds)
+    activity.log_open_streams()
+
+
+def tokens_of(arguments: argparse.Namespace) -> dict[str, BearerTokens]:
+    """Return the bearer tokens of the command line, by option.  Raises: InvalidRequest."""
+    paths = {CLIENTS: arguments.token_file, OPERATORS: arguments.status_token_file}
+    return {option: BearerTokens(path, option) for option, path in paths.items() if path}
 
 
 def serve_http(
@@ -181,6 +183,8 @@ def serve_http(
         pages["/"] = lambda accept: status_page(status.snapshot())
     server = HttpServer("--metrics-port", arguments.metrics_host, arguments.metrics_port, pages)
     _LOG.info("metrics address=http://%s/metrics", server.address)
+    if not server.is_local:
+        _LOG.warning("metrics address=%s: anyone who can reach it can read them", server.address)
     if arguments.status:
         _LOG.info("status page address=http://%s/", server.address)
     return server

@@ -83,13 +83,14 @@ def bind(
     port: int,
     credentials: grpc.ServerCredentials | None = None,
     *,
-    has_secrets: bool = False,
+    secret: str = "",
 ) -> str:
     """Bind the server and return the address, "host:port".
 
     host: a name or an address; None is all interfaces, IPv6 and IPv4, or IPv4 alone on a machine
     without IPv6.  port: in [0, 65535]; 0 picks a free one.  credentials: None is plaintext.
-    has_secrets: whether plaintext is refused, except on a loopback address.
+    secret: the option with secrets that clients send, if plaintext is refused for them except on a
+    loopback address.
     Raises: InvalidRequest if it cannot be bound.
     """
     if not 0 <= port <= 65535:
@@ -99,9 +100,9 @@ def bind(
         # gRPC binds all IPv6 and IPv4 interfaces in this case, so probe and report that.
         family, address = socket.AF_INET6, "::"
     is_local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    if has_secrets and credentials is None and not is_local:
+    if secret and credentials is None and not is_local:
         raise InvalidRequest(
-            "--token-file",
+            secret,
             "needs --tls-cert and --tls-key, because clients would send these tokens in plaintext; "
             "pass --allow-plaintext-token to accept that",
         )

@@ -6,5 +6,5 @@
     status_page.py    as a page
     residency.py      which share of a dataset is in memory
 
-What streams do is counted in ../activity.py.
+What streams do is counted in ../activity/.
 """

@@ -47,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("server.rpc.activity.time", clock)
+    monkeypatch.setattr("server.rpc.activity.tracker.time", clock)
     return clock
 
 

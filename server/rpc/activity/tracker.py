@@ -1,268 +1,28 @@
-"""What the streams of a server do, counted frame by frame: for metrics, the status service, and the
-log.
-
-The only place where sent rows are counted. It knows nothing of Prometheus or of pages; both read
-its numbers. A frame of 1 MiB takes a millisecond or so, and counting it a few microseconds.
-"""
+"""Activity: every call of GetBatch reports here what it does."""
 
 from __future__ import annotations
 
-import itertools
-import logging
 import threading
 import time
-from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stages import MIXTURE
 
-from .frame_producer import FrameProducer, MadeFrame
+from ..frame_producer import FrameProducer, MadeFrame
+from .counts import FrameCounts, Labels, RowCounts, Seconds, Totals
+from .streams import Caller, Stream, StreamKey, StreamSeen, log_ended, log_opened, seen_at
 
-_LOG = logging.getLogger("tokenfeed.server")
-
-RATE_SECONDS = 10
-"""Rates and shares are averages over this time."""
-LINE_SECONDS = 60
-"""Seconds of the rates that are drawn."""
 STREAMS_KEPT = 4096
 """Beyond it, the streams without a call that moved longest ago are forgotten."""
 FORGET_SECONDS = 600.0
 """A stream without a call is forgotten after this time."""
 ENDED_SECONDS = 60.0
 """A stream without a call is logged as ended after this time."""
-
-BOUNDS = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-)
-"""Upper bounds of the buckets of histograms, in seconds; a frame of 1 MiB takes about 0.001."""
-
-
-class Labels(NamedTuple):
-    """What frames are counted by; ("", "mixture-1") for frames of mixtures."""
-
-    dataset: str
-    order: str
-
-
-class Histogram:
-    """Durations by size.
-
-    counts: of each bucket, and of all longer ones.  seconds: their sum.
-    """
-
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.seconds += seconds
-
-    def copy(self) -> Histogram:
-        """Return a copy."""
-        other = Histogram()
-        other.counts, other.seconds = self.counts.copy(), self.seconds
-        return other
-
-
-@dataclass(slots=True)
-class RowCounts:
-    """Rows sent, and the bytes of their tokens, of one dataset in one order of its own."""
-
-    rows: int = 0
-    token_bytes: int = 0
-
-
-@dataclass(slots=True)
-class FrameCounts:
-    """Frames of the streams of one order: of a dataset, or of all mixtures.
-
-    frame_bytes: of whole messages.  opened, open: streams that began, and that have a call now.
-    make_seconds: to make a frame, with the wait for its turn.  send_seconds: until its client took
-    it.  first_seconds: from the first request of a stream to its first frame.
-    """
-
-    frames: int = 0
-    frame_bytes: int = 0
-    opened: int = 0
-    open: int = 0
-    make_seconds: Histogram = field(default_factory=Histogram)
-    send_seconds: Histogram = field(default_factory=Histogram)
-    first_seconds: Histogram = field(default_factory=Histogram)
-
-    def copy(self) -> FrameCounts:
-        """Return a copy."""
-        histograms = (self.make_seconds, self.send_seconds, self.first_seconds)
-        return FrameCounts(
-            self.frames,
-            self.frame_bytes,
-            self.opened,
-            self.open,
-            *(histogram.copy() for histogram in histograms),
-        )
-
-
-class Caller(NamedTuple):
-    """Who calls.  address: of the connection, with its port.  client_name: that it gave itself."""
-
-    address: str
-    client_name: str
-
-
-class StreamKey(NamedTuple):
-    """What tells streams apart.
-
-    address, client_name: those of Caller.  dataset: "" of a mixture, whose stages may change.
-    """
-
-    address: str
-    client_name: str
-    rank: int
-    world_size: int
-    dataset: str
-    order: str
-    seed: int
-    context_length: int
-
-
-class _Reading(NamedTuple):
-    """Totals of a stream at one time."""
-
-    at: float
-    tokens: int
-    make_seconds: float
-    send_seconds: float
-
-
-@dataclass(eq=False, slots=True)
-class Stream:
-    """The calls of one rank of a feed over one connection.
-
-    datasets, batch_size: of its latest call.  next_sample: behind the last row sent.  began_at,
-    moved_at: when it began, and when a frame of it was sent; by time.monotonic.  calls: open now;
-    of these, making and sending make and send a frame.  make_seconds: time in which some call made
-    a frame; send_seconds: time in which none did, and some had one ready.  since: when these two
-    were last added to.  readings: of the last seconds.  has_ended: whether this was logged.
-    """
-
-    key: StreamKey
-    began_at: float
-    moved_at: float
-    since: float
-    datasets: Sequence[str] = ()
-    batch_size: int = 0
-    next_sample: int = 0
-    rows: int = 0
-    calls: int = 0
-    making: int = 0
-    sending: int = 0
-    make_seconds: float = 0.0
-    send_seconds: float = 0.0
-    readings: deque[_Reading] = field(default_factory=lambda: deque(maxlen=RATE_SECONDS + 1))
-    has_ended: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of x that were sent."""
-        return self.rows * self.key.context_length
-
-    def pass_time(self, now: float) -> None:
-        """Add the time since the last call of this to what the stream did in it."""
-        if self.making:
-            self.make_seconds += now - self.since
-        elif self.sending:
-            self.send_seconds += now - self.since
-        self.since = now
-
-    def read(self, now: float) -> None:
-        """Keep a reading."""
-        self.pass_time(now)
-        self.readings.append(_Reading(now, self.tokens, self.make_seconds, self.send_seconds))
-
-
-class StreamRates(NamedTuple):
-    """Averages over the last seconds.
-
-    tokens_per_second.  waits_for_server, waits_for_client: shares of the time, in [0, 1].
-    """
-
-    tokens_per_second: float
-    waits_for_server: float
-    waits_for_client: float
-
-
-class StreamSeen(NamedTuple):
-    """A stream at one time; the fields are those of Stream."""
-
-    key: StreamKey
-    datasets: Sequence[str]
-    batch_size: int
-    next_sample: int
-    rows: int
-    tokens: int
-    calls: int
-    age_seconds: float
-    idle_seconds: float
-    rates: StreamRates
-
-
-class Totals(NamedTuple):
-    """What all streams did since the start.
-
-    rows: by dataset and the order of the rows.  frames: by dataset and the order of the streams.
-    """
-
-    rows: dict[Labels, RowCounts]
-    frames: dict[Labels, FrameCounts]
-
-
-class Seconds:
-    """Totals at the end of each of the last seconds, for rates."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._totals: deque[tuple[float, int]] = deque(maxlen=LINE_SECONDS + 1)
-
-    def add(self, now: float, total: int) -> None:
-        """Add a total."""
-        self._totals.append((now, total))
-
-    def each(self) -> list[int]:
-        """Return what was added to the total in each second, the latest one last."""
-        totals = [total for _, total in self._totals]
-        return [after - before for before, after in itertools.pairwise(totals)]
-
-    def rate(self, now: float, total: int) -> float:
-        """Return the average of the last RATE_SECONDS, per second."""
-        recent = list(self._totals)[-RATE_SECONDS:]
-        if not recent or now <= recent[0][0]:
-            return 0.0
-        return (total - recent[0][1]) / (now - recent[0][0])
 
 
 class Activity:
@@ -313,14 +73,14 @@ class Activity:
                     stream.has_ended = True
                     ended.append(stream)
         for stream in ended:
-            _log_ended(stream, "idle")
+            log_ended(stream, "idle")
 
     def log_open_streams(self) -> None:
         """Log those that have not ended, at the end of the server."""
         with self._lock:
             left = [stream for stream in self._streams.values() if not stream.has_ended]
         for stream in left:
-            _log_ended(stream, "shutdown")
+            log_ended(stream, "shutdown")
 
     def totals(self) -> Totals:
         """Return a copy of the counts."""
@@ -336,7 +96,7 @@ class Activity:
         now = time.monotonic()
         with self._lock:
             found = sorted(self._streams.values(), key=lambda stream: -stream.moved_at)
-            return [_seen(stream, now) for stream in found[:most]], max(0, len(found) - most)
+            return [seen_at(stream, now) for stream in found[:most]], max(0, len(found) - most)
 
     def sent_of(self, dataset: str) -> tuple[int, int]:
         """Return the rows of a dataset that were sent, and the bytes of their tokens."""
@@ -408,7 +168,7 @@ class Activity:
             self._streams.move_to_end(key)
             self._forget_beyond(STREAMS_KEPT)
         if is_new:
-            _log_opened(stream, first_sample)
+            log_opened(stream, first_sample)
         return stream, counts, rows
 
     def _forget_beyond(self, most: int) -> None:
@@ -489,68 +249,3 @@ class CallActivity:
                 stream.making -= 1
             stream.calls -= 1
             self._counts.open -= not stream.calls
-
-
-def _seen(stream: Stream, now: float) -> StreamSeen:
-    stream.pass_time(now)
-    return StreamSeen(
-        stream.key,
-        stream.datasets,
-        stream.batch_size,
-        stream.next_sample,
-        stream.rows,
-        stream.tokens,
-        stream.calls,
-        now - stream.began_at,
-        now - stream.moved_at,
-        _rates(stream, now),
-    )
-
-
-def _rates(stream: Stream, now: float) -> StreamRates:
-    """Return the averages since the oldest reading, or since the stream began."""
-    first = _Reading(stream.began_at, 0, 0.0, 0.0)
-    if len(stream.readings) == stream.readings.maxlen:
-        first = stream.readings[0]
-    seconds = now - first.at
-    if seconds <= 0:
-        return StreamRates(0.0, 0.0, 0.0)
-    return StreamRates(
-        (stream.tokens - first.tokens) / seconds,
-        min(1.0, (stream.make_seconds - first.make_seconds) / seconds),
-        min(1.0, (stream.send_seconds - first.send_seconds) / seconds),
-    )
-
-
-def _log_opened(stream: Stream, first_sample: int) -> None:
-    key = stream.key
-    _LOG.info(
-        "stream opened peer=%s client=%r dataset=%s order=%s context_length=%d batch_size=%d "
-        "rank=%d world_size=%d first_sample=%d",
-        key.address,
-        key.client_name,
-        ",".join(stream.datasets[:8]),
-        key.order,
-        key.context_length,
-        stream.batch_size,
-        key.rank,
-        key.world_size,
-        first_sample,
-    )
-
-
-def _log_ended(stream: Stream, reason: str) -> None:
-    key = stream.key
-    seconds = stream.moved_at - stream.began_at
-    _LOG.info(
-        "stream ended peer=%s client=%r rank=%d rows=%d seconds=%.1f tokens_per_second=%.0f "
-        "next_sample=%d reason=%s",
-        key.address,
-        key.client_name,
-        key.rank,
-        stream.rows,
-        seconds,
-        stream.tokens / seconds if seconds > 0 else 0,
-        stream.next_sample,
-        reason,
-    )

@@ -1,0 +1,187 @@
+"""One stream: what its calls do, how fast, and who waits for whom."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .counts import RATE_SECONDS
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+_NAMES_LOGGED = 8
+
+
+class Caller(NamedTuple):
+    """Who calls.  address: of the connection, with its port.  client_name: that it gave itself."""
+
+    address: str
+    client_name: str
+
+
+class StreamKey(NamedTuple):
+    """What tells streams apart.
+
+    address, client_name: those of Caller.  dataset: "" of a mixture, whose stages may change.
+    """
+
+    address: str
+    client_name: str
+    rank: int
+    world_size: int
+    dataset: str
+    order: str
+    seed: int
+    context_length: int
+
+
+class _Reading(NamedTuple):
+    """Totals of a stream at one time."""
+
+    at: float
+    tokens: int
+    make_seconds: float
+    send_seconds: float
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """The calls of one rank of a feed over one connection.
+
+    datasets, batch_size: of its latest call.  next_sample: behind the last row sent.  began_at,
+    moved_at: when it began, and when a frame of it was sent; by time.monotonic.  calls: open now;
+    of these, making and sending make and send a frame.  make_seconds: time in which some call made
+    a frame; send_seconds: time in which none did, and some had one ready.  since: when these two
+    were last added to.  readings: of the last seconds.  has_ended: whether this was logged.
+    """
+
+    key: StreamKey
+    began_at: float
+    moved_at: float
+    since: float
+    datasets: Sequence[str] = ()
+    batch_size: int = 0
+    next_sample: int = 0
+    rows: int = 0
+    calls: int = 0
+    making: int = 0
+    sending: int = 0
+    make_seconds: float = 0.0
+    send_seconds: float = 0.0
+    readings: deque[_Reading] = field(default_factory=lambda: deque(maxlen=RATE_SECONDS + 1))
+    has_ended: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of x that were sent."""
+        return self.rows * self.key.context_length
+
+    def pass_time(self, now: float) -> None:
+        """Add the time since the last call of this to what the stream did in it."""
+        if self.making:
+            self.make_seconds += now - self.since
+        elif self.sending:
+            self.send_seconds += now - self.since
+        self.since = now
+
+    def read(self, now: float) -> None:
+        """Keep a reading."""
+        self.pass_time(now)
+        self.readings.append(_Reading(now, self.tokens, self.make_seconds, self.send_seconds))
+
+
+class StreamRates(NamedTuple):
+    """Averages over the last seconds.
+
+    tokens_per_second.  waits_for_server, waits_for_client: shares of the time, in [0, 1].
+    """
+
+    tokens_per_second: float
+    waits_for_server: float
+    waits_for_client: float
+
+
+class StreamSeen(NamedTuple):
+    """A stream at one time; the fields are those of Stream."""
+
+    key: StreamKey
+    datasets: Sequence[str]
+    batch_size: int
+    next_sample: int
+    rows: int
+    tokens: int
+    calls: int
+    age_seconds: float
+    idle_seconds: float
+    rates: StreamRates
+
+
+def seen_at(stream: Stream, now: float) -> StreamSeen:
+    """Return what a stream is at a time, by time.monotonic."""
+    stream.pass_time(now)
+    return StreamSeen(
+        stream.key,
+        stream.datasets,
+        stream.batch_size,
+        stream.next_sample,
+        stream.rows,
+        stream.tokens,
+        stream.calls,
+        now - stream.began_at,
+        now - stream.moved_at,
+        _rates(stream, now),
+    )
+
+
+def _rates(stream: Stream, now: float) -> StreamRates:
+    """Return the averages since the oldest reading, or since the stream began."""
+    first = _Reading(stream.began_at, 0, 0.0, 0.0)
+    if len(stream.readings) == stream.readings.maxlen:
+        first = stream.readings[0]
+    seconds = now - first.at
+    if seconds <= 0:
+        return StreamRates(0.0, 0.0, 0.0)
+    return StreamRates(
+        (stream.tokens - first.tokens) / seconds,
+        min(1.0, (stream.make_seconds - first.make_seconds) / seconds),
+        min(1.0, (stream.send_seconds - first.send_seconds) / seconds),
+    )
+
+
+def log_opened(stream: Stream, first_sample: int) -> None:
+    """Log a stream that begins.  first_sample: of its first call."""
+    key = stream.key
+    _LOG.info(
+        "stream opened peer=%s client=%r dataset=%s order=%s context_length=%d batch_size=%d "
+        "rank=%d world_size=%d first_sample=%d",
+        key.address,
+        key.client_name,
+        ",".join(stream.datasets[:_NAMES_LOGGED]),
+        key.order,
+        key.context_length,
+        stream.batch_size,
+        key.rank,
+        key.world_size,
+        first_sample,
+    )
+
+
+def log_ended(stream: Stream, reason: str) -> None:
+    """Log a stream that has ended, and its average rate."""
+    key = stream.key
+    seconds = stream.moved_at - stream.began_at
+    _LOG.info(
+        "stream ended peer=%s client=%r rank=%d rows=%d seconds=%.1f tokens_per_second=%.0f "
+        "next_sample=%d reason=%s",
+        key.address,
+        key.client_name,
+        key.rank,
+        stream.rows,
+        seconds,
+        stream.tokens / seconds if seconds > 0 else 0,
+        stream.next_sample,
+        reason,
+    )
