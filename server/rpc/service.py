@@ -8,6 +8,7 @@ go only to the log, never to a client.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -180,6 +181,7 @@ class TokenFeed:
             server_version=__version__,
             identity_versions=VERSIONS_SERVED,
             contract_revisions=[CONTRACT_REVISION],
+            server_time_ms=time.time_ns() // 1_000_000,
         )
 
     def _document_rows(self, request: pb.DescribeRequest, names: Sequence[str]) -> pb.OrderRows:
