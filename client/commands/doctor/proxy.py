@@ -57,16 +57,22 @@ def proxy_for(host: str, environment: Mapping[str, str]) -> Proxy | None:
 
 def _is_exception(host: str, exceptions: str) -> bool:
     """Return whether a host is one of the exceptions: "*", a name, a domain, or a network."""
-    for exception in filter(None, map(str.strip, exceptions.lower().split(","))):
-        domain = exception.removeprefix("*").removeprefix(".")
-        if exception == "*" or f".{host.lower()}".endswith(f".{domain}"):
-            return True
-        try:
-            if ipaddress.ip_address(host) in ipaddress.ip_network(exception, strict=False):
-                return True
-        except ValueError:
-            continue  # one of them is a name
-    return False
+    listed = [word.strip().lower() for word in exceptions.split(",") if word.strip()]
+    if "*" in listed:
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        domains = (word.removeprefix("*").removeprefix(".") for word in listed)
+        return any(f".{host.lower()}".endswith(f".{domain}") for domain in domains)
+    return any(address in network for network in map(_network, listed) if network is not None)
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
 
 
 def explained(

@@ -35,10 +35,11 @@ _BATCHES = 1 << 30
 _CLIENT_NAME = "tokenfeed doctor"
 _PAUSE_SECONDS = 0.05
 """Between two looks at line and server."""
-_QUEUE_SECONDS_MIN = 0.005
-_QUEUE_FACTOR = 5
-"""A connection that takes these seconds longer than without load, and this many times as long, has
-waited in a queue. Behind 50 Mbit/s (tbf) it took 20 to 100 ms instead of 0.1; tests, 2026-11."""
+_QUEUE_SECONDS_MIN = 0.001
+_QUEUE_SHARE_MIN = 0.3
+"""A connection that takes these seconds longer than without load, and this share of the round trip
+longer, has waited in a queue. Behind 50 Mbit/s (tbf) it took 6 to 30 ms longer than 0.04 ms; on the
+loopback 0.2 ms, with all of a processor in use; 2 shared cores, 2026-11."""
 _PROCESSOR_SHARE = 0.8
 """Of a core: above it, this process has no time left to receive faster."""
 _GAIN = 1.5
@@ -272,10 +273,11 @@ def _limit(alone: Load, together: Load, idle_seconds: float) -> tuple[str, str, 
     if alone.processor_share > _PROCESSOR_SHARE:
         share = f"this process used {100 * alone.processor_share:.0f} % of a core"
         return "slow-trainer", "this machine's processor is the limit", share, "free a core"
-    if queued_seconds > max(_QUEUE_SECONDS_MIN, _QUEUE_FACTOR * idle_seconds):
+    gains = together.bytes_per_second > _GAIN * alone.bytes_per_second
+    if not gains and queued_seconds > max(_QUEUE_SECONDS_MIN, _QUEUE_SHARE_MIN * idle_seconds):
         line = f"the line is the limit, with {together.mbit_per_second:.0f} Mbit/s"
         return "slow-line", line, waits, "use a faster line, or a server nearer to the trainers"
-    if together.bytes_per_second > _GAIN * alone.bytes_per_second:
+    if gains:
         one = f"one connection is the limit, with a round trip of {_ms(idle_seconds)}"
         cure = "raise net.ipv4.tcp_rmem and tcp_wmem (their last number) on both machines"
         return "slow-connection", one, waits, cure
@@ -287,4 +289,4 @@ def _limit(alone: Load, together: Load, idle_seconds: float) -> tuple[str, str, 
 
 
 def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms"
+    return f"{1000 * seconds:.2f} ms"

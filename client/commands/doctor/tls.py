@@ -144,11 +144,12 @@ def read_certificate(
     trusting.check_hostname = False
     trusting.verify_flags = ssl.VerifyFlags(_NO_CHECK_TIME | _PARTIAL_CHAIN)
     try:
-        encoded = _handshake(blind, place, name, timeout_seconds).getpeercert(binary_form=True)
-        trusting.load_verify_locations(cadata=encoded)
-        found = _handshake(trusting, place, name, timeout_seconds).getpeercert()
-        return _decoded(found or {})
-    except (OSError, ValueError, TypeError, KeyError):
+        with _handshake(blind, place, name, timeout_seconds) as protected:
+            encoded = protected.getpeercert(binary_form=True)
+        trusting.load_verify_locations(cadata=encoded or b"")
+        with _handshake(trusting, place, name, timeout_seconds) as protected:
+            return _decoded(protected.getpeercert() or {})
+    except (OSError, ValueError, KeyError):
         # No TLS, a client certificate that is wanted, or a certificate that OpenSSL does not take.
         return None
 
@@ -157,12 +158,9 @@ def _handshake(
     context: ssl.SSLContext, place: tuple[str, int], name: str, timeout_seconds: float
 ) -> ssl.SSLSocket:
     context.set_alpn_protocols(["h2"])
-    connection = opened(place, timeout_seconds)
-    try:
-        with context.wrap_socket(connection, server_hostname=name) as protected:
-            return protected
-    finally:
-        connection.close()
+    with opened(place, timeout_seconds) as connection:
+        # It takes the socket over, or the socket is closed here.
+        return context.wrap_socket(connection, server_hostname=name)
 
 
 def _decoded(found: dict[str, Any]) -> Certificate:
