@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from tokenfeed.errors import TokenfeedError
+from tokenfeed.errors import NotFound, TokenfeedError
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ...transport.channel import Channel
@@ -24,7 +24,7 @@ from .speed import Load, Reader, load, slowness
 from .tls import check_plaintext, check_tls
 
 _DATASETS_MAX = 16
-"""Datasets of a server that are shown, and of which a row is read."""
+"""Datasets of a server that are shown, and of which a batch is read."""
 _HASH_DIGITS = 16
 
 
@@ -103,7 +103,7 @@ def _examine(reached: Reached, asked: Asked) -> None:
 
 
 def read(reached: Reached, asked: Asked) -> None:
-    """Read a row of each dataset of a server that answers, and measure the speed of one."""
+    """Read a batch of each dataset of a server that answers, and measure the speed of one."""
     answer, connection = reached.answer, reached.connection
     if answer is None or connection is None:
         return
@@ -116,7 +116,9 @@ def read(reached: Reached, asked: Asked) -> None:
                 reader.start(batches=1)
                 reader.wait(asked.timeout_seconds)
         dataset = asked.dataset or _largest(answer.described)
-        if dataset not in _readable(answer.described, None):
+        if asked.dataset and all(dataset != each.name for each in answer.described.datasets):
+            raise NotFound("--dataset", f"{dataset!r} is not served")
+        if asked.seconds == 0 or dataset not in _readable(answer.described, None):
             return
         _measure(reached, answer, connection, dataset, asked)
     except TokenfeedError as error:
@@ -127,8 +129,6 @@ def _measure(
     reached: Reached, answer: Answer, connection: Connection, dataset: str, asked: Asked
 ) -> None:
     """Measure how fast rows of a dataset arrive; on two connections too, if that is too slow."""
-    if not asked.seconds:
-        return
     alone = _load(reached.server, answer, connection, dataset, asked, 1)
     reached.examined.add(
         "speed",

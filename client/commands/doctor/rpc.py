@@ -11,6 +11,7 @@ from tokenfeed.errors import (
     ContractMismatch,
     InvalidRequest,
     NotATokenfeedServer,
+    NotFound,
     RequestError,
     TokenfeedError,
     Unauthenticated,
@@ -96,6 +97,9 @@ def _texts(credentials: Credentials, error: TokenfeedError, dataset: str) -> tup
     if isinstance(error, BadFrame):
         cure = "look for what changes bytes: a proxy, a network card, memory"
         return "damaged-frames", "rows arrive, but their checksum is wrong", cure
+    if isinstance(error, NotFound) and dataset:
+        cure = "correct --dataset, or the server's --data"
+        return "dataset-missing", f"dataset {dataset!r} is not served there", cure
     if dataset:
         problem = f"rows of dataset {dataset!r} cannot be read"
         return "dataset-refused", problem, "look at the server's log; restart it on complete files"

@@ -29,7 +29,7 @@ from .proxy import proxy_for
 from .replicas import compare
 from .report import Examined, as_json, text
 
-_STEPS = 12
+_STEPS = 20
 """Steps of the examination of a server that have a timeout each, at most."""
 
 Result = TypeVar("Result")

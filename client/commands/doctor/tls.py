@@ -190,8 +190,8 @@ def _finding(
     text, cure = _TEXTS[problem.kind]
     evidence = {
         "server-speaks-plaintext": "the answer to a TLS handshake is not TLS",
-        "files-unusable": f"{problem.error}",
-        "client-certificate-refused": f"{problem.error.problem.partition(';')[0]}",
+        "files-unusable": str(problem.error),
+        "client-certificate-refused": str(problem.error).partition(";")[0],
     }.get(problem.kind, f"it is a {certificate}" if certificate else problem.error.problem)
     if problem.kind == "certificate-name":
         evidence += f"; the address is {name}"

@@ -114,6 +114,9 @@ def test_a_healthy_pair_of_replicas_is_called_healthy_and_nothing_else(
         assert abs(server["clock_seconds"]) < 1
         assert server["connect_seconds"] < 2
 
+    missing = doctor(pair[0], "--dataset", "test", "--seconds", "0")
+    assert (missing.code, missing.named) == (16, [(pair[0], "dataset-missing")])
+
 
 def test_a_healthy_pair_with_tls_and_tokens_and_a_proxy_is_healthy(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path, doctor: Doctor
@@ -160,30 +163,35 @@ def test_tls_against_plaintext_is_named(
     assert (found.code, found.named) == (13, [(server.address, "server-speaks-plaintext")])
 
 
-def test_a_wrong_name_in_the_certificate_is_named_with_the_right_ones(
-    serve: Serve, corpus: Path, papers: Papers, doctor: Doctor
+@pytest.mark.parametrize(
+    ("which", "kind", "evidence"),
+    [
+        (
+            "other_host",
+            "certificate-name",
+            r"elsewhere\.example\.org, valid .*; the address is localhost",
+        ),
+        ("expired", "certificate-expired", r"to 2020-01-01 00:00 UTC, .*this machine's clock says"),
+    ],
+)
+def test_a_wrong_name_and_an_expired_certificate_are_named_with_what_it_says(
+    serve: Serve,
+    corpus: Path,
+    papers: Papers,
+    doctor: Doctor,
+    which: str,
+    kind: str,
+    evidence: str,
 ) -> None:
-    """Whoever reads it has to see which address would work."""
-    server = serve("--data", corpus, *tls(papers.other_host_cert, papers.other_host_key))
+    """The reader has to see which address would work, and since when it does not."""
+    files = (getattr(papers, f"{which}_{part}") for part in ("cert", "key"))
+    server = serve("--data", corpus, *tls(*files))
     doctor.setenv(TOKENFEED_TLS_CA=papers.ca)
 
     found = doctor(server.address)
 
-    assert (found.code, found.named) == (13, [(server.address, "certificate-name")])
-    assert "elsewhere.example.org" in found.only["evidence"]
-    assert "the address is localhost" in found.only["evidence"]
-
-
-def test_an_expired_certificate_is_named_with_its_day(
-    serve: Serve, corpus: Path, papers: Papers, doctor: Doctor
-) -> None:
-    server = serve("--data", corpus, *tls(papers.expired_cert, papers.expired_key))
-    doctor.setenv(TOKENFEED_TLS_CA=papers.ca)
-
-    found = doctor(server.address)
-
-    assert (found.code, found.named) == (13, [(server.address, "certificate-expired")])
-    assert "to 2020-01-01 00:00 UTC" in found.only["evidence"]
+    assert (found.code, found.named) == (13, [(server.address, kind)])
+    assert re.search(evidence, found.only["evidence"])
 
 
 def test_an_unknown_authority_and_a_missing_client_certificate_are_named(
