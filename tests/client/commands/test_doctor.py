@@ -298,6 +298,20 @@ def test_credentials_that_cannot_be_read_are_said_once_before_any_server_is_aske
     assert scripted.described == 0
 
 
+def test_a_token_that_a_feed_would_not_send_is_said_and_not_sent(
+    start_scripted: StartScripted, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In plaintext to what may be another machine, as 0.0.0.0 is for all that the name says."""
+    server = start_scripted("0.0.0.0:0")
+    monkeypatch.setenv("TOKENFEED_TOKEN", "secret-token")
+
+    code, (finding,) = diagnose(server.address)
+
+    assert (code, finding["kind"]) == (14, "token-unusable")
+    assert "plaintext" in finding["evidence"]
+    assert server.described == 0
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
