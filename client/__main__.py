@@ -3,12 +3,14 @@
 describe  prints what it serves
 show      prints one batch, as text if a tokenizer is given
 plan      prints what a mixture will do
+doctor    says what keeps this machine from its servers, and what to change
 bench     measures how fast batches arrive on this machine; the only one that needs torch
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +22,7 @@ from tokenfeed.sampling import orders
 
 from .commands.bench import run_bench
 from .commands.describe import run_describe
+from .commands.doctor.run import run_doctor
 from .commands.plan import run_plan
 from .commands.show import run_show
 
@@ -33,6 +36,9 @@ _TARGET_HELP = {
     "show": f"{_SERVER}; or file:PATH, to read local files",
     "bench": f"{_SERVER}; or file:PATH, to read local files",
 }
+_NEEDED_TOKENS_PER_SECOND = 5e6
+"""What eight GPUs of one machine take of a small model: 0.5 million tokens/s each is fast for 124
+million parameters. Larger models take far less."""
 _Add = Callable[..., argparse.Action]
 
 
@@ -47,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     def command(
         name: str,
-        run: Callable[..., None],
+        run: Callable[..., int | None],
         description: str,
         *,
         example: str = "",
@@ -59,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=COMMANDS[name].purpose, description=description, epilog=epilog, usage=usage
         )
         added.set_defaults(run=run, parser=added)
-        if name != "plan":
+        if name in _TARGET_HELP:
             added.add_argument("target", metavar="TARGET", help=_TARGET_HELP[name])
         return added.add_argument
 
@@ -97,6 +103,17 @@ def build_parser() -> argparse.ArgumentParser:
         usage="%(prog)s [PATH] TARGET --tokens N [--context-length T] [options]",
     )
     _add_plan_arguments(add)
+
+    add = command(
+        "doctor",
+        run_doctor,
+        "Examine servers from this machine, layer by layer: name, connection, TLS, token, "
+        "contract, clock, corpora, speed. Says what is wrong, what to change, and whether the "
+        "servers agree. The exit code is 0, or that of the lowest layer with a problem.",
+        example="localhost:50052 ",
+        usage="%(prog)s HOST:PORT [HOST:PORT ...] [options]",
+    )
+    _add_doctor_arguments(add)
 
     description = "Measure how fast batches arrive on this machine; needs torch."
     add = command("bench", run_bench, description)
@@ -190,9 +207,37 @@ def _add_plan_arguments(add: _Add) -> None:
     add("--json", action="store_true", help="print one JSON object")
 
 
+def _add_doctor_arguments(add: _Add) -> None:
+    """Add the arguments of an examination."""
+    add("targets", nargs="+", metavar="TARGET", help=f"{_SERVER}; several of them: replicas")
+    add("--dataset", default="", help="whose speed to measure (default: the largest)")
+    number = partial(add, type=float)
+    number(
+        "--seconds",
+        default=2.0,
+        help="how long to measure the speed of each server; 0 is not at all (default: %(default)s)",
+    )
+    number(
+        "--timeout-seconds",
+        default=5.0,
+        help="how long each step waits for an answer (default: %(default)s)",
+    )
+    number(
+        "--tokens-per-second",
+        default=_NEEDED_TOKENS_PER_SECOND,
+        metavar="N",
+        help="what the trainers of this machine need together; less is a problem "
+        "(default: %(default).0f)",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.  Returns: 0 on success, 1 after an error, 130 after Ctrl-C."""
+    """Run a command.  Returns: 0 on success, 1 after an error, 130 after Ctrl-C; for doctor also
+    the codes of commands/doctor/findings.py.
+    """
     arguments, unknown = build_parser().parse_known_args(argv)
+    arguments.environment = os.environ
     if "words" in arguments and not any(word.startswith("-") for word in unknown):
         # argparse takes words from one place of the line alone; these come behind options.
         arguments.words = [*arguments.words, *unknown]
@@ -200,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # With the usage of this command: that of the others is no help.
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        arguments.run(arguments)
+        code: int | None = arguments.run(arguments)
         flush_stdout()
     except TokenfeedError as error:
         print(f"error: {_option(error.subject, arguments)}: {error.problem}", file=sys.stderr)
@@ -209,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except OSError as error:
         return print_stdout_error(error)
-    return 0
+    return code or 0
 
 
 def _option(subject: str, arguments: argparse.Namespace) -> str:

@@ -40,7 +40,7 @@ def require_usable(
     begins with it. A reference without a name is only a fingerprint that the user gave.
     Compares the fingerprints of tokens and planes, and digests if both sides know them.
     """
-    _require_contract(address, described, request.spec.identity_version)
+    require_contract(address, described, request.spec.identity_version)
     datasets = tuple(described.datasets)
     try:
         request.require_within(described.limits, max(each.token_bytes for each in datasets))
@@ -223,7 +223,7 @@ def require_order(described: pb.DescribeResponse, order: str) -> None:
         raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
 
-def _require_contract(address: str, described: pb.DescribeResponse, identity_version: int) -> None:
+def require_contract(address: str, described: pb.DescribeResponse, identity_version: int) -> None:
     """Raise ContractMismatch unless a server speaks this client's revision of the contract, and
     compares identities of that version.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from dataclasses import dataclass
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable
 
@@ -19,27 +20,58 @@ _ANSWER_SECONDS = 0.5
 """Timeout for the first byte after the handshake: gRPC sends it at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class TlsProblem:
+    """Why a connection fails.
+
+    kind: one of a few words for it, for programs: "files-unusable", "server-speaks-tls",
+    "server-speaks-plaintext", "certificate-name", "certificate-expired",
+    "certificate-not-yet-valid", "certificate-not-trusted", "client-certificate-refused".
+    error: what a feed raises: InvalidRequest if a retry cannot help; Unreachable if it may.
+    """
+
+    kind: str
+    error: TokenfeedError
+
+
 def tls_problem(
     target: str, address: tuple[str, int], name: str, credentials: Credentials
 ) -> TokenfeedError | None:
-    """Connect to a server and return its TLS problem; None if there is none, or it is unknown.
+    """Connect to a server and return the error of its TLS problem; None if there is none, or it is
+    unknown.
 
-    target: its address, for the error.  address: its host and port.  name: expected in its
-    certificate.
-    Returns: InvalidRequest if a retry cannot help; Unreachable with a hint if it may.
-    The system's resolver may make it wait without a limit.
+    Arguments, and the wait for the resolver: as for `find_tls_problem`.
     """
-    context = _context(credentials)
-    if isinstance(context, InvalidRequest):
-        return context
     try:
-        with socket.create_connection(address, timeout=TLS_CHECK_SECONDS) as connection:
-            if credentials.tls_ca is None:
-                return _of_plaintext(connection, target, context)
-            return _of_tls(connection, target, name, context)
+        found = find_tls_problem(target, address, name, credentials, TLS_CHECK_SECONDS)
     except (OSError, ValueError):
         # No server, no usable alert (ssl.SSLError), or a name that cannot be used in a handshake.
         return None
+    return None if found is None else found.error
+
+
+def find_tls_problem(
+    target: str,
+    address: tuple[str, int],
+    name: str,
+    credentials: Credentials,
+    timeout_seconds: float,
+) -> TlsProblem | None:
+    """Connect to a server and return its TLS problem; None if there is none.
+
+    target: its address, for the error.  address: its host and port.  name: expected in its
+    certificate.  timeout_seconds: of each step.
+    The system's resolver may make it wait without a limit.
+    Raises: OSError if there is no connection, or no usable alert (ssl.SSLError); ValueError for a
+    name that cannot be used in a handshake.
+    """
+    context = _context(credentials)
+    if isinstance(context, InvalidRequest):
+        return TlsProblem("files-unusable", context)
+    with socket.create_connection(address, timeout=timeout_seconds) as connection:
+        if credentials.tls_ca is None:
+            return _of_plaintext(connection, target, context)
+        return _of_tls(connection, target, name, context)
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext | InvalidRequest:
@@ -67,43 +99,39 @@ def _context(credentials: Credentials) -> ssl.SSLContext | InvalidRequest:
     return context
 
 
-def _of_plaintext(
-    connection: socket.socket, server: str, context: ssl.SSLContext
-) -> TokenfeedError | None:
+def _of_plaintext(connection: socket.socket, server: str, context: ssl.SSLContext) -> TlsProblem:
     """Return the problem of a plaintext client with a server that speaks TLS."""
     try:
         context.wrap_socket(connection).close()
     except ssl.SSLError as error:
         if not _is_alert(error):
             raise
-    return InvalidRequest(
-        "tls_ca",
+    problem = (
         f"is missing, but {server} speaks TLS; pass the PEM file of the authority that signed its "
-        "certificate, or set TOKENFEED_TLS_CA",
+        "certificate, or set TOKENFEED_TLS_CA"
     )
+    return TlsProblem("server-speaks-tls", InvalidRequest("tls_ca", problem))
 
 
 def _of_tls(
     connection: socket.socket, server: str, name: str, context: ssl.SSLContext
-) -> TokenfeedError | None:
+) -> TlsProblem | None:
     """Return the problem of a TLS client with a server."""
     try:
         protected = context.wrap_socket(connection, server_hostname=name)
     except ssl.SSLCertVerificationError as error:
-        return InvalidRequest(
-            "tls_ca",
-            f"does not verify the certificate of {server}: {error.verify_message}; "
-            + _CURES.get(error.verify_code, "pass the authority that signed its certificate"),
-        )
+        kind, cure = _CERTIFICATES.get(error.verify_code, _NOT_TRUSTED)
+        problem = f"does not verify the certificate of {server}: {error.verify_message}; {cure}"
+        return TlsProblem(kind, InvalidRequest("tls_ca", problem))
     except ssl.SSLError as error:
         if _is_alert(error):
             return _refused(server, error)
         if error.reason in _PLAINTEXT:
-            return InvalidRequest(
-                "tls_ca",
+            problem = (
                 f"is given, but {server} does not speak TLS; omit it (TOKENFEED_TLS_CA too), or "
-                "start the server with --tls-cert and --tls-key",
+                "start the server with --tls-cert and --tls-key"
             )
+            return TlsProblem("server-speaks-plaintext", InvalidRequest("tls_ca", problem))
         raise
     with protected:
         protected.settimeout(_ANSWER_SECONDS)
@@ -116,30 +144,32 @@ def _of_tls(
             if _is_alert(error):
                 return _refused(server, error)
     # gRPC refuses a certificate like this under TLS 1.3; so does a proxy without a server.
-    return Unreachable(
-        server, "closes the connection after the TLS handshake; it may require another tls_cert"
-    )
+    problem = "closes the connection after the TLS handshake; it may require another tls_cert"
+    return TlsProblem(_REFUSED, Unreachable(server, problem))
 
 
-def _refused(server: str, error: OSError) -> InvalidRequest:
-    return InvalidRequest(
-        "tls_cert",
+def _refused(server: str, error: OSError) -> TlsProblem:
+    problem = (
         f"is missing, or {server} does not accept it ({_reason(error)}); pass a tls_cert with its "
-        "tls_key, signed by the authority of the server's --tls-client-ca",
+        "tls_key, signed by the authority of the server's --tls-client-ca"
     )
+    return TlsProblem(_REFUSED, InvalidRequest("tls_cert", problem))
 
 
 def _reason(error: OSError) -> str:
     return str(getattr(error, "reason", None) or error.strerror or type(error).__name__)
 
 
-_CURES = {
-    9: "check this machine's clock",
-    10: "renew the server's certificate",
-    62: "use a target with a name from the certificate",
-    64: "use a target with an address from the certificate",
+_REFUSED = "client-certificate-refused"
+_NOT_TRUSTED = ("certificate-not-trusted", "pass the authority that signed its certificate")
+_OTHER_NAME = "certificate-name"
+_CERTIFICATES = {
+    9: ("certificate-not-yet-valid", "check this machine's clock"),
+    10: ("certificate-expired", "renew the server's certificate"),
+    62: (_OTHER_NAME, "use a target with a name from the certificate"),
+    64: (_OTHER_NAME, "use a target with an address from the certificate"),
 }
-"""Cures by OpenSSL's X509_V_ERR codes."""
+"""Kinds of problems and their cures, by OpenSSL's X509_V_ERR codes."""
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """OpenSSL 1.1 to 3 report an answer that is not TLS by these reasons."""
 

@@ -188,6 +188,7 @@ class TokenFeed:
             server_version=__version__,
             identity_versions=VERSIONS_SERVED,
             contract_revisions=[CONTRACT_REVISION],
+            server_time_ms=time.time_ns() // 1_000_000,
         )
 
     def _document_rows(self, request: pb.DescribeRequest, names: Sequence[str]) -> pb.OrderRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class ScriptedServer:
     datasets: int = 1
     windows_per_epoch: int | None = None
     contract_revisions: Sequence[int] = (CONTRACT_REVISION,)
+    clock_ahead_seconds: float | None = None
     address: str = ""
 
     def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -96,6 +98,8 @@ class ScriptedServer:
             identity_versions=[1],
             contract_revisions=self.contract_revisions,
         )
+        if self.clock_ahead_seconds is not None:
+            response.server_time_ms = int(1000 * (time.time() + self.clock_ahead_seconds))
         return response.SerializeToString()
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from client import Timeouts
+from tests.support.far_side import far_side
 
 from .lab import B, Report, Sentinel, T, replicas
 from .proxy import DESCRIPTION_BYTES, Fault, FaultProxy
@@ -110,7 +108,7 @@ def thin_line(folder: Path, mebibytes: int, seed: int) -> Report:
     batch_size, batches = 16, 4
     context_length = (mebibytes << 20) // (2 * batch_size) - 1
     sentinel = Sentinel(folder, batches, batch_size=batch_size, context_length=context_length)
-    with _thin_line() as line, ExitStack() as stack:
+    with far_side(rate="50mbit") as line, ExitStack() as stack:
         servers = stack.enter_context(
             replicas(folder, 2, "--data", sentinel.corpus, host=line.far, wrapper=line.on_far_side)
         )
@@ -152,35 +150,3 @@ def _note_gaps(proxies: Sequence[FaultProxy], done: threading.Event, gaps: list[
             if seen:
                 gaps.append(time.monotonic() - since)
             seen, since = down_bytes, time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """far: the address on the far side.  on_far_side: prefix of commands that run there."""
-
-    far: str
-    on_far_side: tuple[str, ...]
-
-
-@contextmanager
-def _thin_line() -> Iterator[_Line]:
-    """Yield a network namespace behind a pair of devices with 50 Mbit/s each."""
-    name = f"tf{os.getpid()}"
-    near, far = "10.213.74.1", "10.213.74.2"
-    inside = ("ip", "netns", "exec", name)
-    slow = ("root", "tbf", "rate", "50mbit", "burst", "64kb", "latency", "100ms")
-    with ExitStack() as stack:
-        _run("ip", "netns", "add", name)
-        stack.callback(_run, "ip", "netns", "del", name)
-        _run("ip", "link", "add", f"{name}a", "type", "veth", "peer", f"{name}b", "netns", name)
-        _run("ip", "addr", "add", f"{near}/30", "dev", f"{name}a")
-        _run("ip", "link", "set", f"{name}a", "up")
-        _run(*inside, "ip", "addr", "add", f"{far}/30", "dev", f"{name}b")
-        _run(*inside, "ip", "link", "set", f"{name}b", "up")
-        _run("tc", "qdisc", "add", "dev", f"{name}a", *slow)
-        _run(*inside, "tc", "qdisc", "add", "dev", f"{name}b", *slow)
-        yield _Line(far, inside)
-
-
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)

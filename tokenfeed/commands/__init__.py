@@ -29,6 +29,9 @@ COMMANDS = {
     "describe": Command("client.__main__", "show what a server serves", ("describe",)),
     "show": Command("client.__main__", "show one batch of a server or of local files", ("show",)),
     "plan": Command("client.__main__", "show what a mixture will do", ("plan",)),
+    "doctor": Command(
+        "client.__main__", "say what keeps this machine from its servers", ("doctor",)
+    ),
     "bench": Command(
         "client.__main__", "measure how fast batches arrive on this machine", ("bench",)
     ),

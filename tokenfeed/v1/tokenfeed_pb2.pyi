@@ -148,20 +148,22 @@ class DescribeRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., context_length: _Optional[int] = ..., long_documents: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("datasets", "orders", "limits", "server_version", "identity_versions", "contract_revisions")
+    __slots__ = ("datasets", "orders", "limits", "server_version", "identity_versions", "contract_revisions", "server_time_ms")
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_REVISIONS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     datasets: _containers.RepeatedCompositeFieldContainer[Dataset]
     orders: _containers.RepeatedScalarFieldContainer[str]
     limits: Limits
     server_version: str
     identity_versions: _containers.RepeatedScalarFieldContainer[int]
     contract_revisions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., identity_versions: _Optional[_Iterable[int]] = ..., contract_revisions: _Optional[_Iterable[int]] = ...) -> None: ...
+    server_time_ms: int
+    def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., identity_versions: _Optional[_Iterable[int]] = ..., contract_revisions: _Optional[_Iterable[int]] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
 
 class Dataset(_message.Message):
     __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "rows", "planes", "documents", "redaction_lists")

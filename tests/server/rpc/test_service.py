@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -931,6 +932,7 @@ def test_describe_says_what_is_served(peer: Peer, datasets: dict[str, Dataset]) 
     assert described.limits.batch_bytes_max == BATCH_BYTES_MAX
     assert described.identity_versions == [1, 2]
     assert described.contract_revisions == [CONTRACT_REVISION]
+    assert abs(described.server_time_ms / 1000 - time.time()) < 15
 
 
 def test_describe_counts_no_rows_unless_it_is_given_a_length(peer: Peer) -> None:
