@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tokenfeed.stream.position import Position
+
 from .counts import RATE_SECONDS
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -51,20 +53,21 @@ class _Reading(NamedTuple):
 class Stream:
     """The calls of one rank of a feed over one connection.
 
-    datasets, batch_size: of its latest call.  next_sample: behind the last row sent.  began_at,
-    moved_at: when it began, and when a frame of it was sent; by time.monotonic.  calls: open now;
+    position, end_row: of the call that moved last, and its row behind the last one sent.  began_at,
+    moved_at: when it began, and when a frame of it was sent; by time.monotonic.  datasets: of its
+    latest call.  calls: open now;
     of these, making and sending make and send a frame.  make_seconds: time in which some call made
     a frame; send_seconds: time in which none did, and some had one ready.  since: when these two
     were last added to.  readings: of the last seconds.  has_ended: whether this was logged.
     """
 
     key: StreamKey
+    position: Position
     began_at: float
     moved_at: float
     since: float
     datasets: Sequence[str] = ()
-    batch_size: int = 0
-    next_sample: int = 0
+    end_row: int = 0
     rows: int = 0
     calls: int = 0
     making: int = 0
@@ -73,6 +76,11 @@ class Stream:
     send_seconds: float = 0.0
     readings: deque[_Reading] = field(default_factory=lambda: deque(maxlen=RATE_SECONDS + 1))
     has_ended: bool = False
+
+    @property
+    def next_sample(self) -> int:
+        """Sample of the row behind the last one that was sent."""
+        return self.position.sample_of(self.end_row)
 
     @property
     def tokens(self) -> int:
@@ -125,7 +133,7 @@ def seen_at(stream: Stream, now: float) -> StreamSeen:
     return StreamSeen(
         stream.key,
         stream.datasets,
-        stream.batch_size,
+        stream.position.batch_size,
         stream.next_sample,
         stream.rows,
         stream.tokens,
@@ -162,7 +170,7 @@ def log_opened(stream: Stream, first_sample: int) -> None:
         ",".join(stream.datasets[:_NAMES_LOGGED]),
         key.order,
         key.context_length,
-        stream.batch_size,
+        stream.position.batch_size,
         key.rank,
         key.world_size,
         first_sample,

@@ -143,7 +143,6 @@ class Activity:
             0 if is_mixture else source.seed,
             spec.context_length,
         )
-        first_sample = position.sample_of(request.first_row)
         now = time.monotonic()
         with self._lock:
             counts = self._frames.setdefault(labels, FrameCounts())
@@ -154,13 +153,13 @@ class Activity:
             stream = self._streams.get(key)
             is_new = stream is None or stream.has_ended
             if stream is None:
-                stream = Stream(key, began_at, began_at, now)
+                stream = Stream(key, position, began_at, began_at, now)
                 counts.opened += 1
             stream.has_ended = False
             stream.pass_time(now)
             stream.datasets = list(dict.fromkeys(names))
-            stream.batch_size = position.batch_size
-            stream.next_sample = first_sample
+            if not stream.calls:
+                stream.position, stream.end_row = position, request.first_row
             counts.open += not stream.calls
             stream.calls += 1
             stream.making += 1
@@ -168,7 +167,7 @@ class Activity:
             self._streams.move_to_end(key)
             self._forget_beyond(STREAMS_KEPT)
         if is_new:
-            log_opened(stream, first_sample)
+            log_opened(stream, position.sample_of(request.first_row))
         return stream, counts, rows
 
     def _forget_beyond(self, most: int) -> None:
@@ -219,8 +218,7 @@ class CallActivity:
         """Its client took it; the next one is made."""
         now = time.monotonic()
         stream, counts = self._stream, self._counts
-        next_sample = self._position.sample_of(frame.end_row)
-        by_source = [frame.row_count]
+        by_source: Sequence[int] = (frame.row_count,)
         if len(self._rows) > 1:
             by_source = np.bincount(frame.row_source, minlength=len(self._rows)).tolist()
         with self._lock:
@@ -229,7 +227,7 @@ class CallActivity:
             stream.making += 1
             stream.moved_at = now
             stream.rows += frame.row_count
-            stream.next_sample = next_sample
+            stream.position, stream.end_row = self._position, frame.end_row
             counts.frames += 1
             counts.frame_bytes += len(frame.message)
             counts.send_seconds.add(now - self._since)

@@ -134,6 +134,7 @@ def test_a_call_ahead_is_not_waiting_while_another_makes_a_frame(clock: Clock) -
         send(call, clock, 4, 6.0, 2.0)
         (stream,), _ = activity.streams(9)
 
+    assert stream.next_sample == 32, "not that of the call ahead"
     assert stream.rates.waits_for_server == pytest.approx(0.75)
     assert stream.rates.waits_for_client == pytest.approx(0.25)
     assert activity.totals().frames[Labels("train", "sequential-1")].opened == 1
