@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tokenfeed.wire.request import StreamRequest
 
 from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import Note
+from ..device.row_source import RowSource
 from ..local.choice import open_target
 from ..runtime import arguments
 from ..runtime.counters import Counters
@@ -46,7 +48,7 @@ from .state import (
     read_state,
     require_same_stream,
 )
-from .stats import FeedPosition, FeedStats
+from .stats import FeedPosition, FeedStats, stats_of
 from .streamed_dataset import FeedStream, StreamedDataset, note_of
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -174,6 +176,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         self._loads = itertools.count()
         self._reader: BatchReader[Array] | None = None
         self._counters = Counters()
+        self._rows: Callable[[], RowSource | None] = lambda: None
 
     # --- iterating ---
 
@@ -262,6 +265,11 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         if changed is not stream:
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
         return begin
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._dataset.closed
 
     def close(self) -> None:
         """End threads and connection. May be called twice. Iterating then stops at once."""
@@ -385,14 +393,15 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         return self._plan_epoch(0, "drop").batch_count(0)
 
     def stats(self) -> FeedStats:
-        """Return the statistics of the feed so far."""
-        stream = self._stream
+        """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
+        stream, rows = self._stream, self._rows()
         sample, batches, history = stream.cursor.now
-        return FeedStats(
+        return stats_of(
+            self._counters,
+            None if stream.dataset.closed else rows,
+            stream.request.position.batch_size,
             batches=batches,
             tokens=batches * stream.request.position.batch_size * stream.spec.context_length,
-            wait_seconds=self._counters.wait_seconds,
-            reconnects=self._counters.reconnects,
             samples=sample,
             epoch=self._position_of(sample).epoch if batches else None,
             sources=stream.source_stats(history, has_read=batches > 0),
@@ -544,6 +553,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         rows = self._dataset.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
+        # Weak: rows that were prefetched and are not needed any more are freed at once.
+        self._rows = weakref.ref(rows)
         return BatchReader(self._dataset, request, rows, self._transfer())
 
     def _continue(
