@@ -23,7 +23,6 @@ from tokenfeed.wire.request import StreamRequest
 
 from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import Note
-from ..device.row_source import RowSource
 from ..local.choice import open_target
 from ..runtime import arguments
 from ..runtime.counters import Counters
@@ -176,7 +175,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         self._loads = itertools.count()
         self._reader: BatchReader[Array] | None = None
         self._counters = Counters()
-        self._rows: Callable[[], RowSource | None] = lambda: None
+        self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
 
     # --- iterating ---
 
@@ -394,11 +393,11 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
 
     def stats(self) -> FeedStats:
         """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
-        stream, rows = self._stream, self._rows()
+        stream, reader = self._stream, self._latest()
         sample, batches, history = stream.cursor.now
         return stats_of(
             self._counters,
-            None if stream.dataset.closed else rows,
+            None if reader is None or stream.dataset.closed else reader.rows,
             stream.request.position.batch_size,
             batches=batches,
             tokens=batches * stream.request.position.batch_size * stream.spec.context_length,
@@ -553,9 +552,10 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         rows = self._dataset.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
-        # Weak: rows that were prefetched and are not needed any more are freed at once.
-        self._rows = weakref.ref(rows)
-        return BatchReader(self._dataset, request, rows, self._transfer())
+        reader = BatchReader(self._dataset, request, rows, self._transfer())
+        # Weak: a reader that is not needed any more ends with its last reference.
+        self._latest = weakref.ref(reader)
+        return reader
 
     def _continue(
         self,
