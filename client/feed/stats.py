@@ -59,7 +59,8 @@ class FeedStats:
     wait_histogram: of waits that have ended; a wait that ended without a batch counts too.
     waiting_seconds: of the wait in progress, 0 if there is none.
     queue_depth_batches: whole batches that have arrived and wait.  queue_capacity_batches: how many
-    may wait; 0 before the first batch, after `close`, and without a thread.
+    may wait, which grows as the first ones are taken; 0 before the first batch, after `close`, and
+    without a thread.
     rows_received, token_bytes_received: also of rows that were not delivered; bytes as they were
     sent, 2 or 4 a token.  frames_received, frame_bytes_received: messages of servers, which brought
     them; 0 with local files.  server: the address of the server that sent the last one, else "".

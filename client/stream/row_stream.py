@@ -93,8 +93,8 @@ class RowStream(BackgroundRows):
 
     @property
     def capacity_rows(self) -> int:
-        """How many rows may be requested and not yet consumed, once batches were consumed."""
-        return self._room_batches * self._batch_rows
+        """How many rows may be requested and not yet consumed; grows at the start."""
+        return self._room() * self._batch_rows
 
     def _check_wait(self) -> None:
         self._failover.require_in_time(self._frame_seconds)
