@@ -6,7 +6,8 @@
         ...
 
 Importing this package imports neither torch nor grpc. Accessing RemoteBatches or validation_feeds
-imports both; NumpyBatches, for those who have no torch, only grpc.
+imports both; NumpyBatches, for those who have no torch, only grpc. `client.metrics` imports
+prometheus_client.
 """
 
 import sys
@@ -18,6 +19,7 @@ if __name__ == "client":
 
     alias(_package)
 else:
+    from importlib import import_module
     from typing import TYPE_CHECKING
 
     from tokenfeed.errors import (
@@ -99,6 +101,9 @@ def __getattr__(name: str) -> object:
         from . import numpy_batches
 
         return getattr(numpy_batches, name)
+    if name == "metrics":
+        # `from . import metrics` would ask this function again.
+        return import_module(".metrics", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -15,6 +15,7 @@ from .device.loaders import require_own_batches
 from .device.widening import Batch
 from .feed.mixture.recipe import Mixture
 from .feed.ranks.coordinates import Group
+from .feed.stats import FeedStats
 from .runtime.arguments import shown, text
 from .stream.row_stream import PREFETCH_BYTES
 from .stream.wanted_planes import LossMask
@@ -121,6 +122,15 @@ class WholeDataset(IterableDataset[Batch]):
         # Without this, each evaluation would be one more run of the feed's history.
         self._feed.load_state_dict(self._beginning)
         return batches
+
+    def stats(self) -> FeedStats:
+        """Return the statistics of its feed, over all evaluations. Any thread may call this."""
+        return self._feed.stats()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def close(self) -> None:
         """End threads and connection. May be called twice. A `for` in progress stops at once."""

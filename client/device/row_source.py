@@ -10,6 +10,14 @@ from tokenfeed.wire.row_block import RowBlock
 class RowSource(Protocol):
     """The rows of a stream in order, prefetched; for one consumer thread."""
 
+    @property
+    def queued_rows(self) -> int:
+        """Rows that have arrived and were not consumed, as any thread sees it."""
+
+    @property
+    def capacity_rows(self) -> int:
+        """How many rows may be prefetched; 0 without a thread."""
+
     def start(self, owner: object | None = None) -> None:
         """Start to receive, until closed or until owner is garbage-collected.  Raises: RuntimeError
         if no more threads can start.

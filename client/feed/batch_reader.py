@@ -32,7 +32,8 @@ class BatchReader(Generic[Array]):
         self._request = request
         self._dataset = dataset
         self._spec: StreamParts | None = None
-        self._rows = rows
+        self.rows = rows
+        """The source; for `next`, and to look at its queue."""
         self.sample = request.position.first_sample
         """Sample of row 0 of rank 0 in the next batch."""
         rows.start(owner=self)
@@ -59,7 +60,7 @@ class BatchReader(Generic[Array]):
         self._dataset.require_own_process()
         if self._dataset.closed:
             return None
-        batch = self._transfer.next(self._rows, out)
+        batch = self._transfer.next(self.rows, out)
         if batch is not None:
             self.sample += self._stride
         return batch
@@ -67,4 +68,4 @@ class BatchReader(Generic[Array]):
     def close(self) -> None:
         """End the thread. May be called twice. Garbage collection also closes a reader."""
         if not self._dataset.forked:
-            self._rows.close()
+            self.rows.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -46,7 +47,7 @@ from .state import (
     read_state,
     require_same_stream,
 )
-from .stats import FeedPosition, FeedStats
+from .stats import FeedPosition, FeedStats, stats_of
 from .streamed_dataset import FeedStream, StreamedDataset, note_of
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -174,6 +175,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         self._loads = itertools.count()
         self._reader: BatchReader[Array] | None = None
         self._counters = Counters()
+        self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
 
     # --- iterating ---
 
@@ -262,6 +264,11 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         if changed is not stream:
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
         return begin
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._dataset.closed
 
     def close(self) -> None:
         """End threads and connection. May be called twice. Iterating then stops at once."""
@@ -385,14 +392,15 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         return self._plan_epoch(0, "drop").batch_count(0)
 
     def stats(self) -> FeedStats:
-        """Return the statistics of the feed so far."""
-        stream = self._stream
+        """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
+        stream, reader = self._stream, self._latest()
         sample, batches, history = stream.cursor.now
-        return FeedStats(
+        return stats_of(
+            self._counters,
+            None if reader is None or stream.dataset.closed else reader.rows,
+            stream.request.position.batch_size,
             batches=batches,
             tokens=batches * stream.request.position.batch_size * stream.spec.context_length,
-            wait_seconds=self._counters.wait_seconds,
-            reconnects=self._counters.reconnects,
             samples=sample,
             epoch=self._position_of(sample).epoch if batches else None,
             sources=stream.source_stats(history, has_read=batches > 0),
@@ -544,7 +552,10 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         rows = self._dataset.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
-        return BatchReader(self._dataset, request, rows, self._transfer())
+        reader = BatchReader(self._dataset, request, rows, self._transfer())
+        # Weak: a reader that is not needed any more ends with its last reference.
+        self._latest = weakref.ref(reader)
+        return reader
 
     def _continue(
         self,

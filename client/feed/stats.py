@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
+
+from ..device.row_source import RowSource
+from ..runtime.counters import WAIT_BOUNDS_SECONDS, Counters
 
 
 class FeedPosition(NamedTuple):
@@ -31,12 +36,35 @@ class SourceStats(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class WaitHistogram:
+    """How long a feed waited for its batches: one wait for each batch, 0 if it was there.
+
+    bounds_seconds: upper bounds of the buckets.  counts: waits of at most each bound, and last all
+    of them; so they rise.  sum_seconds: of all waits.
+    """
+
+    bounds_seconds: tuple[float, ...] = WAIT_BOUNDS_SECONDS
+    counts: tuple[int, ...] = (0,) * (len(WAIT_BOUNDS_SECONDS) + 1)
+    sum_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class FeedStats:
     """What a feed has done so far, on this rank.
 
     batches, tokens: delivered (tokens of x).  wait_seconds: time that `next` waited for data.
     reconnects: how often a stream broke and was resumed.  samples, epoch: as in FeedPosition, but
     epoch is None before the first batch.  sources: of a mixture, by the names of their datasets.
+
+    wait_histogram: of waits that have ended; a wait that ended without a batch counts too.
+    waiting_seconds: of the wait in progress, 0 if there is none.
+    queue_depth_batches: whole batches that have arrived and wait.  queue_capacity_batches: how many
+    may wait, which grows as the first ones are taken; 0 before the first batch, after `close`, and
+    without a thread.
+    rows_received, token_bytes_received: also of rows that were not delivered; bytes as they were
+    sent, 2 or 4 a token.  frames_received, frame_bytes_received: messages of servers, which brought
+    them; 0 with local files.  server: the address of the server that sent the last one, else "".
+    reconnect_reasons: reconnects by the name of the error that broke the stream.
     """
 
     batches: int
@@ -46,3 +74,54 @@ class FeedStats:
     samples: int
     epoch: int | None
     sources: Mapping[str, SourceStats] = field(default_factory=dict)
+    wait_histogram: WaitHistogram = field(default_factory=WaitHistogram, repr=False)
+    waiting_seconds: float = 0.0
+    queue_depth_batches: int = 0
+    queue_capacity_batches: int = 0
+    rows_received: int = 0
+    token_bytes_received: int = 0
+    frames_received: int = 0
+    frame_bytes_received: int = 0
+    server: str = ""
+    reconnect_reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+def stats_of(
+    counters: Counters,
+    rows: RowSource | None,
+    batch_size: int,
+    *,
+    batches: int,
+    tokens: int,
+    samples: int,
+    epoch: int | None,
+    sources: Mapping[str, SourceStats],
+) -> FeedStats:
+    """Return the statistics of a feed.
+
+    counters: of its streams.  rows: of the current one.  batch_size: rows of a batch.  The other
+    arguments: as in FeedStats.
+    """
+    # Each is read once: other threads change them.
+    wait_seconds, since = counters.wait_seconds, counters.waiting_since
+    return FeedStats(
+        batches=batches,
+        tokens=tokens,
+        wait_seconds=wait_seconds,
+        reconnects=counters.reconnects,
+        samples=samples,
+        epoch=epoch,
+        sources=sources,
+        wait_histogram=WaitHistogram(
+            counts=tuple(accumulate(tuple(counters.wait_counts))), sum_seconds=wait_seconds
+        ),
+        waiting_seconds=0.0 if since is None else time.monotonic() - since,
+        queue_depth_batches=0 if rows is None else rows.queued_rows // batch_size,
+        queue_capacity_batches=0 if rows is None else rows.capacity_rows // batch_size,
+        rows_received=counters.rows,
+        token_bytes_received=counters.token_bytes,
+        frames_received=counters.frames,
+        frame_bytes_received=counters.frame_bytes,
+        server=counters.server,
+        reconnect_reasons=dict(counters.reconnect_reasons),
+    )

@@ -84,6 +84,11 @@ class RowsAhead(BackgroundRows):
         self._blocks = blocks
         self._rows_ahead = rows_ahead
 
+    @property
+    def capacity_rows(self) -> int:
+        """How many rows are gathered ahead; the last block may exceed it."""
+        return self._rows_ahead
+
     def due_seconds(self, now: float) -> float:
         """Return when to cancel: never, a gather ends by itself; for the supervisor."""
         super().due_seconds(now)
@@ -124,6 +129,8 @@ class RowsAhead(BackgroundRows):
 class RowsOnDemand(QueuedRows):
     """Rows that the consumer gathers when it needs them, without a thread; a RowSource."""
 
+    capacity_rows = 0
+
     def __init__(self, source: Source, blocks: PatientBlocks, counters: Counters) -> None:
         """Prepare; no I/O before the first `peek`."""
         super().__init__()
@@ -139,10 +146,16 @@ class RowsOnDemand(QueuedRows):
 
     def peek(self, row_count: int) -> list[RowBlock] | None:
         """Like `RowSource.peek`."""
-        if not self.ready(row_count):
-            began = time.monotonic()
-            self._gather(row_count)
-            self._counters.wait_seconds += time.monotonic() - began
+        counters = self._counters
+        if self.ready(row_count):
+            counters.wait_counts[0] += 1
+        else:
+            began = counters.waiting_since = time.monotonic()
+            try:
+                self._gather(row_count)
+            finally:
+                counters.waiting_since = None
+                counters.count_wait(time.monotonic() - began)
         return self._parts(row_count) if self.ready(row_count) and not self._is_closed() else None
 
     def close(self) -> None:
@@ -159,6 +172,7 @@ class RowsOnDemand(QueuedRows):
                 raise
             if block is None:
                 return
+            self._counters.count_rows(len(block), block.tokens.nbytes)
             self._add(block)
 
     def _pause(self, seconds: float) -> bool:

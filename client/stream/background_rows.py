@@ -77,6 +77,11 @@ class BackgroundRows(QueuedRows, ABC):
     def cancel(self) -> None:
         """Cancel what the thread waits for; for the supervisor."""
 
+    @property
+    @abstractmethod
+    def capacity_rows(self) -> int:
+        """How many rows may be prefetched."""
+
     # --- the consumer's side ---
 
     def start(self, owner: object | None = None) -> None:
@@ -91,7 +96,9 @@ class BackgroundRows(QueuedRows, ABC):
 
     def peek(self, row_count: int) -> list[RowBlock] | None:
         """Like `RowSource.peek`; the parts are as they were added."""
-        if not self._has_answer(row_count):
+        if self.ready(row_count):
+            self._counters.wait_counts[0] += 1
+        elif not self._has_answer(row_count):
             self._await_rows(row_count)
         if self._is_closed():
             return None
@@ -124,7 +131,8 @@ class BackgroundRows(QueuedRows, ABC):
         return self.ready(row_count) or self.ended or self._is_closed()
 
     def _await_rows(self, row_count: int) -> None:
-        began = self._awaited_since = time.monotonic()
+        counters = self._counters
+        began = self._awaited_since = counters.waiting_since = time.monotonic()
         try:
             while not self._has_answer(row_count):
                 self._rows_awaited = True
@@ -132,12 +140,13 @@ class BackgroundRows(QueuedRows, ABC):
                     self._consumer_notifier.wait(RECHECK_SECONDS)
                 self._check_wait()
         finally:
-            self._awaited_since = None
-        self._counters.wait_seconds += time.monotonic() - began
+            self._awaited_since = counters.waiting_since = None
+            counters.count_wait(time.monotonic() - began)
 
     # --- the thread's side ---
 
     def _add(self, rows: RowBlock) -> None:
+        self._counters.count_rows(len(rows), rows.tokens.nbytes)
         super()._add(rows)
         if self._rows_awaited:
             self._rows_awaited = False

@@ -72,6 +72,8 @@ class Failover:
         self._logged = -math.inf
         self._made: dict[str, float] = {}
         self._grown_at = -math.inf
+        self.broken_by = ""
+        """Name of the error that came first after the last frame."""
         self._timeout_seconds = self._base_seconds = timeouts.read_seconds
         self.record_progress()
 
@@ -134,6 +136,7 @@ class Failover:
             waited_seconds = min(now - max(began, self._progress_at), timeout_seconds)
             if self._away_since is None:
                 self._away_since = now - waited_seconds
+                self.broken_by = type(failure).__name__
                 if count > 1:
                     _LOG.warning(
                         "failing over rank=%d from=%s reason=%s",

@@ -19,6 +19,12 @@ class QueuedRows:
         self._received_row = 0
         self._consumed_row = 0
 
+    @property
+    def queued_rows(self) -> int:
+        """Rows that have been added and not consumed, as any thread sees it."""
+        consumed_row = self._consumed_row  # first: it never exceeds the other
+        return self._received_row - consumed_row
+
     def ready(self, row_count: int) -> bool:
         """Return whether `peek` would return this many rows at once."""
         return self._received_row - self._consumed_row >= row_count

@@ -91,6 +91,11 @@ class RowStream(BackgroundRows):
         self._progress_at = 0.0
         self._silent_seconds = 0.0
 
+    @property
+    def capacity_rows(self) -> int:
+        """How many rows may be requested and not yet consumed; grows at the start."""
+        return self._room() * self._batch_rows
+
     def _check_wait(self) -> None:
         self._failover.require_in_time(self._frame_seconds)
 
@@ -173,8 +178,10 @@ class RowStream(BackgroundRows):
                     require_valid(rows, is_mixture=call.stream.spec.mixture is not None)
                 if self._received_row + len(rows) > call.end_row:
                     raise BadFrame("call", "the server sent more rows than were requested")
-                self._counters.reconnects += self._is_resuming
-                self._is_resuming = False
+                if self._is_resuming:
+                    self._counters.count_reconnect(self._failover.broken_by)
+                    self._is_resuming = False
+                self._counters.count_frame(len(message), channel.target)
                 now = time.monotonic()
                 self._failover.record_progress(now - self._progress_at)
                 self._progress_at = now

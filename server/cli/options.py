@@ -38,6 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
         default="info",
         help="log level; debug adds the traceback of every unexpected error (default: %(default)s)",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="format of the log on stderr; json is one object a line (default: %(default)s)",
+    )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser
 

@@ -48,6 +48,7 @@ from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_cred
 from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder
 from ..runtime.http_server import HttpServer
+from ..runtime.json_log import JsonFormatter, log_crashes
 from ..runtime.mallopt import keep_freed_memory
 from ..runtime.poll_rate import PollRate
 from ..runtime.poller import Poller, RescanWorker
@@ -69,16 +70,26 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     signals: the signals of this process; None means that it never stops.
     """
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    has_json_log = arguments.log_format == "json"
+    log_to_stderr(arguments.log_level, as_json=has_json_log)
     try:
         serve(arguments, signals or Signals())
     except TokenfeedError as error:
-        return print_error(error)
+        if not has_json_log:
+            return print_error(error)
+        _LOG.error("start failed what=%s why=%s", error.subject, error.problem)
+        return 1
     return 0
+
+
+def log_to_stderr(level: str, *, as_json: bool) -> None:
+    """Log to stderr from now on, as text or as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    if as_json:
+        handler.setFormatter(JsonFormatter())
+        log_crashes()
+    logging.basicConfig(handlers=[handler], level=level.upper())
 
 
 def serve(arguments: argparse.Namespace, signals: Signals) -> None:
@@ -265,6 +276,7 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Datase
         arguments.text_column,
         arguments.append_token,
         arguments.cache_dir or cache_folder(),
+        log_output=arguments.log_format == "json",
     )
     text = parse_text(words)
     return [texts.tokenized(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]

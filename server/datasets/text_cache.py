@@ -39,12 +39,15 @@ class TextCache:
 
     tokenizer: path of a tokenizer.json, or "bytes".  text_column: of parquet and jsonl.
     append_token: appended to each document; None appends none.  cache: folder.
+    log_output: whether the lines that an ingest prints become records of the log; else they go to
+    stderr as they are.
     """
 
     tokenizer: str
     text_column: str
     append_token: str | None
     cache: str
+    log_output: bool = False
 
     def tokenized(self, text: DatasetSource, words: Sequence[str]) -> DatasetSource:
         """Return the tokens of text. Ingests it if it is not in the cache.
@@ -73,7 +76,10 @@ class TextCache:
             command += [f"--append-token={self.append_token}"]
         _LOG.info("ingesting dataset=%s files=%d into=%s", text.name, len(text.paths), folder)
         # In its own process, so that the memory of the tokenizer is freed afterwards.
-        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+        if self.log_output:
+            code = _run_logged(command)
+        else:
+            code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
         if code:
             why = f"signal {-code} ended its process" if code < 0 else "see the error above"
             raise InvalidCorpus(text.paths[0], f"could not be ingested: {why}")
@@ -96,6 +102,22 @@ class TextCache:
                 return hashlib.sha256(file.read()).hexdigest()
         except OSError as error:
             raise InvalidRequest("--tokenizer", f"{self.tokenizer}: {error.strerror}") from error
+
+
+def _run_logged(command: Sequence[str]) -> int:
+    """Run a command, and log each line that it prints.  Returns: its exit code."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            level = logging.ERROR if line.startswith("error: ") else logging.INFO
+            _LOG.log(level, "ingest printed line=%s", line.rstrip("\n"))
+    return process.returncode
 
 
 def _facts(path: str) -> _Facts:

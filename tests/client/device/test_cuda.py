@@ -103,7 +103,7 @@ def test_a_graph_is_captured_while_batches_arrive(
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         assert feed._reader is not None
-        stream = feed._reader._rows
+        stream = feed._reader.rows
         with torch.cuda.graph(graph):
             received = stream._received_row
             for _ in range(200):

@@ -76,7 +76,7 @@ def test_a_lock_of_grpc_s_that_is_held_for_good_holds_up_no_close_and_no_later_b
     feed = feed_from(scripted.address)
     assert next(feed)[0][0, 0] == 0
     assert feed._reader is not None
-    call = feed._reader._rows._calls[0].messages
+    call = feed._reader.rows._calls[0].messages
     with call._state.condition:  # type: ignore[attr-defined]
         began = time.monotonic()
         feed.skip(0)

@@ -407,11 +407,35 @@ def test_text_without_a_tokenizer_is_named(pages: Path, tmp_path: Path) -> None:
     assert "--tokenizer: is for --data that is text" in failed("--data", tokens, "--tokenizer", "b")
 
 
-def test_a_server_that_is_stopped_while_it_ingests_leaves_no_process(tmp_path: Path) -> None:
+def test_what_an_ingest_prints_is_part_of_a_log_in_json(
+    serve: Serve, pages: Path, tmp_path: Path
+) -> None:
+    """A collector takes the whole of stderr, and an error of the ingest is one of the server."""
+    words = ("--tokenizer", "bytes", "--cache-dir", str(tmp_path), "--log-format", "json")
+    server = serve("--data", pages, *words)
+    broken = tmp_path / "x.parquet"
+    broken.write_bytes(b"PAR1")
+
+    said = [json.loads(line) for line in server.stderr.splitlines()]
+    failure = [json.loads(line) for line in failed("--data", broken, *words).splitlines()]
+
+    printed = [entry["line"] for entry in said if entry["event"] == "ingest printed"]
+    assert printed[-1].startswith("serve it: tokenfeed serve --data ")
+    errors = [entry for entry in failure if entry["level"] == "ERROR"]
+    assert [entry["event"] for entry in errors] == ["ingest printed", "start failed"]
+    assert errors[0]["line"].startswith(f"error: {broken}: unreadable: ")
+    assert errors[1]["what"] == str(broken)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_server_that_is_stopped_while_it_ingests_leaves_no_process(
+    tmp_path: Path, log_format: str
+) -> None:
     """Within 2 seconds, like any other; the next start resumes."""
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(400)))
     command = [sys.executable, "-m", "server", "--data", str(path), "--tokenizer", "bytes"]
     command += ["--cache-dir", str(tmp_path / "cache"), "--port", "0"]
+    command += ["--log-format", log_format]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
     while not list(tmp_path.glob("cache/*/.ingest/train")):

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import ROOT
 from tests.support.commands import run, run_together, torchrun
@@ -65,6 +66,36 @@ def test_the_dataloader_example_trains_and_goes_on_where_it_stopped(tmp_path: Pa
 
     assert re.search(r"step 30: loss \d\.\d+", printed)
     assert "a new loader resumes with batch 31: yes" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_the_tensorboard_example_logs_what_the_feed_did(tmp_path: Path) -> None:
+    """Read back from the file of events, as TensorBoard does."""
+    words = ("--log-dir", tmp_path, "--steps", "40", "--log-every", "10")
+
+    printed = run(EXAMPLES / "tensorboard_metrics.py", *words, cwd=tmp_path)
+
+    assert re.search(r"step 40: loss \d\.\d+", printed)
+    events = EventAccumulator(str(tmp_path), {"histograms": 0})
+    events.Reload()
+    logged = {
+        name: [event.value for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+        if [event.step for event in events.Scalars(name)] == [10, 20, 30, 40]
+    }
+    assert logged["loss"][0] > logged["loss"][-1]
+    assert logged["feed/samples"] == [160, 320, 480, 640]
+    assert logged["feed/reconnects"] == [0] * 4
+    assert logged["feed/queue_depth_batches"][-1] == 0
+    assert all(0 <= share < 1 for share in logged["feed/wait_share"])
+    assert all(rate > 0 for rate in logged["feed/tokens_per_second"])
+    histograms = [event.histogram_value for event in events.Histograms("feed/wait_seconds")]
+    assert [histogram.num for histogram in histograms] == [10] * 4
+    assert all(sum(histogram.bucket) == 10 for histogram in histograms)
+    waited = float(re.search(r"wait_seconds=(\S+),", printed)[1])
+    # The end of the stream may have been waited for, too.
+    assert 0 < sum(histogram.sum for histogram in histograms) <= waited + 1e-6
 
 
 @pytest.mark.slow
