@@ -24,7 +24,7 @@ from ..kept.container import Damaged, find_file, read_description, read_range
 from ..kept.mapped import NUMBER, HeldNumbers, KeptNumbers, MappedNumbers, Numbers
 from .reading import FOOTER, IndexFacts, RowIndex
 
-_VERSION = 1
+_VERSION = 2
 MEMORY_BYTES_MAX = 1 << 20
 """More numbers than that are not read into memory."""
 

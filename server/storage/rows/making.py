@@ -12,28 +12,38 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
-from tokenfeed.sampling.document_rows import DocumentStats, RowsKey
+from tokenfeed.sampling.document_rows import (
+    DocumentStats,
+    FilePieces,
+    RowsKey,
+    document_lengths,
+)
 from tokenfeed.stream import identity
 
 from ...runtime.exceptions import log_safe_name
+from ...runtime.executors import Executor
 from ..borders import Borders
 from ..kept.container import kept_paths
 from ..kept.mapped import NUMBER, HeldNumbers, KeptNumbers, MappedNumbers, Numbers
 from ..kept.spool import NoPlace, Spool
 from ..store import TokenStore
 from . import kept
-from .files import FileRows, FileUnit, Starts, rows_of_file
+from .files import Append, FileDocuments, FileRows, write_rows
 from .kept import closing, find_kept, made_from, suffix_of, what_of
 from .reading import FILE_TOKENS_MAX, FOOTER, IndexFacts, RowIndex
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PROGRESS_SECONDS = 5.0
+
+Write = Callable[[Append], DocumentStats]
+"""Writes the rows of a file, and returns what became of its documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +80,24 @@ class RowsJob:
         self,
         stopped: Callable[[], bool] = lambda: False,
         on_progress: Callable[[float], None] = lambda share: None,
-        files: Iterable[FileRows] | None = None,
+        run: Executor[FileDocuments, RowsKey, FileRows] | None = None,
     ) -> RowIndex:
         """Make the rows, and keep them.
 
         stopped: whether to stop, which raises InvalidCorpus.  on_progress: is given the share of
-        the documents that is done.  files: the rows of each file, in order, if others make them.
+        the documents that is done.  run: makes the rows of files, if other processes do.
         Raises: InvalidCorpus, CorpusChanged, Unreadable.
         """
         self._require_small_files()
         began = time.monotonic()
         content = _Content(what_of(self.key), self.store.name, self.paths)
         try:
-            facts = self._written(content, files or self.files(stopped, on_progress))
+            progress = _Progress(self, stopped, on_progress)
+            lengths = _Lengths()
+            files = self._files(progress, lengths)
+            if run is not None:
+                files = self._files_by(run, progress, lengths)
+            facts = self._written(content, files, lengths)
             index = self._finished(content, facts)
         except NoPlace as error:
             raise self._no_place(error.error) from error
@@ -91,49 +106,51 @@ class RowsJob:
         self._log("made", index, f" seconds={time.monotonic() - began:.1f}")
         return index
 
-    def files(
-        self, stopped: Callable[[], bool], on_progress: Callable[[float], None]
-    ) -> Iterator[FileRows]:
-        """Yield the rows of each file, in order; the arguments are those of `made`."""
-        progress = _Progress(self, stopped, on_progress)
-        for file, token_count in enumerate(self.store.shape.token_counts.tolist()):
-            starts = self.borders.starts_of(file)
-            progress.begin(starts.size)
-            yield rows_of_file(starts, token_count, self.key, progress.take_share)
+    def _files(self, progress: _Progress, lengths: _Lengths) -> Iterator[Write]:
+        """Yield what writes the rows of each file, in order."""
+        for file in range(len(self.store.shards)):
+            yield self._begun(file, progress, lengths)
 
-    def files_by(
+    def _begun(self, file: int, progress: _Progress, lengths: _Lengths) -> Write:
+        token_count = int(self.store.shape.token_counts[file])
+        pieces = FilePieces.of(self.borders.starts_of(file), token_count, self.key)
+        lengths.add(pieces.lengths)
+        progress.begin(pieces.lengths.size)
+        return partial(write_rows, pieces, on_share=progress.take_share)
+
+    def _files_by(
         self,
-        run: Callable[[Iterable[FileUnit], RowsKey], Iterator[tuple[FileUnit, FileRows]]],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> Iterator[FileRows]:
-        """Like `files`, made by other processes.  run: returns their results in order."""
-        progress = _Progress(self, stopped, lambda share: None)
-        units = (
-            FileUnit(token_count, Starts(self.borders.starts_of(file)))
-            for file, token_count in enumerate(self.store.shape.token_counts.tolist())
-        )
-        for _, rows in run(units, self.key):
+        run: Executor[FileDocuments, RowsKey, FileRows],
+        progress: _Progress,
+        lengths: _Lengths,
+    ) -> Iterator[Write]:
+        """Like `_files`; other processes make the rows."""
+
+        def sent() -> Iterator[FileDocuments]:
+            for file, token_count in enumerate(self.store.shape.token_counts.tolist()):
+                starts = self.borders.starts_of(file)
+                lengths.add(document_lengths(starts, token_count)[1])
+                yield FileDocuments(starts, token_count)
+
+        for rows in run(sent(), self.key):
             progress.begin(rows.stats.documents)
             progress.take_share(1.0)
-            yield rows
+            yield rows.write
 
-    def _written(self, content: _Content, files: Iterable[FileRows]) -> IndexFacts:
+    def _written(self, content: _Content, files: Iterable[Write], lengths: _Lengths) -> IndexFacts:
         """Append the rows of all files.  Raises: NoPlace; what the files raise."""
-        stats = DocumentStats()
-        sha256 = hashlib.sha256()
-        piece_counts, row_counts = [], []
-        for file in files:
-            content.append(file.numbers)
-            sha256.update(file.lengths)
-            stats.add(file.stats)
-            piece_counts.append(file.stats.pieces)
-            row_counts.append(file.stats.rows)
+        each = []
+        for write in files:
+            each.append(write(content.append))
+            del write  # with its documents, before those of the next file are read
+        piece_counts = [stats.pieces for stats in each]
+        row_counts = [stats.rows for stats in each]
         pieces_hash = identity.pieces_hash(
             self.key.context_length,
             self.key.long_documents,
             self.delimiter,
-            piece_counts,
-            sha256.hexdigest(),
+            lengths.document_counts,
+            lengths.sha256.hexdigest(),
         )
         return IndexFacts(
             self.key,
@@ -141,7 +158,7 @@ class RowsJob:
             np.array(piece_counts, dtype=np.int64),
             np.array(row_counts, dtype=np.int64),
             pieces_hash,
-            stats,
+            sum(each, DocumentStats()),
         )
 
     def _finished(self, content: _Content, facts: IndexFacts) -> RowIndex:
@@ -206,6 +223,20 @@ class RowsJob:
             log_safe_name(index.path) or "none",
             more,
         )
+
+
+class _Lengths:
+    """The lengths of the documents of all files, as the identity of their rows covers them."""
+
+    def __init__(self) -> None:
+        """Begin before the first file."""
+        self.document_counts: list[int] = []
+        self.sha256 = hashlib.sha256()
+
+    def add(self, lengths: Numbers) -> None:
+        """Add those of the next file: int64[documents]."""
+        self.document_counts.append(lengths.size)
+        self.sha256.update(np.ascontiguousarray(lengths, NUMBER).data)
 
 
 class _Progress:

@@ -208,7 +208,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "noise": lambda path: path.write_bytes(os.urandom(path.stat().st_size)),
     "a pipe": become_a_pipe,
     "a link": become_a_link,
-    "of another version": describe_otherwise(version=2),
+    "of another version": describe_otherwise(version=1),
     "of another order": describe_otherwise(order="padded-1"),
     "with too few files": describe_otherwise(pieces=[5], rows=[5]),
     "with words as counts": describe_otherwise(pieces=["x", "y", "z"]),
@@ -306,6 +306,30 @@ def test_rows_of_other_documents_of_the_same_tokens_are_made_again(
             caplog.clear()
             require_agreement(indices, KEY, lengths)
     require_made(caplog, "it was made from other documents")
+
+
+@pytest.mark.parametrize(
+    ("key", "lengths"),
+    [
+        (packed(50), ([[1, 5] * 99], [[5, 1] * 99])),
+        (padded(10, "drop"), ([[50, 5] * 99], [[5, 50] * 99])),
+    ],
+    ids=["single", "dropped"],
+)
+def test_the_same_pieces_at_other_places_are_another_stream(
+    tmp_path: Path, key: RowsKey, lengths: tuple[list[list[int]], ...]
+) -> None:
+    """Documents without a piece move those of the others, so a row has other tokens."""
+    hashes, pieces = set(), []
+    for number, of_files in enumerate(lengths):
+        with indices_of(write_documents(tmp_path / f"corpus{number}", of_files)) as indices:
+            index = indices.make_now(key)
+            hashes.add(index.pieces_hash)
+            pieces.append(index.pieces(np.arange(index.row_count)))
+
+    assert pieces[0].token_count.tolist() == pieces[1].token_count.tolist()
+    assert pieces[0].token_offset.tolist() != pieces[1].token_offset.tolist()
+    assert len(hashes) == 2
 
 
 def test_rows_for_another_context_length_are_not_mistaken(
