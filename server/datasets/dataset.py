@@ -32,7 +32,7 @@ from ..storage.borders import (
     BorderSearch,
     Delimiters,
     borders_of,
-    document_end_token,
+    used_delimiters,
 )
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
@@ -342,12 +342,15 @@ def open_dataset(
         )
         if dataset.borders is not None:
             store.add_plane(dataset.borders)
+        delimiters = used_delimiters(store, planes.delimiters)
+        words = (f"{option} {token}" for option, token in delimiters.options.items())
         dataset.rows = RowIndices(
             store,
             dataset.borders,
-            document_end_token(store, planes.delimiters),
+            delimiters.end,
             planes.cache_dir,
             dataset.fingerprint,
+            pack_options=(*options.words, *words),
         )
         store.shape.document_rows = dataset.rows.get
     except BaseException:

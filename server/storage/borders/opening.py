@@ -71,12 +71,9 @@ def borders_of(
     return job.made(delimited_parts(store.shards, delimiters, store.read, stopped))
 
 
-def document_end_token(store: TokenStore, delimiters: Delimiters) -> int | None:
-    """Return the token that ends documents; None if the format knows them, or a start begins them.
-
-    delimiters: as for `borders_of`.
-    """
-    return delimiters.end if all_known(store.shards) is None else None
+def used_delimiters(store: TokenStore, delimiters: Delimiters) -> Delimiters:
+    """Return the delimiters that `borders_of` looks for: none if the format knows the documents."""
+    return delimiters if all_known(store.shards) is None else Delimiters()
 
 
 def _log_unknown(store: TokenStore) -> None:

@@ -24,6 +24,7 @@ from tokenfeed.sampling.document_rows import (
     RowsKey,
     document_lengths,
 )
+from tokenfeed.sampling.orders import packed_v1, padded_v1
 from tokenfeed.stream import identity
 
 from ...runtime.exceptions import log_safe_name
@@ -41,6 +42,12 @@ from .reading import FILE_TOKENS_MAX, FOOTER, IndexFacts, RowIndex
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PROGRESS_SECONDS = 5.0
+# packed-1 of a file took 42 to 51 bytes a document of web or chat lengths with T from 2048 on, 273
+# with T = 64, and 809 of books with T = 2048, which have 16 and 48 rows each; padded-1 16 to 27.
+# tests/server/storage/rows/test_making.py holds it; 2026-11.
+_DOCUMENT_BYTES = {packed_v1.NAME: 48, padded_v1.NAME: 20}
+_PIECE_BYTES = {packed_v1.NAME: 18, padded_v1.NAME: 1}
+"""Memory that a document takes while the rows of its file are made, and each T tokens more."""
 
 Write = Callable[[Append], DocumentStats]
 """Writes the rows of a file, and returns what became of its documents."""
@@ -68,6 +75,13 @@ class RowsJob:
             return ()
         suffix = suffix_of(self.key)
         return kept_paths(self.store.shards, self.store.stored, suffix, self.cache_dir)
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory `made` takes in this process, about: that of one file at a time."""
+        pieces = self.store.shape.token_counts // self.key.context_length
+        of_document, of_piece = _DOCUMENT_BYTES[self.key.order], _PIECE_BYTES[self.key.order]
+        return int((of_document * self.borders.counts + of_piece * pieces).max())
 
     def found(self) -> RowIndex | None:
         """Return the rows of a kept file; None if there is none that can be used."""
