@@ -44,6 +44,7 @@ from .usable import (
     Datasets,
     compared,
     counted_rows,
+    crop_warnings,
     require_order,
     require_usable,
     with_hashes,
@@ -179,6 +180,8 @@ class DatasetClient(Supervised):
                     )
                     self._agreement.require_same(*own)
                 self._described = described
+                for problem in crop_warnings(self._request.spec, described):
+                    _LOG.warning("%s", problem)
             return self._described
 
     def await_described(self) -> Datasets:

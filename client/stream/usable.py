@@ -144,6 +144,24 @@ def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fr
     return Fraction(rows.target_count, rows.rows * context_length)
 
 
+def crop_warnings(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[str]:
+    """Return what is not learned of each source, because its documents are longer than a row."""
+    found = []
+    for source, dataset in zip(spec.sources, datasets, strict=True):
+        if not source.reads_documents or source.long_documents == "cut":
+            continue
+        rows = _rows_of(dataset, source.order.NAME)
+        long_count = rows.dropped_documents + rows.truncated_documents
+        if long_count:
+            found.append(
+                f"long documents {source.long_documents} dataset={dataset.name} "
+                f"order={source.order.NAME} context_length={spec.context_length}: {long_count} of "
+                f"{rows.documents} documents are longer than a row, and {rows.cropped_tokens} of "
+                f"their tokens are no targets; long='cut' learns them all"
+            )
+    return found
+
+
 def row_documents_max(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> int | None:
     """Return the limit of documents in the x of a row, padding included; None if there is none."""
     if not all(source.reads_documents for source in spec.sources):

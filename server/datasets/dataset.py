@@ -229,12 +229,18 @@ def corpora_of(spec: StreamSpec, datasets: Sequence[Dataset]) -> tuple[Corpus, .
 
 
 def _described_rows(key: RowsKey, index: RowIndex) -> pb.OrderRows:
+    stats = index.stats
     return pb.OrderRows(
         order=key.order,
         rows=index.row_count,
         pieces_hash=index.pieces_hash,
         row_pieces_max=index.row_pieces_max,
-        target_count=index.stats.targets,
+        target_count=stats.targets,
+        documents=stats.documents,
+        one_token_documents=stats.single,
+        dropped_documents=stats.dropped,
+        truncated_documents=stats.truncated,
+        cropped_tokens=stats.cropped,
     )
 
 

@@ -228,12 +228,15 @@ class RowsJob:
         return InvalidCorpus(self.store.shards[0].path, problem)
 
     def _log(self, what: str, index: RowIndex, more: str = "") -> None:
+        stats = index.stats
         _LOG.info(
-            "%s %s dataset=%s rows=%d file=%s%s",
+            "%s %s dataset=%s rows=%d documents=%d one_token=%d dropped=%d truncated=%d "
+            "cropped_tokens=%d file=%s%s",
             what_of(self.key),
             what,
             self.store.name,
-            index.row_count,
+            *(stats.rows, stats.documents, stats.single, stats.dropped, stats.truncated),
+            stats.cropped,
             log_safe_name(index.path) or "none",
             more,
         )
