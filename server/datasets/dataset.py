@@ -42,7 +42,8 @@ from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
 from .loss_masks import LossMask, masks_beside, open_loss_mask
 from .manifest import ManifestSplit, require_listed
-from .shared_scan import scan_once
+from .shared.rows import rows_once
+from .shared.scan import scan_once
 from .sources import DatasetSource
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -155,11 +156,12 @@ class Dataset:
         return _described_rows(key, found)
 
     def document_rows_now(self, key: RowsKey, stopped: Callable[[], bool]) -> pb.OrderRows:
-        """Return the rows of an order over documents, made in this thread if there are none.
+        """Return the rows of an order over documents, made in this thread if there are none and no
+        other process of this machine makes them.
 
         stopped: whether to stop, which raises InvalidCorpus.  Raises: TokenfeedError.
         """
-        return _described_rows(key, self._indices(key).make_now(key, stopped))
+        return _described_rows(key, rows_once(self._indices(key), key, stopped))
 
     def _indices(self, key: RowsKey) -> RowIndices:
         if self.rows is None:

@@ -116,26 +116,30 @@ class RowIndices:
             is_failed = isinstance(self._borders, BorderSearch) and self._borders.has_failed
             return None if is_refused or is_failed else self._progress()
 
-    def make_now(
-        self,
-        key: RowsKey,
-        stopped: Callable[[], bool] = lambda: False,
-        on_progress: Callable[[float], None] = lambda share: None,
-    ) -> RowIndex:
-        """Return an index, found or made in this thread; of any number of documents.
+    def found_now(self, key: RowsKey) -> RowIndex | None:
+        """Return an index that is opened, or found in this thread; None if it has to be made.
 
-        stopped, on_progress: as for RowsJob.made.  Raises: TokenfeedError.
+        Raises: TokenfeedError.
         """
         with self._lock:
             index = self._opened.get(key)
             if index is not None:
                 return index
             self._require_room()
+        index = self.job(key).found()
+        return None if index is None else self._kept_open(key, index)
+
+    def make_now(self, key: RowsKey, stopped: Callable[[], bool] = lambda: False) -> RowIndex:
+        """Return an index, found or made in this thread; of any number of documents.
+
+        stopped: as for RowsJob.made.  Raises: TokenfeedError.
+        """
+        index = self.found_now(key)
+        if index is not None:
+            return index
         job = self.job(key)
-        index = job.found()
-        if index is None:
-            self._require_memory(job)
-            index = job.made(lambda: self._stopping.is_set() or stopped(), on_progress)
+        self._require_memory(job)
+        index = job.made(lambda: self._stopping.is_set() or stopped())
         return self._kept_open(key, index)
 
     def job(self, key: RowsKey) -> RowsJob:

@@ -475,7 +475,8 @@ def on_progress(share):
 with indices_of(Corpus(sys.argv[2:], [], [], None)) as indices:
     print("ready", flush=True)
     sys.stdin.readline()
-    indices.make_now(packed(50), on_progress=on_progress)
+    job = indices.job(packed(50))
+    (job.found() or job.made(on_progress=on_progress)).close()
 """
 
 
