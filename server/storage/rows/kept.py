@@ -35,9 +35,10 @@ def what_of(key: RowsKey) -> str:
     return f"rows of {key.order}{long} for context length {key.context_length}"
 
 
-def suffix_of(key: RowsKey) -> str:
-    """Return the end of the name of the file."""
-    return f".tokenfeed-{key.order}-{key.long_documents}-{key.context_length}"
+def suffix_of(key: RowsKey, borders_fingerprint: bytes) -> str:
+    """Return the end of the name of the file. Servers with other delimiters keep other files."""
+    what = f"{key.order}-{key.long_documents}-{key.context_length}"
+    return f".tokenfeed-{what}-{borders_fingerprint.hex()[:8]}"
 
 
 def made_from(

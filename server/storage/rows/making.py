@@ -73,7 +73,7 @@ class RowsJob:
         """Where the file may be, in order; none if the store has no files."""
         if len(self.store.facts) != len(self.store.shards):
             return ()
-        suffix = suffix_of(self.key)
+        suffix = suffix_of(self.key, self.borders.fingerprint)
         return kept_paths(self.store.shards, self.store.stored, suffix, self.cache_dir)
 
     @property
