@@ -71,7 +71,7 @@ def closing(
 ) -> bytes:
     """Return what follows the numbers in their file.  read: as for `content_hash`.
 
-    Raises: OSError if the numbers cannot be read again.
+    Raises: InvalidCorpus if the numbers cannot be read again.
     """
     description = made_from | {
         "pieces": facts.piece_counts.tolist(),

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,9 +28,9 @@ from tokenfeed.stream import identity
 from ...runtime.exceptions import log_safe_name
 from ...runtime.executors import Executor
 from ..borders import Borders
+from ..kept.collected import Collected
 from ..kept.container import kept_paths
 from ..kept.mapped import NUMBER, HeldNumbers, KeptNumbers, MappedNumbers, Numbers
-from ..kept.spool import NoPlace, Spool
 from ..store import TokenStore
 from . import kept
 from .files import Append, FileDocuments, FileRows, write_rows
@@ -104,7 +102,7 @@ class RowsJob:
         """
         self._require_small_files()
         began = time.monotonic()
-        content = _Content(what_of(self.key), self.store.name, self.paths)
+        content = Collected(what_of(self.key), self.store, self.paths, kept.MEMORY_BYTES_MAX)
         try:
             progress = _Progress(self, stopped, on_progress)
             lengths = _Lengths()
@@ -113,8 +111,6 @@ class RowsJob:
                 files = self._files_by(run, progress, lengths)
             facts = self._written(content, files, lengths)
             index = self._finished(content, facts)
-        except NoPlace as error:
-            raise self._no_place(error.error) from error
         finally:
             content.close()
         self._log("made", index, f" seconds={time.monotonic() - began:.1f}")
@@ -151,8 +147,8 @@ class RowsJob:
             progress.take_share(1.0)
             yield rows.write
 
-    def _written(self, content: _Content, files: Iterable[Write], lengths: _Lengths) -> IndexFacts:
-        """Append the rows of all files.  Raises: NoPlace; what the files raise."""
+    def _written(self, content: Collected, files: Iterable[Write], lengths: _Lengths) -> IndexFacts:
+        """Append the rows of all files.  Raises: InvalidCorpus; what the files raise."""
         each = []
         for write in files:
             each.append(write(content.append))
@@ -175,33 +171,17 @@ class RowsJob:
             sum(each, DocumentStats()),
         )
 
-    def _finished(self, content: _Content, facts: IndexFacts) -> RowIndex:
-        """Complete the file, and return its rows.  Raises: NoPlace."""
-        try:
-            end = closing(facts, self._made_from, content.read)
-        except OSError as error:
-            raise NoPlace(error) from error
+    def _finished(self, content: Collected, facts: IndexFacts) -> RowIndex:
+        """Complete the file, and return its rows.  Raises: InvalidCorpus."""
+        path = content.complete(closing(facts, self._made_from, content.read))
         name, what = self.store.name, what_of(self.key)
         numbers: KeptNumbers
-        if content.spool is None:
-            path = content.keep(end)
-            return RowIndex(facts, HeldNumbers(what, name, content.in_memory()), path)
-        content.spool.append(end)
-        content.spool.finish(named=True)
-        path = content.spool.path
-        if not path:
-            _LOG.warning(
-                "%s lie in a temporary file dataset=%s: they are made again at each start; pass "
-                "--cache-dir with a folder that can be written",
-                what,
-                name,
+        if content.is_in_memory:
+            numbers = HeldNumbers(what, name, content.in_memory())
+        else:
+            numbers = content.mapped(
+                lambda descriptor, path: MappedNumbers(what, name, descriptor, path, FOOTER)
             )
-        try:
-            numbers = MappedNumbers(what, name, content.spool.descriptor, path, FOOTER)
-        except OSError as error:
-            problem = f"its {what} cannot be mapped: {error.strerror}"
-            cure = "raise vm.max_map_count, or the limit of address space"
-            raise InvalidCorpus(self.store.shards[0].path, f"{problem}; {cure}") from error
         return RowIndex(facts, numbers, path)
 
     @property
@@ -221,11 +201,6 @@ class RowsJob:
                 problem = f"has {shard.layout.token_count} tokens, but {self.key.order} takes files"
                 cure = f"of at most {FILE_TOKENS_MAX}; split it"
                 raise InvalidCorpus(shard.path, f"{problem} {cure}")
-
-    def _no_place(self, error: OSError) -> InvalidCorpus:
-        cure = "pass --cache-dir with a folder that can be written and has room"
-        problem = f"its {what_of(self.key)} can be written nowhere: {error.strerror}; {cure}"
-        return InvalidCorpus(self.store.shards[0].path, problem)
 
     def _log(self, what: str, index: RowIndex, more: str = "") -> None:
         stats = index.stats
@@ -286,53 +261,3 @@ class _Progress:
             self._logged_at = time.monotonic()
             what, name = what_of(job.key), job.store.name
             _LOG.info("making %s dataset=%s done=%.1f%%", what, name, 100 * done)
-
-
-class _Content:
-    """Numbers that are appended: in memory up to a limit, more in a file."""
-
-    def __init__(self, what: str, name: str, paths: tuple[str, ...]) -> None:
-        """Begin with none.  what, name, paths: as for Spool, without a temporary file."""
-        self._what = what
-        self._name = name
-        self._paths = paths
-        self._waiting = bytearray()
-        self.spool: Spool | None = None
-
-    def append(self, content: bytes) -> None:
-        """Add all of it.  Raises: NoPlace."""
-        if self.spool is not None:
-            self.spool.append(content)
-            return
-        self._waiting += content
-        if len(self._waiting) > kept.MEMORY_BYTES_MAX:
-            self.spool = Spool(self._what, self._name, (*self._paths, ""))
-            self.spool.append(bytes(self._waiting))
-            self._waiting.clear()
-
-    def read(self, first_byte: int, end_byte: int) -> bytes:
-        """Return some of it.  Raises: OSError."""
-        if self.spool is None:
-            return bytes(self._waiting[first_byte:end_byte])
-        return os.pread(self.spool.descriptor, end_byte - first_byte, first_byte)
-
-    def in_memory(self) -> Numbers:
-        """Return all of it; only while there is no file."""
-        return np.frombuffer(bytes(self._waiting), NUMBER)
-
-    def keep(self, end: bytes) -> str:
-        """Write what is in memory to a file, with its end, if one can be written.
-
-        Returns: its path; "" if none can.
-        """
-        with suppress(NoPlace):
-            self.spool = Spool(self._what, self._name, self._paths)
-            self.spool.append(bytes(self._waiting) + end)
-            self.spool.finish(named=True)
-            return self.spool.path
-        return ""
-
-    def close(self) -> None:
-        """Close the file, and remove it unless it is complete."""
-        if self.spool is not None:
-            self.spool.close()
