@@ -27,8 +27,10 @@ From a server's message the client makes the same exception again (`from_status`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class TokenfeedError(Exception):
