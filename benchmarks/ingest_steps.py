@@ -21,7 +21,8 @@ def main() -> int:
     begun = float(sys.argv[1])
     _note("Python starts")
     from server.ingest import __main__ as command
-    from server.ingest.tokenize import executors, tokenizer
+    from server.ingest.tokenize import tokenizer
+    from server.runtime import executors
 
     _note("imports: numpy and what encodes")
     import tokenizers  # noqa: F401
@@ -38,8 +39,8 @@ def main() -> int:
         from server.ingest import run
 
         _note("imports: what reads and writes")
-        _note_begin(executors._Worker, "encode", "job, lock, reading the first unit")
-        _note_end(executors._Worker, "encode", "encoding the first unit")
+        _note_begin(executors._Worker, "do", "job, lock, reading the first unit")
+        _note_end(executors._Worker, "do", "encoding the first unit")
         _note_begin(executors, "_kill", "encoding the rest, writing it")
         _note_end(executors, "_kill", "ending the workers")
         _note_end(run.SplitWriter, "finish", "syncing the last shard")

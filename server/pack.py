@@ -12,9 +12,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
 
 from tokenfeed.commands import program
 from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
@@ -31,9 +30,10 @@ from .cli.dataset_options import (
 )
 from .datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
 from .datasets.sources import DatasetSource
+from .runtime.executors import Executor, make_executor
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
-from .storage.rows import RowIndex, RowsJob, rows_of_unit
+from .storage.rows import FileDocuments, FileRows, RowIndex, RowsJob, rows_of_documents
 
 _SECONDS_PER_ROW = 5e-7
 """Of documents and rows together. packed-1 of 10^7 documents of 1,000 tokens: 6.0 s with T = 512,
@@ -41,7 +41,7 @@ _SECONDS_PER_ROW = 5e-7
 longer, to hand over the results. 2 shared cores, 2026-11."""
 _WORKERS_MAX = 1 << 12
 
-Run = Callable[[Iterable[Any], RowsKey], Iterator[tuple[Any, Any]]]
+Run = Executor[FileDocuments, RowsKey, FileRows]
 """Makes the rows of files in other processes."""
 
 
@@ -133,9 +133,7 @@ def workers_of(executor: str, workers: int | None) -> Iterator[Run | None]:
     if executor == "local" and (workers or 1) == 1:
         yield None
         return
-    from .ingest.tokenize.executors import make_executor
-
-    with make_executor(executor, workers, rows_of_unit) as run:
+    with make_executor(executor, workers, rows_of_documents) as run:
         yield run
 
 
@@ -160,7 +158,7 @@ def pack(
         index = job.found()
         if index is None:
             print_estimate(job)
-            index = job.made(files=None if run is None else job.files_by(run))
+            index = job.made(run=run)
         with closing(index):
             if not index.path:
                 problem = "no folder takes its rows, so a server would make them again"

@@ -40,7 +40,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "cli": {"runtime", "storage", "datasets", "rpc"},
         "inspect": {"runtime", "storage", "datasets", "cli"},
         "verify": {"runtime", "storage", "datasets", "cli"},
-        "pack": {"runtime", "storage", "datasets", "ingest", "cli"},
+        "pack": {"runtime", "storage", "datasets", "cli"},
         "probe": set(),
         "__main__": {"runtime", "cli"},
     },
@@ -105,8 +105,8 @@ REACHES: dict[str, set[str]] = {
 EXTRA_IMPORTS: dict[str, set[str]] = {
     "server.cli.serve": {"prometheus_client"},
     "server.ingest.tokenize.chat_template": {"jinja2"},
-    "server.ingest.tokenize.executors": {"ray"},
     "server.ingest.tokenize.tokenizer": {"tokenizers"},
+    "server.runtime.executors": {"ray"},
     "tokenfeed.commands.decoding": {"tokenizers"},
     "client.feed.ranks.agreement": {"torch"},
     "client.feed.ranks.coordinates": {"torch"},

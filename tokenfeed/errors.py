@@ -28,7 +28,10 @@ From a server's message the client makes the same exception again (`from_status`
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class TokenfeedError(Exception):
@@ -43,7 +46,7 @@ class TokenfeedError(Exception):
         self.subject = subject
         self.problem = problem
 
-    def __reduce__(self) -> tuple[type[TokenfeedError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[TokenfeedError], tuple[object, ...]]:
         """Pickle the arguments, so that the attributes survive."""
         return type(self), (self.subject, self.problem)
 
@@ -135,12 +138,18 @@ class Unreachable(ServerUnavailable):
 
 
 class BeingMade(Unreachable):
-    """A server is still making what a stream needs."""
+    """Servers are still making what a stream needs."""
 
-    def __init__(self, subject: str, problem: str, progress: float) -> None:
-        """As above.  progress: share of the work that is done, in [0, 1)."""
+    def __init__(self, subject: str, problem: str, progress: Mapping[str, float]) -> None:
+        """As above.  progress: share of the work that is done, in [0, 1), of all that is being
+        made, by a name that no other server and no other work has.
+        """
         super().__init__(subject, problem)
         self.progress = progress
+
+    def __reduce__(self) -> tuple[type[TokenfeedError], tuple[object, ...]]:
+        """As above."""
+        return type(self), (self.subject, self.problem, self.progress)
 
 
 class Unreadable(ServerUnavailable):

@@ -320,8 +320,9 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         """Resume from a saved position, with its history.
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
-        "fingerprint"), or of a mixture "mixture", and "planes": loss masks or borders that mask
-        targets; differences are logged.  num_batches still ends at the same sample.
+        "fingerprint", and over documents "long_documents" and "pieces"), or of a mixture "mixture",
+        and "planes": loss masks or borders that mask targets; differences are logged.  num_batches
+        still ends at the same sample.
         At another context length, an order with epochs resumes at the same fraction of the epoch.
         In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
         "sequential" some of it if there are several files. Both are refused unless allow also
@@ -614,8 +615,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         if not self._spec.order.HAS_EPOCHS:
             raise InvalidRequest(
                 "order",
-                f"{self._spec.order.NAME} is endless and has no epochs; pass order='shuffled' or "
-                "'sequential'",
+                f"{self._spec.order.NAME} is endless and has no epochs; pass order='shuffled', "
+                "'sequential', 'packed' or 'padded'",
             )
 
     def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:

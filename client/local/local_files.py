@@ -21,7 +21,13 @@ from ..runtime.counters import Counters
 from ..runtime.supervised import Supervised
 from ..runtime.supervisor import Task
 from ..stream.dataset_client import Agreement
-from ..stream.usable import Datasets, compared, counted_rows, require_windows
+from ..stream.usable import (
+    Datasets,
+    compared,
+    counted_rows,
+    crop_warnings,
+    require_windows,
+)
 from ..stream.wanted_planes import DEFAULT_PLANES, WantedPlanes
 from ..transport.addresses import Targets
 from .local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
@@ -197,6 +203,8 @@ class LocalFiles(Supervised):
             name = "" if self._spec.mixture else self._spec.source.dataset
             own = compared(self._spec, described, self.planes, name=name, required=required)
             self._agreement.require_same(*own)
+        for problem in crop_warnings(self._spec, described):
+            _LOG.warning("%s", problem)
         return described
 
     def _close_files(self) -> None:

@@ -10,13 +10,14 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
 from tokenfeed.errors import (
+    BeingMade,
     InvalidRequest,
     NotATokenfeedServer,
     NotFound,
@@ -43,6 +44,7 @@ from .usable import (
     Datasets,
     compared,
     counted_rows,
+    crop_warnings,
     require_order,
     require_usable,
     with_hashes,
@@ -178,6 +180,8 @@ class DatasetClient(Supervised):
                     )
                     self._agreement.require_same(*own)
                 self._described = described
+                for problem in crop_warnings(self._request.spec, described):
+                    _LOG.warning("%s", problem)
             return self._described
 
     def await_described(self) -> Datasets:
@@ -269,7 +273,7 @@ class DatasetClient(Supervised):
                 reference = with_hashes(reference if is_known else None, found)
         if found is None:
             if not_ready:
-                raise not_ready[0]
+                raise _not_ready(not_ready)
             _, first = refused[0]
             if len(answers) == len(replicas):
                 raise first
@@ -386,6 +390,15 @@ class _DescribeTask(AwaitedTask[Result]):
         if result is None:
             raise _closed_unused()
         return result
+
+
+def _not_ready(away: Sequence[Unreachable]) -> Unreachable:
+    """Return the error of the first of several servers, with what any of them is making."""
+    making = [error for error in away if isinstance(error, BeingMade)]
+    if not making:
+        return away[0]
+    progress = {name: share for error in making for name, share in error.progress.items()}
+    return BeingMade(making[0].subject, making[0].problem, progress)
 
 
 def _closed_unused() -> InvalidRequest:

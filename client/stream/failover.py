@@ -19,6 +19,7 @@ from ..runtime.threads import without_traceback
 from ..transport.channel import CHECK_SERVER
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
+from .growth import Growth
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -70,7 +71,7 @@ class Failover:
         self._timeouts = timeouts
         self._awaited_since = awaited_since
         self._logged = -math.inf
-        self._made: dict[str, float] = {}
+        self._growth = Growth()
         self._grown_at = -math.inf
         self.broken_by = ""
         """Name of the error that came first after the last frame."""
@@ -151,10 +152,8 @@ class Failover:
 
     def _note_growth(self, failure: TokenfeedError, now: float) -> None:
         """Begin the wait again if a server is making what it lacks, and has got on with that."""
-        if isinstance(failure, BeingMade):
-            if failure.progress > self._made.get(failure.subject, -1.0):
-                self._made[failure.subject] = failure.progress
-                self._progress_at = self._grown_at = now
+        if isinstance(failure, BeingMade) and self._growth.note(failure.progress):
+            self._progress_at = self._grown_at = now
 
     def require_in_time(self, grace_seconds: float) -> None:
         """Raise Unreachable if the consumer has waited for longer than reconnect_seconds and no

@@ -64,17 +64,21 @@ def _require_rows(address: str, spec: StreamSpec, datasets: Datasets) -> None:
     """Raise BeingMade unless the rows of all orders over documents are made; InvalidRequest if one
     has none.
     """
+    problem, progress = "", dict[str, float]()
     for source, dataset in zip(spec.sources, datasets, strict=True):
         if not source.reads_documents:
             continue
         rows = _rows_of(dataset, source.order.NAME)
         what = f"rows of {source.order.NAME} of dataset {dataset.name!r}"
         if not rows.pieces_hash:
-            problem = f"is not ready: the {what} are being made, {100 * rows.progress:.1f} % so far"
-            raise BeingMade(address, problem, rows.progress)
-        if not rows.rows:
-            problem = f"there are no {what}: no document has 2 tokens or more, or all are too long"
-            raise InvalidRequest("order", f"{problem} ({address})")
+            done = f"{100 * rows.progress:.1f} % so far"
+            problem = problem or f"is not ready: the {what} are being made, {done}"
+            progress[f"{address} {what} {source.long_documents}"] = rows.progress
+        elif not rows.rows:
+            none = f"there are no {what}: no document has 2 tokens or more, or all are too long"
+            raise InvalidRequest("order", f"{none} ({address})")
+    if progress:
+        raise BeingMade(address, problem, progress)
 
 
 def _require_same_pieces(
@@ -138,6 +142,24 @@ def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fr
     if not source.reads_documents or not rows.rows:
         return Fraction(1)
     return Fraction(rows.target_count, rows.rows * context_length)
+
+
+def crop_warnings(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[str]:
+    """Return what is not learned of each source, because its documents are longer than a row."""
+    found = []
+    for source, dataset in zip(spec.sources, datasets, strict=True):
+        if not source.reads_documents or source.long_documents == "cut":
+            continue
+        rows = _rows_of(dataset, source.order.NAME)
+        long_count = rows.dropped_documents + rows.truncated_documents
+        if long_count:
+            found.append(
+                f"long documents {source.long_documents} dataset={dataset.name} "
+                f"order={source.order.NAME} context_length={spec.context_length}: {long_count} of "
+                f"{rows.documents} documents are longer than a row, and {rows.cropped_tokens} of "
+                f"their tokens are no targets; long='cut' learns them all"
+            )
+    return found
 
 
 def row_documents_max(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> int | None:

@@ -32,7 +32,7 @@ from ..storage.borders import (
     BorderSearch,
     Delimiters,
     borders_of,
-    document_end_token,
+    used_delimiters,
 )
 from ..storage.choice import Storing, open_store
 from ..storage.formats import FormatOptions
@@ -42,7 +42,8 @@ from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
 from .loss_masks import LossMask, masks_beside, open_loss_mask
 from .manifest import ManifestSplit, require_listed
-from .shared_scan import scan_once
+from .shared.rows import rows_once
+from .shared.scan import scan_once
 from .sources import DatasetSource
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -164,11 +165,12 @@ class Dataset:
         return _described_rows(key, found)
 
     def document_rows_now(self, key: RowsKey, stopped: Callable[[], bool]) -> pb.OrderRows:
-        """Return the rows of an order over documents, made in this thread if there are none.
+        """Return the rows of an order over documents, made in this thread if there are none and no
+        other process of this machine makes them.
 
         stopped: whether to stop, which raises InvalidCorpus.  Raises: TokenfeedError.
         """
-        return _described_rows(key, self._indices(key).make_now(key, stopped))
+        return _described_rows(key, rows_once(self._indices(key), key, stopped))
 
     def _indices(self, key: RowsKey) -> RowIndices:
         if self.rows is None:
@@ -238,12 +240,18 @@ def corpora_of(spec: StreamSpec, datasets: Sequence[Dataset]) -> tuple[Corpus, .
 
 
 def _described_rows(key: RowsKey, index: RowIndex) -> pb.OrderRows:
+    stats = index.stats
     return pb.OrderRows(
         order=key.order,
         rows=index.row_count,
         pieces_hash=index.pieces_hash,
         row_pieces_max=index.row_pieces_max,
-        target_count=index.stats.targets,
+        target_count=stats.targets,
+        documents=stats.documents,
+        one_token_documents=stats.single,
+        dropped_documents=stats.dropped,
+        truncated_documents=stats.truncated,
+        cropped_tokens=stats.cropped,
     )
 
 
@@ -351,12 +359,15 @@ def open_dataset(
         )
         if dataset.borders is not None:
             store.add_plane(dataset.borders)
+        delimiters = used_delimiters(store, planes.delimiters)
+        words = (f"{option} {token}" for option, token in delimiters.options.items())
         dataset.rows = RowIndices(
             store,
             dataset.borders,
-            document_end_token(store, planes.delimiters),
+            delimiters.end,
             planes.cache_dir,
             dataset.fingerprint,
+            pack_options=(*options.words, *words),
         )
         store.shape.document_rows = dataset.rows.get
     except BaseException:

@@ -26,7 +26,7 @@ from tokenfeed.stream.position import require_range
 
 if TYPE_CHECKING:
     from .tokenize.chat_template import ChatTemplateFile
-    from .tokenize.executors import Executor
+    from .tokenize.execution import Encoder
     from .tokenize.tokenizer import TokenizerFile
 
 
@@ -170,9 +170,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Run the command line.  Returns: the manifest, and the number of tokens of this run.
     Raises: TokenfeedError.
     """
+    from ..runtime.executors import end_with_parent, make_executor
     from .options import template_of
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
-    from .tokenize.executors import end_with_parent, make_executor
+    from .tokenize.encoding import encode_unit
     from .tokenize.tokenizer import TokenizerFile, load_tokenizer
 
     if arguments.parent_pid is not None:
@@ -189,7 +190,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     template_file = template_of(arguments)
     # Workers have what is loaded before they start. They need none of what is imported afterwards.
     load_tokenizer(tokenizer_file)
-    with make_executor(arguments.executor, arguments.workers) as executor:
+    with make_executor(arguments.executor, arguments.workers, encode_unit) as executor:
         return _run(arguments, tokenizer_file, template_file, executor)
 
 
@@ -197,7 +198,7 @@ def _run(
     arguments: argparse.Namespace,
     tokenizer_file: TokenizerFile,
     template_file: ChatTemplateFile | None,
-    executor: Executor,
+    executor: Encoder,
 ) -> tuple[dict[str, Any], int]:
     from .inputs.discovery import find_sources
     from .job import Job

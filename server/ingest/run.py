@@ -37,7 +37,7 @@ from .output.shuffle import DocumentBatch, shuffled, skip_documents
 from .progress import Progress
 from .tokenize import splitting
 from .tokenize.encoding import EncodedUnit
-from .tokenize.executors import Executor
+from .tokenize.execution import Encoder, encoded
 from .tokenize.tokenizer import load_tokenizer, token_dtype
 from .units import Problem, SourceOffset, Unit
 
@@ -50,7 +50,7 @@ Pending = deque[tuple[SourceOffset, tuple[Problem, ...]]]
 
 
 def ingest(
-    job: Job, out: str, executor: Executor, *, strict: bool, wait: bool, progress: Progress
+    job: Job, out: str, executor: Encoder, *, strict: bool, wait: bool, progress: Progress
 ) -> dict[str, Any]:
     """Make shards of text; resumes an interrupted run.
 
@@ -158,7 +158,7 @@ def _require_same_job(out: str, begun: Any, job: Job) -> None:
 
 
 def _encode_all(
-    job: Job, work: str, executor: Executor, *, strict: bool, progress: Progress
+    job: Job, work: str, executor: Encoder, *, strict: bool, progress: Progress
 ) -> None:
     """Write all shards and the manifest into the hidden folder."""
     path = os.path.join(work, _CHECKPOINT)
@@ -188,7 +188,7 @@ def _encode_all(
     with closing(Hashes(job.sources, checkpoint.hashes)) as hashes:
         for number in range(checkpoint.place.source):
             hashes.begin(number)
-        parts = executor(_units(job, checkpoint.place, hashes), job.recipe)
+        parts = encoded(executor, _units(job, checkpoint.place, hashes), job.recipe)
         watched = _with_progress(job, parts, checkpoint, pending, strict=strict, progress=progress)
         kept = time.monotonic()
         try:

@@ -144,6 +144,11 @@ class Unit:
     done_bytes: int
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of its text."""
+        return 0 if self.content is None else self.content.size_bytes
+
     @classmethod
     def broken(cls, source: TextSource, index: int, offset: int, problem: Problem) -> Unit:
         """Return a unit for the rest of a source, which cannot be read."""

@@ -71,6 +71,7 @@ class ScriptedServer:
     digest: bytes = b""
     datasets: int = 1
     windows_per_epoch: int | None = None
+    document_rows: Callable[[pb.DescribeRequest], pb.OrderRows] | None = None
     contract_revisions: Sequence[int] = (CONTRACT_REVISION,)
     clock_ahead_seconds: float | None = None
     address: str = ""
@@ -93,7 +94,12 @@ class ScriptedServer:
         if self.windows_per_epoch is not None:
             for order in ("shuffled-1", "sequential-1"):
                 dataset.rows.add(order=order, rows=self.windows_per_epoch)
+        request = pb.DescribeRequest.FromString(message)
+        if request.order and self.document_rows is not None:
+            dataset.rows.append(self.document_rows(request))
+            dataset.planes.add(kind=50, fingerprint=bytes(32))
         response = pb.DescribeResponse(
+            orders=[*orders.ORDERS],
             datasets=[dataset] * self.datasets,
             identity_versions=[1],
             contract_revisions=self.contract_revisions,

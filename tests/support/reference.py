@@ -227,11 +227,6 @@ def document_rows(
     return packed_rows(lengths, context_length)
 
 
-def piece_lengths(lengths: list[list[int]], context_length: int, long: str) -> list[list[int]]:
-    """Tokens of the pieces of each file, in the order of the corpus."""
-    return [[n for _, n in _pieces(documents, context_length, long)] for documents in lengths]
-
-
 class _Row:
     """room: tokens that still fit.  since: when it got this room."""
 
@@ -376,16 +371,17 @@ def redacted_identity(identity: bytes, redactions: list[tuple[int, int, bytes]])
 def pieces_hash(
     context_length: int, long: str, delimiter: int | None, lengths: list[list[int]]
 ) -> bytes:
-    """Pieces hash, 32 bytes: lengths are the tokens of each piece of each file, in order."""
-    sizes = [tokens.to_bytes(4, "little") for file in lengths for tokens in file]
+    """Pieces hash, 32 bytes: lengths are the tokens of each document of each file, in order."""
+    files = [[n for n in file if n > 0] for file in lengths]
+    sizes = [n.to_bytes(8, "little") for file in files for n in file]
     lines = [
         "tokenfeed-pieces-1",
         f"context_length={context_length}",
         f"long={long}",
         f"delimiter={'none' if delimiter is None else delimiter}",
-        f"files={len(lengths)}",
+        f"files={len(files)}",
     ]
-    lines += [f"pieces={len(file)}" for file in lengths]
+    lines += [f"documents={len(file)}" for file in files]
     lines += [f"lengths={hashlib.sha256(b''.join(sizes)).hexdigest()}"]
     return _sha256_of_lines(lines)
 
@@ -710,7 +706,7 @@ _EXAMPLE = fingerprint("uint16", [b"\1\0\2\0\3\0"], 2)
 
 def _golden_mixtures() -> Iterator[dict[str, Any]]:
     """One record for each stage: previous is H(stage), identity is H(stage + 1)."""
-    pieces = pieces_hash(2, "cut", None, [[3, 2], [3]])
+    pieces = pieces_hash(2, "cut", None, [[5, 1], [3]])
     example = [
         (0, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
         (1000, [_idle(1, 1, base=300)]),
@@ -858,7 +854,7 @@ def _row_samples(
     samples = [0, 1, 2, len(rows) - 1, len(rows), 2**32 + 1, 2**53 + 1, 2**63 - 1]
     places = [place(order, seed, len(rows), sample) for sample in samples]
     found = [rows[number] for number in places]
-    pieces = pieces_hash(context_length, long, None, piece_lengths(lengths, context_length, long))
+    pieces = pieces_hash(context_length, long, None, lengths)
     return {
         "order": order,
         "seed": seed,
@@ -878,10 +874,11 @@ def _row_samples(
 def _golden_pieces() -> Iterator[dict[str, Any]]:
     """The pieces hash, and identity version 1 with it, for which any order will do."""
     for context_length, long, delimiter, lengths in (
-        (2, "cut", None, [[3, 2], [3]]),
-        (2, "drop", 0, [[3, 2], [3]]),
-        (2, "truncate", 50256, [[3], [2, 3]]),
-        (2**32 - 2, "cut", 2**32 - 1, [[], [2**32 - 1, 256, 65537], []]),
+        (2, "cut", None, [[5, 1], [3]]),
+        (2, "cut", None, [[1, 5], [3]]),
+        (2, "drop", 0, [[5, 1], [3]]),
+        (2, "truncate", 50256, [[5], [1, 3]]),
+        (2**32 - 2, "cut", 2**32 - 1, [[], [2**40 - 1, 256, 1, 65537], []]),
     ):
         found = pieces_hash(context_length, long, delimiter, lengths)
         yield {

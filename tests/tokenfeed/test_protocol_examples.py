@@ -144,7 +144,7 @@ def test_the_identities_are_those_on_the_page() -> None:
     text = section(5)
     list_hash = reference.list_hash(0, [(0, 1, 2)])
     redacted = reference.redacted_identity(IDENTITY, [(5, 0, list_hash)])
-    pieces = reference.pieces_hash(2, "cut", None, [[3, 2], [3]])
+    pieces = reference.pieces_hash(2, "cut", None, [[5, 1], [3]])
 
     assert f"seed 7 and T = 2 it is `{IDENTITY.hex()}`" in text
     for index, found in enumerate(mixture()):

@@ -7,7 +7,7 @@ numbered as in the corpus. packing.py places the pieces of `packed-1`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,8 +18,8 @@ from .packing import histogram, pack, piece_counts, places
 
 Numbers = npt.NDArray[np.int64]
 
-_ROWS_AT_ONCE = 1 << 16
-"""Rows that are listed in one step, which bounds the memory."""
+_PIECES_AT_ONCE = 1 << 16
+"""Pieces, or documents, that are listed in one step, which bounds the memory."""
 
 
 class RowsKey(NamedTuple):
@@ -60,7 +60,7 @@ class DocumentRows(Protocol):
 
     @property
     def pieces_hash(self) -> bytes:
-        """Return the hash of the lengths of all pieces, 32 bytes."""
+        """Return the hash of how documents are cut into pieces, 32 bytes."""
 
     def pieces(self, rows: Numbers) -> RowPieces:
         """Return the pieces of rows.  rows: int64[n], each in [0, row_count).
@@ -69,7 +69,7 @@ class DocumentRows(Protocol):
         """
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DocumentStats:
     """What became of documents.
 
@@ -89,97 +89,110 @@ class DocumentStats:
     cropped: int = 0
     row_pieces_max: int = 0
 
-    def add(self, other: DocumentStats) -> None:
-        """Add those of another file."""
-        row_pieces_max = max(self.row_pieces_max, other.row_pieces_max)
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.row_pieces_max = row_pieces_max
+    def __add__(self, other: DocumentStats) -> DocumentStats:
+        """Return those of both."""
+        sums = {
+            each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)
+        }
+        sums["row_pieces_max"] = max(self.row_pieces_max, other.row_pieces_max)
+        return DocumentStats(**sums)
+
+
+def document_lengths(starts: Numbers, token_count: int) -> tuple[Numbers, Numbers]:
+    """Return where the documents of a file begin, and their lengths: int64[documents] both.
+
+    starts: int64[n], strictly ascending; tokens before the first one are a document too.
+    token_count: of the file.
+    """
+    if not token_count:
+        starts = starts[:0]
+    elif not starts.size or starts[0]:
+        starts = np.insert(starts, 0, 0)
+    lengths = np.empty_like(starts)
+    np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+    lengths[-1:] = token_count - starts[-1:]
+    return starts, lengths
 
 
 @dataclass(frozen=True, slots=True)
 class FilePieces:
-    """The pieces of one file in the order of the corpus: `whole` of T + 1 tokens of each document,
-    and behind them one of `rest` tokens, unless that is 0.
+    """The pieces of one file.
 
-    lengths, whole, rest: int64[documents]; lengths are those of the documents, in tokens.  stats:
-    without rows until all of them were listed.
+    starts, lengths: int64[documents], as of `document_lengths`.
     """
 
     key: RowsKey
+    starts: Numbers
     lengths: Numbers
-    whole: Numbers
-    rest: Numbers
-    stats: DocumentStats
 
     @classmethod
     def of(cls, starts: Numbers, token_count: int, key: RowsKey) -> FilePieces:
-        """Cut the documents of a file.
+        """Take the documents of a file; the arguments are as for `document_lengths`."""
+        return cls(key, *document_lengths(starts, token_count))
 
-        starts: int64[n], where documents begin, strictly ascending; tokens before the first one are
-        a document too.  token_count: of the file.
-        """
-        first_tokens = starts if starts.size and starts[0] == 0 else np.insert(starts, 0, 0)
-        if not token_count:
-            first_tokens = first_tokens[:0]
-        lengths = np.diff(first_tokens, append=token_count)
-        whole, rest = piece_counts(lengths, key.context_length)
-        stats = DocumentStats(documents=lengths.size, single=int((lengths == 1).sum()))
-        if key.long_documents != "cut":
-            is_long = lengths > key.context_length + 1
-            targets = int(np.maximum(lengths[is_long] - 1, 0).sum())
-            kept = 0
-            if key.long_documents == "truncate":
-                stats.truncated = kept = int(is_long.sum())
-            else:
-                stats.dropped = int(is_long.sum())
-            stats.cropped = targets - kept * key.context_length
-            whole = np.where(is_long, int(kept > 0), whole)
-            rest = np.where(is_long, 0, rest)
-        stats.pieces = int(whole.sum()) + int(np.count_nonzero(rest))
-        stats.targets = (
-            int(whole.sum()) * key.context_length + int(rest.sum()) - int(np.count_nonzero(rest))
-        )
-        return cls(key, lengths, whole, rest, stats)
-
-    def in_order(self) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield first tokens and lengths of the pieces, in the order of the corpus."""
-        counts = self.whole + (self.rest > 0)
-        ends = np.cumsum(counts)
-        first_tokens = np.cumsum(self.lengths) - self.lengths
-        first = 0
-        while first < counts.size:
-            done = int(ends[first - 1]) if first else 0
-            end = max(first + 1, int(np.searchsorted(ends, done + _ROWS_AT_ONCE, "right")))
-            own = counts[first:end]
-            number = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
-            context_length = self.key.context_length
-            offsets = np.repeat(first_tokens[first:end], own) + number * context_length
-            lengths = np.where(
-                number < np.repeat(self.whole[first:end], own),
-                context_length + 1,
-                np.repeat(self.rest[first:end], own),
-            )
-            yield offsets, lengths
-            first = end
+    def stats(self) -> DocumentStats:
+        """Return what becomes of the documents, without rows."""
+        found = DocumentStats()
+        for first in range(0, self.lengths.size, _PIECES_AT_ONCE):
+            found += self._stats_of(self.lengths[first : first + _PIECES_AT_ONCE])
+        return found
 
     def rows(self) -> Iterator[RowPieces]:
-        """Yield the rows of this file in parts, and complete `stats` by them."""
-        parts = self._packed() if self.key.order == packed_v1.NAME else self._padded()
-        for part in parts:
-            counts = np.diff(part.first_piece)
-            self.stats.rows += counts.size
-            self.stats.row_pieces_max = max(self.stats.row_pieces_max, int(counts.max(initial=0)))
-            yield part
+        """Yield the rows of this file in parts."""
+        return self._packed() if self.key.order == packed_v1.NAME else self._padded()
+
+    def _stats_of(self, lengths: Numbers) -> DocumentStats:
+        whole, rest = self._cut(lengths)
+        pieces = int(whole.sum()) + int(np.count_nonzero(rest))
+        # All but the first token of a piece.
+        targets = int(whole.sum()) * (self.key.context_length + 1) + int(rest.sum()) - pieces
+        long_count = 0
+        if self.key.long_documents != "cut":
+            long_count = int(np.count_nonzero(lengths > self.key.context_length + 1))
+        truncates = self.key.long_documents == "truncate"
+        return DocumentStats(
+            documents=lengths.size,
+            pieces=pieces,
+            targets=targets,
+            single=int(np.count_nonzero(lengths == 1)),
+            dropped=0 if truncates else long_count,
+            truncated=long_count if truncates else 0,
+            cropped=int(np.maximum(lengths - 1, 0).sum()) - targets,
+        )
+
+    def _cut(self, lengths: Numbers) -> tuple[Numbers, Numbers]:
+        """Return how many pieces of T + 1 tokens documents have, and the tokens of one behind them,
+        or 0 if there is none.
+        """
+        whole, rest = piece_counts(lengths, self.key.context_length)
+        if self.key.long_documents != "cut":
+            is_long = lengths > self.key.context_length + 1
+            whole[is_long] = int(self.key.long_documents == "truncate")
+            rest[is_long] = 0
+        return whole, rest
 
     def _padded(self) -> Iterator[RowPieces]:
-        for offsets, lengths in self.in_order():
-            yield RowPieces(np.arange(offsets.size + 1), np.zeros_like(offsets), offsets, lengths)
+        first = 0
+        while first < self.lengths.size:
+            # A document of many pieces is listed alone.
+            lengths = self.lengths[first : first + _PIECES_AT_ONCE]
+            whole, rest = self._cut(lengths)
+            counts = whole + (rest > 0)
+            ends = np.cumsum(counts)
+            size = max(1, int(np.searchsorted(ends, _PIECES_AT_ONCE, "right")))
+            own = counts[:size]
+            number = np.arange(int(ends[size - 1])) - np.repeat(ends[:size] - own, own)
+            context_length = self.key.context_length
+            starts = self.starts[first : first + size]
+            offsets = np.repeat(starts, own) + number * context_length
+            is_whole = number < np.repeat(whole[:size], own)
+            sizes = np.where(is_whole, context_length + 1, np.repeat(rest[:size], own))
+            yield RowPieces(np.arange(offsets.size + 1), np.zeros_like(offsets), offsets, sizes)
+            first += size
 
     def _packed(self) -> Iterator[RowPieces]:
         packing = pack(histogram(self.lengths, self.key.context_length))
-        begins = places(self.lengths, self.key.context_length)
-        for first in range(0, packing.row_count, _ROWS_AT_ONCE):
-            numbers = np.arange(first, min(first + _ROWS_AT_ONCE, packing.row_count))
+        begins = places(self.starts, self.lengths, self.key.context_length)
+        for numbers in packing.parts(_PIECES_AT_ONCE):
             first_piece, ranks, lengths = packing.pieces(numbers)
             yield RowPieces(first_piece, np.zeros_like(ranks), begins[ranks], lengths)

@@ -16,14 +16,18 @@ Pure: docs/protocol.md publishes it. Knows nothing of torch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
+_DOCUMENTS_AT_ONCE = 1 << 16
+"""Documents that are cut in one step, which bounds the memory."""
 _WORD_BITS = 1024
 """Of an integer that marks which rooms some row has; Python's are as long as it takes."""
 
@@ -86,6 +90,26 @@ class Packing:
         np.cumsum(per_row, out=first_pieces[1:])
         return first_pieces, ranks, self.lengths[slots][slot_of_piece]
 
+    def parts(self, pieces_max: int) -> Iterator[Numbers]:
+        """Yield all rows in consecutive parts: int64[n], with at most pieces_max pieces together,
+        or one row.
+        """
+        if not self.row_count:
+            return
+        per_row = np.add.reduceat(self.counts, self.first_slots[:-1])
+        ends = np.cumsum(per_row * np.diff(self.first_rows))  # of the pieces of each range
+        first = done = 0
+        while first < self.row_count:
+            wanted = done + pieces_max
+            at = min(int(np.searchsorted(ends, wanted)), ends.size - 1)
+            left = int(ends[at]) - wanted
+            end = int(self.first_rows[at + 1]) - max(0, -(-left // int(per_row[at])))
+            end = max(end, first + 1)
+            at = int(np.searchsorted(self.first_rows, end)) - 1
+            done = int(ends[at] - (self.first_rows[at + 1] - end) * per_row[at])
+            yield np.arange(first, end)
+            first = end
+
 
 def piece_counts(lengths: Numbers, context_length: int) -> tuple[Numbers, Numbers]:
     """Return how documents are cut.
@@ -94,8 +118,9 @@ def piece_counts(lengths: Numbers, context_length: int) -> tuple[Numbers, Number
     Returns: int64[documents] each: pieces of T + 1 tokens; and tokens of the shorter piece behind
     them, in [2, T], or 0 if there is none.
     """
-    whole = np.maximum(lengths - 1, 0) // context_length
-    rest = np.where(lengths > 1, lengths - whole * context_length, 0)
+    whole = np.maximum(lengths - 1, 0)
+    whole //= context_length
+    rest = lengths - whole * context_length
     rest[rest < 2] = 0
     return whole, rest
 
@@ -105,32 +130,42 @@ def histogram(lengths: Numbers, context_length: int) -> Numbers:
 
     lengths: int64[documents].  context_length: T.
     """
-    whole, rest = piece_counts(lengths, context_length)
-    found = np.bincount(rest, minlength=context_length + 2).astype(np.int64)
-    found[0] = 0
-    found[context_length + 1] = whole.sum()
+    found = np.zeros(context_length + 2, dtype=np.int64)
+    for first in range(0, lengths.size, _DOCUMENTS_AT_ONCE):
+        whole, rest = piece_counts(lengths[first : first + _DOCUMENTS_AT_ONCE], context_length)
+        counts = np.bincount(rest)
+        found[: counts.size] += counts
+        found[0] = 0
+        found[context_length + 1] += whole.sum()
     return found
 
 
-def places(lengths: Numbers, context_length: int) -> Numbers:
-    """Return where pieces begin, by their rank: int64[pieces], in tokens from the first document.
+def places(starts: Numbers, lengths: Numbers, context_length: int) -> Numbers:
+    """Return where pieces begin, by their rank: int64[pieces], in tokens.
 
-    lengths: int64[documents], end to end.  context_length: T.
+    starts, lengths: int64[documents].  context_length: T.
     """
-    first_tokens = np.cumsum(lengths) - lengths
-    whole, rest = piece_counts(lengths, context_length)
-    numbers, documents = _ranges(np.zeros_like(whole), whole)
-    with_rest = np.flatnonzero(rest)
+    wholes, rests = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     # 16-bit keys are sorted by their digits, in one pass each.
-    dtype = np.uint16 if context_length < 1 << 16 else np.int64
-    keys = (context_length - rest[with_rest]).astype(dtype)
-    by_length = with_rest[np.argsort(keys, kind="stable")]
-    return np.concatenate(
-        [
-            first_tokens[documents] + numbers * context_length,
-            first_tokens[by_length] + whole[by_length] * context_length,
-        ]
-    )
+    dtype = np.dtype("u2" if context_length < 1 << 16 else "i8")
+    keys = [np.empty(0, dtype)]
+    for first in range(0, lengths.size, _DOCUMENTS_AT_ONCE):
+        own = slice(first, first + _DOCUMENTS_AT_ONCE)
+        whole, rest = piece_counts(lengths[own], context_length)
+        numbers, documents = _ranges(np.zeros_like(whole), whole)
+        wholes.append(starts[own][documents] + numbers * context_length)
+        with_rest = np.flatnonzero(rest)
+        rests.append(starts[own][with_rest] + whole[with_rest] * context_length)
+        keys.append((context_length - rest[with_rest]).astype(dtype))
+    joined, sizes = _joined(keys), _joined(rests)
+    by_length = np.argsort(joined, kind="stable")
+    del joined
+    for first in range(0, by_length.size, _DOCUMENTS_AT_ONCE):
+        own = slice(first, first + _DOCUMENTS_AT_ONCE)
+        by_length[own] = sizes[by_length[own]]
+    del sizes
+    wholes.append(by_length)
+    return _joined(wholes)
 
 
 def pack(piece_histogram: Numbers) -> Packing:
@@ -263,6 +298,17 @@ class _OpenRows:
 
 def _lowest_bit(number: int) -> int:
     return (number & -number).bit_length() - 1
+
+
+def _joined(parts: list[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:
+    """Return arrays end to end, and release each of them as soon as it is copied."""
+    joined = np.empty(sum(part.size for part in parts), parts[0].dtype)
+    end = joined.size
+    while parts:
+        part = parts.pop()
+        joined[end - part.size : end] = part
+        end -= part.size
+    return joined
 
 
 def _ranges(firsts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:

@@ -7,8 +7,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -103,72 +102,100 @@ def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     Raises: InvalidRequest if no file of a source is long enough for a window.
     """
     require_windows(spec, shapes)
-    if spec.reads_documents:
-        return _plan_documents(spec, shapes, samples)
     if spec.mixture is None:
-        source, (shape,) = spec.source, shapes
-        places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
-        place = source.order.places(samples, source.seed, places.place_count)
-        if places.ends.size == 1:
-            shard = np.zeros_like(place)
-        else:
-            shard = np.searchsorted(places.ends, place, side="right")
-            place = place - places.firsts[shard]
-        return Spans.of_windows(spec.row_tokens, shard, place * places.stride)
+        return _plan_source(spec, shapes[0], samples)
     number, own_samples = locate_all(spec.mixture, samples)
     has_epochs = tuple(source.order.HAS_EPOCHS for source in spec.sources)
     joint = _joint_places(tuple(shapes), spec.context_length, has_epochs)
-    place = _places_of_sources(spec.sources, joint.place_counts, number, own_samples)
-    if joint.one_file_each:
-        return Spans(spec.row_tokens, number, np.zeros_like(number), place * joint.strides[number])
-    place += joint.first_places[number]
-    file = np.searchsorted(joint.ends, place, side="right")
-    offset = (place - joint.firsts[file]) * joint.strides[number]
-    return Spans(spec.row_tokens, number, file - joint.first_files[number], offset)
+    of_documents = _document_rows(spec, shapes)
+    counts = list(joint.place_counts)
+    for index, rows in of_documents.items():
+        counts[index] = rows.row_count
+    place = _places_of_sources(spec.sources, counts, number, own_samples)
+    if not of_documents:
+        return Spans(spec.row_tokens, number, *joint.windows(number, place))
+    return _mixed_spans(spec, joint, of_documents, number, place)
 
 
-def _plan_documents(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
-    """Like `plan`, if a source has rows of pieces of documents."""
-    if spec.mixture is None:
-        return _rows_of_source(spec, 0, shapes[0], samples)
-    if not samples.size:
-        return Spans.of_windows(spec.row_tokens, samples, samples)
-    number, own_samples = locate_all(spec.mixture, samples)
-    parts, rows = [], []
-    for index in np.unique(number).tolist():
-        rows.append(np.flatnonzero(number == index))
-        parts.append(_rows_of_source(spec, index, shapes[index], own_samples[rows[-1]]))
-    back = np.empty_like(samples)
-    back[np.concatenate(rows)] = np.arange(samples.size)
-    return Spans.joined(parts).select(back)
+def _plan_source(spec: StreamSpec, shape: Shape, samples: Numbers) -> Spans:
+    """Like `plan`, for one dataset."""
+    source = spec.source
+    if source.reads_documents:
+        rows = shape.document_rows(rows_key(spec, source))
+        found = rows.pieces(source.order.places(samples, source.seed, rows.row_count))
+        pieces = Pieces(found.first_piece, found.token_count)
+        zeros = np.zeros_like(found.shard)
+        return Spans(spec.row_tokens, zeros, found.shard, found.token_offset, pieces)
+    places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
+    place = source.order.places(samples, source.seed, places.place_count)
+    if places.ends.size == 1:
+        shard = np.zeros_like(place)
+    else:
+        shard = np.searchsorted(places.ends, place, side="right")
+        place = place - places.firsts[shard]
+    return Spans.of_windows(spec.row_tokens, shard, place * places.stride)
 
 
-def _rows_of_source(spec: StreamSpec, index: int, shape: Shape, samples: Numbers) -> Spans:
-    """Return the spans of samples of one source, which are counted as its own."""
-    source = spec.sources[index]
-    if not source.reads_documents:
-        alone = replace(spec, sources=(source,), mixture=None)
-        spans = plan(alone, [shape], samples)
-        return replace(spans, source=np.full_like(spans.source, index))
-    rows = shape.document_rows(rows_key(spec, source))
-    found = rows.pieces(source.order.places(samples, source.seed, rows.row_count))
-    return Spans(
-        spec.row_tokens,
-        np.full_like(found.shard, index),
-        found.shard,
-        found.token_offset,
-        Pieces(found.first_piece, found.token_count),
-    )
+def _mixed_spans(
+    spec: StreamSpec,
+    joint: JointPlaces,
+    of_documents: Mapping[int, DocumentRows],
+    number: Numbers,
+    place: Numbers,
+) -> Spans:
+    """Return the spans of a mixture of windows and rows of pieces.
+
+    of_documents: the rows of each source that has pieces.  number, place: int64[n], source of each
+    row, and its place there.
+    """
+    has_pieces = np.zeros(len(spec.sources), dtype=np.bool_)
+    has_pieces[list(of_documents)] = True
+    is_window = ~has_pieces[number]
+    if is_window.all():
+        return Spans(spec.row_tokens, number, *joint.windows(number, place))
+    windows = np.flatnonzero(is_window)
+    counts = np.ones_like(number)
+    parts = []
+    for index in np.unique(number[~is_window]).tolist():
+        rows = np.flatnonzero(number == index)
+        found = of_documents[index].pieces(place[rows])
+        counts[rows] = np.diff(found.first_piece)
+        parts.append((rows, found))
+    first_span = np.zeros(number.size + 1, dtype=np.int64)
+    np.cumsum(counts, out=first_span[1:])
+    shard, offset = np.empty((2, int(first_span[-1])), dtype=np.int64)
+    token_count = np.full_like(shard, spec.row_tokens)
+    at = first_span[windows]
+    shard[at], offset[at] = joint.windows(number[windows], place[windows])
+    for rows, found in parts:
+        # How far the pieces of each row move from their place in the part.
+        shift = first_span[rows] - found.first_piece[:-1]
+        at = np.arange(found.shard.size) + np.repeat(shift, counts[rows])
+        shard[at], offset[at], token_count[at] = found.shard, found.token_offset, found.token_count
+    source = np.repeat(number, counts)
+    return Spans(spec.row_tokens, source, shard, offset, Pieces(first_span, token_count))
 
 
 def rows_at_once(spec: StreamSpec, shapes: Sequence[Shape]) -> int:
     """Return how many rows to plan at once.  shapes: as for `plan`."""
-    rows = PLAN_ROWS
-    for source, shape in zip(spec.sources, shapes, strict=True):
-        if source.reads_documents:
-            found = shape.document_rows(rows_key(spec, source))
-            rows = min(rows, _PLAN_PIECES * found.row_count // max(1, found.piece_count))
-    return max(1, rows)
+    of_documents = _document_rows(spec, shapes)
+    if not of_documents:
+        return PLAN_ROWS
+    pieces = np.ones(len(spec.sources))  # of a row
+    for index, rows in of_documents.items():
+        pieces[index] = rows.piece_count / max(1, rows.row_count)
+    stages = spec.mixture.stages if spec.mixture is not None else ()
+    means = [float(np.average(pieces, weights=stage.weights)) for stage in stages] or pieces
+    return max(1, min(PLAN_ROWS, int(_PLAN_PIECES / max(means))))
+
+
+def _document_rows(spec: StreamSpec, shapes: Sequence[Shape]) -> dict[int, DocumentRows]:
+    """Return the rows of each source over documents, by its index."""
+    return {
+        index: shape.document_rows(rows_key(spec, source))
+        for index, (source, shape) in enumerate(zip(spec.sources, shapes, strict=True))
+        if source.reads_documents
+    }
 
 
 def rows_key(spec: StreamSpec, source: Source) -> RowsKey:
@@ -231,6 +258,18 @@ class JointPlaces(NamedTuple):
     ends: Numbers
     firsts: Numbers
     one_file_each: bool
+
+    def windows(self, number: Numbers, place: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the file of each window, and its first token there.
+
+        number, place: int64[n], its source, and its place in that.
+        """
+        if self.one_file_each:
+            return np.zeros_like(number), place * self.strides[number]
+        place = place + self.first_places[number]
+        file = np.searchsorted(self.ends, place, side="right")
+        offset = (place - self.firsts[file]) * self.strides[number]
+        return file - self.first_files[number], offset
 
 
 @lru_cache(_PLACES_KEPT)

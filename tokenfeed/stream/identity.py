@@ -172,22 +172,25 @@ def pieces_hash(
     context_length: int,
     long_documents: str,
     delimiter: int | None,
-    piece_counts: Sequence[int],
+    document_counts: Sequence[int],
     lengths_sha256: str,
 ) -> bytes:
     """Return the hash of how documents are cut into pieces, 32 bytes.
 
+    It covers the lengths of all documents, also of those without a piece: with the same pieces at
+    other places, rows have other tokens.
     long_documents: "cut", "drop" or "truncate".  delimiter: the token that ends a document; None
-    if the format defines it.  piece_counts: of each file.  lengths_sha256: of the tokens of each
-    piece, 4 bytes each, little-endian, in the order of the corpus; hexadecimal.
+    if the format defines it.  document_counts: of each file, those that have tokens.
+    lengths_sha256: of the tokens of each such document, 8 bytes each, little-endian, in the order
+    of the corpus; hexadecimal.
     """
     return _hash(
         "tokenfeed-pieces-1",
         f"context_length={context_length}",
         f"long={long_documents}",
         f"delimiter={'none' if delimiter is None else delimiter}",
-        f"files={len(piece_counts)}",
-        *(f"pieces={count}" for count in piece_counts),
+        f"files={len(document_counts)}",
+        *(f"documents={count}" for count in document_counts),
         f"lengths={lengths_sha256}",
     )
 

@@ -194,20 +194,30 @@ class Dataset(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class OrderRows(_message.Message):
-    __slots__ = ("order", "rows", "pieces_hash", "row_pieces_max", "target_count", "progress")
+    __slots__ = ("order", "rows", "pieces_hash", "row_pieces_max", "target_count", "progress", "documents", "one_token_documents", "dropped_documents", "truncated_documents", "cropped_tokens")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PIECES_HASH_FIELD_NUMBER: _ClassVar[int]
     ROW_PIECES_MAX_FIELD_NUMBER: _ClassVar[int]
     TARGET_COUNT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    ONE_TOKEN_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     order: str
     rows: int
     pieces_hash: bytes
     row_pieces_max: int
     target_count: int
     progress: float
-    def __init__(self, order: _Optional[str] = ..., rows: _Optional[int] = ..., pieces_hash: _Optional[bytes] = ..., row_pieces_max: _Optional[int] = ..., target_count: _Optional[int] = ..., progress: _Optional[float] = ...) -> None: ...
+    documents: int
+    one_token_documents: int
+    dropped_documents: int
+    truncated_documents: int
+    cropped_tokens: int
+    def __init__(self, order: _Optional[str] = ..., rows: _Optional[int] = ..., pieces_hash: _Optional[bytes] = ..., row_pieces_max: _Optional[int] = ..., target_count: _Optional[int] = ..., progress: _Optional[float] = ..., documents: _Optional[int] = ..., one_token_documents: _Optional[int] = ..., dropped_documents: _Optional[int] = ..., truncated_documents: _Optional[int] = ..., cropped_tokens: _Optional[int] = ...) -> None: ...
 
 class DatasetPlane(_message.Message):
     __slots__ = ("kind", "fingerprint")

@@ -31,6 +31,8 @@ def require_same_sources(saved: StreamParts, own: StreamParts, sample: int) -> N
                 cure = f"pass {old}"
                 if field == "fingerprint":
                     cure = "serve that corpus, or name a grown one as a new source"
+                elif field == "long_documents":
+                    cure = f"pass long={old!r} for this source"
                 elif field == "pieces":
                     cure = "serve it with the same document borders"
                 raise StreamMismatch(

@@ -42,11 +42,21 @@ def mixture_toml(
             options.append(f"seed = {source.seed}")
         if source.dataset in max_epochs:
             options.append(f"max_epochs = {max_epochs[source.dataset]}")
-        if source.long_documents not in ("", *source.order.LONG_DOCUMENTS[:1]):
+        if source.long_documents != _inherited(source, order):
             options.append(f"long = {_string(source.long_documents)}")
         if options:
             lines += ["", f"[sources.{_key(source.dataset)}]", *options]
     return "\n".join([*lines, ""])
+
+
+def _inherited(source: Source, order: str) -> str | None:
+    """Return what a reader takes for long documents unless it is written; None if that depends on
+    the reader's feed.  order: of the mixture.
+    """
+    known = source.order.LONG_DOCUMENTS
+    if len(known) > 1 and source.order.NAME == order:
+        return None
+    return known[0] if known else ""
 
 
 def _named(

@@ -14,7 +14,7 @@ An entry is the first token of a document that has tokens, counted within its fi
 from __future__ import annotations
 
 from .delimiters import END_OPTION, START_OPTION, Delimiters
-from .opening import borders_of, document_end_token
+from .opening import borders_of, used_delimiters
 from .reading import Borders
 from .search import BorderSearch
 
@@ -25,5 +25,5 @@ __all__ = [
     "Borders",
     "Delimiters",
     "borders_of",
-    "document_end_token",
+    "used_delimiters",
 ]

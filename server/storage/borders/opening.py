@@ -14,8 +14,8 @@ from tokenfeed.errors import InvalidCorpus, Unreadable
 
 from ...runtime.exceptions import log_safe_name
 from ..formats import Documents
+from ..kept.collected import Collected, mappable
 from ..kept.container import kept_paths
-from ..kept.spool import NoPlace, Spool
 from ..store import TokenStore
 from . import writing
 from .delimiters import Delimiters, delimited_parts
@@ -71,12 +71,9 @@ def borders_of(
     return job.made(delimited_parts(store.shards, delimiters, store.read, stopped))
 
 
-def document_end_token(store: TokenStore, delimiters: Delimiters) -> int | None:
-    """Return the token that ends documents; None if the format knows them, or a start begins them.
-
-    delimiters: as for `borders_of`.
-    """
-    return delimiters.end if all_known(store.shards) is None else None
+def used_delimiters(store: TokenStore, delimiters: Delimiters) -> Delimiters:
+    """Return the delimiters that `borders_of` looks for: none if the format knows the documents."""
+    return delimiters if all_known(store.shards) is None else Delimiters()
 
 
 def _log_unknown(store: TokenStore) -> None:
@@ -125,16 +122,15 @@ class _Job:
         kept = None if self.facts is None else find_kept(self._paths, self.facts)
         if kept is None:
             return None
+        entries: Entries
         try:
-            entries: Entries
-            if kept.entries is not None:
-                entries = MemoryEntries(kept.places, kept.entries)
-            else:
-                entries = MappedEntries(
-                    self.store.name, kept.places, kept.sparse, kept.descriptor, kept.path
-                )
-        except OSError as error:
-            raise self._unmappable(error) from error
+            with mappable(WHAT, self.store):
+                if kept.entries is not None:
+                    entries = MemoryEntries(kept.places, kept.entries)
+                else:
+                    entries = MappedEntries(
+                        self.store.name, kept.places, kept.sparse, kept.descriptor, kept.path
+                    )
         finally:
             kept.close()
         self._log("found", kept.places.entry_count, kept.path)
@@ -155,26 +151,29 @@ class _Job:
         Raises: InvalidCorpus; what the parts raise.
         """
         store = self.store
-        collector = Collector(
-            store.shape.token_counts, partial(Spool, WHAT, store.name, (*self._paths, ""))
-        )
+        content = Collected(WHAT, store, self._paths, writing.MEMORY_BYTES_MAX)
+        collector = Collector(store.shape.token_counts, content)
         try:
             for part in self._with_progress(parts, on_progress):
                 collector.add(part)
             self._require_same_indices()
-            named = unchanged()
-            if collector.spool is not None:
-                return self._in_file(collector, named=named)
+            named = unchanged() and (keep or not content.is_in_memory)
             fingerprint = collector.fingerprint()
-            entries = MemoryEntries(collector.places, collector.in_memory())
-            if keep and named:
-                self._keep(collector, fingerprint)
-            return Borders(entries, collector.count, fingerprint)
-        except NoPlace as error:
-            raise self._no_place(error.error) from error
+            end = closing(collector, self.facts or {}, fingerprint)
+            path = content.complete(end, named=named)
+            if path or not content.is_in_memory:
+                self._log("made", collector.count, path)
+            return Borders(self._entries(content, collector), collector.count, fingerprint)
         finally:
-            if collector.spool is not None:
-                collector.spool.close()
+            content.close()
+
+    def _entries(self, content: Collected, collector: Collector) -> Entries:
+        if content.is_in_memory:
+            return MemoryEntries(collector.places, content.in_memory())
+        name, places, sparse = self.store.name, collector.places, collector.sparse
+        return content.mapped(
+            lambda descriptor, path: MappedEntries(name, places, sparse, descriptor, path)
+        )
 
     def searched(
         self,
@@ -208,48 +207,6 @@ class _Job:
             return ()
         return kept_paths(self.store.shards, self.store.stored, SUFFIX, self.cache_dir)
 
-    def _in_file(self, collector: Collector, *, named: bool) -> Borders:
-        """Return borders of which most are in a file; complete it.  Raises: NoPlace."""
-        collector.flush()
-        spool = collector.spool
-        assert spool is not None
-        try:
-            fingerprint = collector.fingerprint()
-        except OSError as error:
-            raise NoPlace(error) from error
-        spool.append(closing(collector, self.facts or {}, fingerprint))
-        spool.finish(named=named)
-        if named and not spool.path:
-            _LOG.warning(
-                "document borders lie in a temporary file dataset=%s: they are made again at each "
-                "start; pass --cache-dir with a folder that can be written",
-                self.store.name,
-            )
-        try:
-            entries = MappedEntries(
-                self.store.name, collector.places, collector.sparse, spool.descriptor, spool.path
-            )
-        except OSError as error:
-            raise self._unmappable(error) from error
-        self._log("made", collector.count, spool.path)
-        return Borders(entries, collector.count, fingerprint)
-
-    def _keep(self, collector: Collector, fingerprint: bytes) -> None:
-        """Write entries that are few to a file, if one can be written."""
-        try:
-            spool = Spool(WHAT, self.store.name, self._paths)
-        except NoPlace:
-            return
-        try:
-            spool.append(collector.in_memory().tobytes())
-            spool.append(closing(collector, self.facts or {}, fingerprint))
-            spool.finish(named=True)
-            self._log("made", collector.count, spool.path)
-        except NoPlace:
-            return
-        finally:
-            spool.close()
-
     def _with_progress(
         self, parts: Iterable[Part], on_progress: Callable[[float], None]
     ) -> Iterator[Part]:
@@ -272,16 +229,6 @@ class _Job:
             if index_facts(documents.path) != before:
                 problem = "changed while it was being opened; start again when it is complete"
                 raise InvalidCorpus(documents.path, problem)
-
-    def _no_place(self, error: OSError) -> InvalidCorpus:
-        cure = "pass --cache-dir with a folder that can be written and has room"
-        problem = f"its document borders can be written nowhere: {error.strerror}; {cure}"
-        return InvalidCorpus(self.store.shards[0].path, problem)
-
-    def _unmappable(self, error: OSError) -> InvalidCorpus:
-        problem = f"its document borders cannot be mapped: {error.strerror}"
-        cure = "raise vm.max_map_count, or the limit of address space"
-        return InvalidCorpus(self.store.shards[0].path, f"{problem}; {cure}")
 
     def _log(self, what: str, count: int, path: str) -> None:
         _LOG.info(

@@ -73,6 +73,10 @@ class Entries(Protocol):
         Raises: CorpusChanged, Unreadable.
         """
 
+    @property
+    def places(self) -> Places:
+        """Where files begin among tokens and entries."""
+
     def of_file(self, file: int) -> Numbers:
         """Return all entries of a file: int64[n].  Raises: CorpusChanged, Unreadable."""
 
@@ -108,6 +112,11 @@ class Borders:
         content = starts.astype("<u4").view(np.uint8)
         return Plane(self.kind, (4 * counts).astype(np.uint32), content)
 
+    @property
+    def counts(self) -> Numbers:
+        """int64[files], entries of each file."""
+        return np.diff(self._entries.places.first_entries)
+
     def starts_of(self, file: int) -> Numbers:
         """Return where the documents of a file begin: int64[n], ascending, the first one is 0.
 
@@ -128,7 +137,7 @@ class MemoryEntries:
 
     def __init__(self, places: Places, entries: Numbers) -> None:
         """entries: int64[n], at least one, counted within their files."""
-        self._places = places
+        self.places = places
         self._first_tokens = places.first_tokens
         self._starts = places.counted_over_all(entries, 0)
 
@@ -144,7 +153,7 @@ class MemoryEntries:
 
     def of_file(self, file: int) -> Numbers:
         """Return all entries of a file."""
-        first, end = self._places.first_entries[file : file + 2]
+        first, end = self.places.first_entries[file : file + 2]
         starts: Numbers = self._starts[first:end] - self._first_tokens[file]
         return starts
 
@@ -164,7 +173,7 @@ class MappedEntries:
         files.  descriptor: may be closed afterwards.  path: "" if the file has no name.
         Raises: OSError.
         """
-        self._places = places
+        self.places = places
         self._sparse = sparse
         self._file = MappedNumbers(WHAT, name, descriptor, path, FOOTER)
 
@@ -173,14 +182,14 @@ class MappedEntries:
         entries in memory.
         """
         self._file.require(True)
-        base = self._places.first_tokens[spans.shard]
+        base = self.places.first_tokens[spans.shard]
         first_token = base + spans.token_offset
         # The entry before this one is at most the first token, and its index is at least 0.
         block = np.searchsorted(self._sparse, first_token, "right") - 1
         end_block = self._end_block(block, first_token + spans.row_tokens)
-        file_first = self._places.first_entries[spans.shard]
+        file_first = self.places.first_entries[spans.shard]
         first = np.maximum(SPARSE * block, file_first)
-        end = np.minimum(SPARSE * end_block, self._places.first_entries[spans.shard + 1])
+        end = np.minimum(SPARSE * end_block, self.places.first_entries[spans.shard + 1])
         sizes = end - first  # at least 1: the entry at or before the first token
         ends = np.cumsum(sizes)
         firsts = ends - sizes
@@ -197,14 +206,14 @@ class MappedEntries:
 
     def of_file(self, file: int) -> Numbers:
         """Return all entries of a file, read in bounded parts."""
-        first, end = self._places.first_entries[file : file + 2].tolist()
+        first, end = self.places.first_entries[file : file + 2].tolist()
         starts = np.empty(end - first, dtype=np.int64)
         for begin in range(first, end, _ENTRIES_AT_ONCE):
             size = min(_ENTRIES_AT_ONCE, end - begin)
             found = self._file.ranges(np.array([begin]), np.array([size]), size)
             starts[begin - first : begin - first + size] = found
         in_memory = self._sparse[-(-first // SPARSE) : -(-end // SPARSE)]
-        own = starts[-first % SPARSE :: SPARSE] + self._places.first_tokens[file]
+        own = starts[-first % SPARSE :: SPARSE] + self.places.first_tokens[file]
         ascends = (starts[1:] > starts[:-1]).all()
         self._file.require(bool(ascends and starts[0] == 0 and (own == in_memory).all()))
         return starts

@@ -55,6 +55,11 @@ class BorderSearch:
         return 1.0 if self._borders is not None else min(self._progress, 0.999)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it has ended without borders."""
+        return bool(self._problem)
+
+    @property
     def fingerprint(self) -> bytes:
         """That of the plane, 32 bytes; b"" until it is known."""
         return b"" if self._borders is None else self._borders.fingerprint

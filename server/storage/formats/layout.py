@@ -59,6 +59,12 @@ class FormatOptions:
         """Parse options.  dtype: a key of STORED."""
         return cls(format, STORED[dtype] if dtype else None, tensor)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options of a command line, without the tensor."""
+        given = {"--format": self.format, "--dtype": self.dtype.name if self.dtype else None}
+        return tuple(f"{option} {value}" for option, value in given.items() if value)
+
 
 def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> Layout:
     """Return the layout of a file without header.

@@ -12,10 +12,18 @@ Which rows there are: sampling/document_rows.py.
 
 from __future__ import annotations
 
-from .files import rows_of_unit
+from .files import FileDocuments, FileRows, rows_of_documents
 from .indices import RowIndices
 from .kept import what_of
 from .making import RowsJob
 from .reading import RowIndex
 
-__all__ = ["RowIndex", "RowIndices", "RowsJob", "rows_of_unit", "what_of"]
+__all__ = [
+    "FileDocuments",
+    "FileRows",
+    "RowIndex",
+    "RowIndices",
+    "RowsJob",
+    "rows_of_documents",
+    "what_of",
+]

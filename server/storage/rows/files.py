@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,51 +14,57 @@ from tokenfeed.sampling.orders import packed_v1
 from ..kept.mapped import NUMBER, Numbers
 from .reading import packed_numbers
 
+Append = Callable[[bytes], None]
+"""Takes the next bytes of an index."""
 
-class FileRows(NamedTuple):
-    """The rows of one file of tokens.
 
-    numbers: as in the index (reading.py).  lengths: tokens of each piece, 4 bytes each,
-    little-endian, in the order of the corpus.  stats: what became of its documents.
+def write_rows(
+    pieces: FilePieces, append: Append, on_share: Callable[[float], None] = lambda share: None
+) -> DocumentStats:
+    """Write the rows of a file, in parts; the numbers are those of reading.py.
+
+    on_share: is given the share of the pieces that is done, now and then; it may raise.
+    Returns: what became of its documents.
     """
-
-    numbers: bytes
-    lengths: bytes
-    stats: DocumentStats
-
-
-def rows_of_file(
-    starts: Numbers,
-    token_count: int,
-    key: RowsKey,
-    on_share: Callable[[float], None] = lambda share: None,
-) -> FileRows:
-    """Return the rows of a file; needs no file, and runs in any process.
-
-    starts, token_count: as for FilePieces.of.  on_share: is given the share of the pieces that is
-    done, now and then; it may raise.
-    """
-    pieces = FilePieces.of(starts, token_count, key)
-    lengths = [found.astype("<u4").tobytes() for _, found in pieces.in_order()]
-    numbers, row_starts = [], [np.zeros(1, dtype=NUMBER)]
-    done = 0
     on_share(0.0)
+    stats = pieces.stats()
+    done = row_pieces_max = 0
+    row_starts = [np.zeros(1, dtype=NUMBER)]
+    row_count = 0
     for part in pieces.rows():
-        numbers.append(packed_numbers(part.token_offset, part.token_count))
-        if key.order == packed_v1.NAME:
+        append(packed_numbers(part.token_offset, part.token_count))
+        if pieces.key.order == packed_v1.NAME:
             row_starts.append(part.first_piece[1:].astype(NUMBER) + done)
         done += part.token_count.size
-        on_share(done / max(1, pieces.stats.pieces))
-    if key.order == packed_v1.NAME:
-        numbers.extend(part.tobytes() for part in row_starts)
-    return FileRows(b"".join(numbers), b"".join(lengths), pieces.stats)
+        row_count += part.first_piece.size - 1
+        row_pieces_max = max(row_pieces_max, int(np.diff(part.first_piece).max(initial=0)))
+        on_share(done / max(1, stats.pieces))
+    if pieces.key.order == packed_v1.NAME:
+        for starts in row_starts:
+            append(starts.tobytes())
+    return replace(stats, rows=row_count, row_pieces_max=row_pieces_max)
+
+
+class FileRows(NamedTuple):
+    """The rows of a file, from another process.  numbers: as in the index."""
+
+    numbers: bytes
+    stats: DocumentStats
+
+    def write(self, append: Append) -> DocumentStats:
+        """Like `write_rows`."""
+        append(self.numbers)
+        return self.stats
 
 
 @dataclass(frozen=True, slots=True)
-class Starts:
-    """Where the documents of a file begin: int64[documents]."""
+class FileDocuments:
+    """Where the documents of a file begin, for the process that makes its rows; the fields are the
+    arguments of FilePieces.of.
+    """
 
     starts: Numbers
+    token_count: int
 
     @property
     def size_bytes(self) -> int:
@@ -66,15 +72,9 @@ class Starts:
         return self.starts.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class FileUnit:
-    """A file of tokens, for the process that makes its rows.  content: None once it was sent."""
-
-    token_count: int
-    content: Starts | None
-
-
-def rows_of_unit(unit: FileUnit, key: RowsKey) -> FileRows:
+def rows_of_documents(documents: FileDocuments, key: RowsKey) -> FileRows:
     """Return the rows of a file that was sent to this process."""
-    assert unit.content is not None
-    return rows_of_file(unit.content.starts, unit.token_count, key)
+    numbers: list[bytes] = []
+    pieces = FilePieces.of(documents.starts, documents.token_count, key)
+    stats = write_rows(pieces, numbers.append)
+    return FileRows(b"".join(numbers), stats)

@@ -24,7 +24,7 @@ from ..kept.container import Damaged, find_file, read_description, read_range
 from ..kept.mapped import NUMBER, HeldNumbers, KeptNumbers, MappedNumbers, Numbers
 from .reading import FOOTER, IndexFacts, RowIndex
 
-_VERSION = 1
+_VERSION = 2
 MEMORY_BYTES_MAX = 1 << 20
 """More numbers than that are not read into memory."""
 
@@ -35,9 +35,10 @@ def what_of(key: RowsKey) -> str:
     return f"rows of {key.order}{long} for context length {key.context_length}"
 
 
-def suffix_of(key: RowsKey) -> str:
-    """Return the end of the name of the file."""
-    return f".tokenfeed-{key.order}-{key.long_documents}-{key.context_length}"
+def suffix_of(key: RowsKey, borders_fingerprint: bytes) -> str:
+    """Return the end of the name of the file. Servers with other delimiters keep other files."""
+    what = f"{key.order}-{key.long_documents}-{key.context_length}"
+    return f".tokenfeed-{what}-{borders_fingerprint.hex()[:8]}"
 
 
 def made_from(
@@ -70,7 +71,7 @@ def closing(
 ) -> bytes:
     """Return what follows the numbers in their file.  read: as for `content_hash`.
 
-    Raises: OSError if the numbers cannot be read again.
+    Raises: InvalidCorpus if the numbers cannot be read again.
     """
     description = made_from | {
         "pieces": facts.piece_counts.tolist(),

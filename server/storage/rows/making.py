@@ -7,33 +7,48 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
-from tokenfeed.sampling.document_rows import DocumentStats, RowsKey
+from tokenfeed.sampling.document_rows import (
+    DocumentStats,
+    FilePieces,
+    RowsKey,
+    document_lengths,
+)
+from tokenfeed.sampling.orders import packed_v1, padded_v1
 from tokenfeed.stream import identity
 
 from ...runtime.exceptions import log_safe_name
+from ...runtime.executors import Executor
 from ..borders import Borders
+from ..kept.collected import Collected
 from ..kept.container import kept_paths
 from ..kept.mapped import NUMBER, HeldNumbers, KeptNumbers, MappedNumbers, Numbers
-from ..kept.spool import NoPlace, Spool
 from ..store import TokenStore
 from . import kept
-from .files import FileRows, FileUnit, Starts, rows_of_file
+from .files import Append, FileDocuments, FileRows, write_rows
 from .kept import closing, find_kept, made_from, suffix_of, what_of
 from .reading import FILE_TOKENS_MAX, FOOTER, IndexFacts, RowIndex
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PROGRESS_SECONDS = 5.0
+# packed-1 of a file took 42 to 51 bytes a document of web or chat lengths with T from 2048 on, 273
+# with T = 64, and 809 of books with T = 2048, which have 16 and 48 rows each; padded-1 16 to 27.
+# tests/server/storage/rows/test_making.py holds it; 2026-11.
+_DOCUMENT_BYTES = {packed_v1.NAME: 48, padded_v1.NAME: 20}
+_PIECE_BYTES = {packed_v1.NAME: 18, padded_v1.NAME: 1}
+"""Memory that a document takes while the rows of its file are made, and each T tokens more."""
+
+Write = Callable[[Append], DocumentStats]
+"""Writes the rows of a file, and returns what became of its documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +71,15 @@ class RowsJob:
         """Where the file may be, in order; none if the store has no files."""
         if len(self.store.facts) != len(self.store.shards):
             return ()
-        suffix = suffix_of(self.key)
+        suffix = suffix_of(self.key, self.borders.fingerprint)
         return kept_paths(self.store.shards, self.store.stored, suffix, self.cache_dir)
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory `made` takes in this process, about: that of one file at a time."""
+        pieces = self.store.shape.token_counts // self.key.context_length
+        of_document, of_piece = _DOCUMENT_BYTES[self.key.order], _PIECE_BYTES[self.key.order]
+        return int((of_document * self.borders.counts + of_piece * pieces).max())
 
     def found(self) -> RowIndex | None:
         """Return the rows of a kept file; None if there is none that can be used."""
@@ -70,70 +92,75 @@ class RowsJob:
         self,
         stopped: Callable[[], bool] = lambda: False,
         on_progress: Callable[[float], None] = lambda share: None,
-        files: Iterable[FileRows] | None = None,
+        run: Executor[FileDocuments, RowsKey, FileRows] | None = None,
     ) -> RowIndex:
         """Make the rows, and keep them.
 
         stopped: whether to stop, which raises InvalidCorpus.  on_progress: is given the share of
-        the documents that is done.  files: the rows of each file, in order, if others make them.
+        the documents that is done.  run: makes the rows of files, if other processes do.
         Raises: InvalidCorpus, CorpusChanged, Unreadable.
         """
         self._require_small_files()
         began = time.monotonic()
-        content = _Content(what_of(self.key), self.store.name, self.paths)
+        content = Collected(what_of(self.key), self.store, self.paths, kept.MEMORY_BYTES_MAX)
         try:
-            facts = self._written(content, files or self.files(stopped, on_progress))
+            progress = _Progress(self, stopped, on_progress)
+            lengths = _Lengths()
+            files = self._files(progress, lengths)
+            if run is not None:
+                files = self._files_by(run, progress, lengths)
+            facts = self._written(content, files, lengths)
             index = self._finished(content, facts)
-        except NoPlace as error:
-            raise self._no_place(error.error) from error
         finally:
             content.close()
         self._log("made", index, f" seconds={time.monotonic() - began:.1f}")
         return index
 
-    def files(
-        self, stopped: Callable[[], bool], on_progress: Callable[[float], None]
-    ) -> Iterator[FileRows]:
-        """Yield the rows of each file, in order; the arguments are those of `made`."""
-        progress = _Progress(self, stopped, on_progress)
-        for file, token_count in enumerate(self.store.shape.token_counts.tolist()):
-            starts = self.borders.starts_of(file)
-            progress.begin(starts.size)
-            yield rows_of_file(starts, token_count, self.key, progress.take_share)
+    def _files(self, progress: _Progress, lengths: _Lengths) -> Iterator[Write]:
+        """Yield what writes the rows of each file, in order."""
+        for file in range(len(self.store.shards)):
+            yield self._begun(file, progress, lengths)
 
-    def files_by(
+    def _begun(self, file: int, progress: _Progress, lengths: _Lengths) -> Write:
+        token_count = int(self.store.shape.token_counts[file])
+        pieces = FilePieces.of(self.borders.starts_of(file), token_count, self.key)
+        lengths.add(pieces.lengths)
+        progress.begin(pieces.lengths.size)
+        return partial(write_rows, pieces, on_share=progress.take_share)
+
+    def _files_by(
         self,
-        run: Callable[[Iterable[FileUnit], RowsKey], Iterator[tuple[FileUnit, FileRows]]],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> Iterator[FileRows]:
-        """Like `files`, made by other processes.  run: returns their results in order."""
-        progress = _Progress(self, stopped, lambda share: None)
-        units = (
-            FileUnit(token_count, Starts(self.borders.starts_of(file)))
-            for file, token_count in enumerate(self.store.shape.token_counts.tolist())
-        )
-        for _, rows in run(units, self.key):
+        run: Executor[FileDocuments, RowsKey, FileRows],
+        progress: _Progress,
+        lengths: _Lengths,
+    ) -> Iterator[Write]:
+        """Like `_files`; other processes make the rows."""
+
+        def sent() -> Iterator[FileDocuments]:
+            for file, token_count in enumerate(self.store.shape.token_counts.tolist()):
+                starts = self.borders.starts_of(file)
+                lengths.add(document_lengths(starts, token_count)[1])
+                yield FileDocuments(starts, token_count)
+
+        for rows in run(sent(), self.key):
             progress.begin(rows.stats.documents)
             progress.take_share(1.0)
-            yield rows
+            yield rows.write
 
-    def _written(self, content: _Content, files: Iterable[FileRows]) -> IndexFacts:
-        """Append the rows of all files.  Raises: NoPlace; what the files raise."""
-        stats = DocumentStats()
-        sha256 = hashlib.sha256()
-        piece_counts, row_counts = [], []
-        for file in files:
-            content.append(file.numbers)
-            sha256.update(file.lengths)
-            stats.add(file.stats)
-            piece_counts.append(file.stats.pieces)
-            row_counts.append(file.stats.rows)
+    def _written(self, content: Collected, files: Iterable[Write], lengths: _Lengths) -> IndexFacts:
+        """Append the rows of all files.  Raises: InvalidCorpus; what the files raise."""
+        each = []
+        for write in files:
+            each.append(write(content.append))
+            del write  # with its documents, before those of the next file are read
+        piece_counts = [stats.pieces for stats in each]
+        row_counts = [stats.rows for stats in each]
         pieces_hash = identity.pieces_hash(
             self.key.context_length,
             self.key.long_documents,
             self.delimiter,
-            piece_counts,
-            sha256.hexdigest(),
+            lengths.document_counts,
+            lengths.sha256.hexdigest(),
         )
         return IndexFacts(
             self.key,
@@ -141,36 +168,20 @@ class RowsJob:
             np.array(piece_counts, dtype=np.int64),
             np.array(row_counts, dtype=np.int64),
             pieces_hash,
-            stats,
+            sum(each, DocumentStats()),
         )
 
-    def _finished(self, content: _Content, facts: IndexFacts) -> RowIndex:
-        """Complete the file, and return its rows.  Raises: NoPlace."""
-        try:
-            end = closing(facts, self._made_from, content.read)
-        except OSError as error:
-            raise NoPlace(error) from error
+    def _finished(self, content: Collected, facts: IndexFacts) -> RowIndex:
+        """Complete the file, and return its rows.  Raises: InvalidCorpus."""
+        path = content.complete(closing(facts, self._made_from, content.read))
         name, what = self.store.name, what_of(self.key)
         numbers: KeptNumbers
-        if content.spool is None:
-            path = content.keep(end)
-            return RowIndex(facts, HeldNumbers(what, name, content.in_memory()), path)
-        content.spool.append(end)
-        content.spool.finish(named=True)
-        path = content.spool.path
-        if not path:
-            _LOG.warning(
-                "%s lie in a temporary file dataset=%s: they are made again at each start; pass "
-                "--cache-dir with a folder that can be written",
-                what,
-                name,
+        if content.is_in_memory:
+            numbers = HeldNumbers(what, name, content.in_memory())
+        else:
+            numbers = content.mapped(
+                lambda descriptor, path: MappedNumbers(what, name, descriptor, path, FOOTER)
             )
-        try:
-            numbers = MappedNumbers(what, name, content.spool.descriptor, path, FOOTER)
-        except OSError as error:
-            problem = f"its {what} cannot be mapped: {error.strerror}"
-            cure = "raise vm.max_map_count, or the limit of address space"
-            raise InvalidCorpus(self.store.shards[0].path, f"{problem}; {cure}") from error
         return RowIndex(facts, numbers, path)
 
     @property
@@ -191,21 +202,33 @@ class RowsJob:
                 cure = f"of at most {FILE_TOKENS_MAX}; split it"
                 raise InvalidCorpus(shard.path, f"{problem} {cure}")
 
-    def _no_place(self, error: OSError) -> InvalidCorpus:
-        cure = "pass --cache-dir with a folder that can be written and has room"
-        problem = f"its {what_of(self.key)} can be written nowhere: {error.strerror}; {cure}"
-        return InvalidCorpus(self.store.shards[0].path, problem)
-
     def _log(self, what: str, index: RowIndex, more: str = "") -> None:
+        stats = index.stats
         _LOG.info(
-            "%s %s dataset=%s rows=%d file=%s%s",
+            "%s %s dataset=%s rows=%d documents=%d one_token=%d dropped=%d truncated=%d "
+            "cropped_tokens=%d file=%s%s",
             what_of(self.key),
             what,
             self.store.name,
-            index.row_count,
+            *(stats.rows, stats.documents, stats.single, stats.dropped, stats.truncated),
+            stats.cropped,
             log_safe_name(index.path) or "none",
             more,
         )
+
+
+class _Lengths:
+    """The lengths of the documents of all files, as the identity of their rows covers them."""
+
+    def __init__(self) -> None:
+        """Begin before the first file."""
+        self.document_counts: list[int] = []
+        self.sha256 = hashlib.sha256()
+
+    def add(self, lengths: Numbers) -> None:
+        """Add those of the next file: int64[documents]."""
+        self.document_counts.append(lengths.size)
+        self.sha256.update(np.ascontiguousarray(lengths, NUMBER).data)
 
 
 class _Progress:
@@ -238,53 +261,3 @@ class _Progress:
             self._logged_at = time.monotonic()
             what, name = what_of(job.key), job.store.name
             _LOG.info("making %s dataset=%s done=%.1f%%", what, name, 100 * done)
-
-
-class _Content:
-    """Numbers that are appended: in memory up to a limit, more in a file."""
-
-    def __init__(self, what: str, name: str, paths: tuple[str, ...]) -> None:
-        """Begin with none.  what, name, paths: as for Spool, without a temporary file."""
-        self._what = what
-        self._name = name
-        self._paths = paths
-        self._waiting = bytearray()
-        self.spool: Spool | None = None
-
-    def append(self, content: bytes) -> None:
-        """Add all of it.  Raises: NoPlace."""
-        if self.spool is not None:
-            self.spool.append(content)
-            return
-        self._waiting += content
-        if len(self._waiting) > kept.MEMORY_BYTES_MAX:
-            self.spool = Spool(self._what, self._name, (*self._paths, ""))
-            self.spool.append(bytes(self._waiting))
-            self._waiting.clear()
-
-    def read(self, first_byte: int, end_byte: int) -> bytes:
-        """Return some of it.  Raises: OSError."""
-        if self.spool is None:
-            return bytes(self._waiting[first_byte:end_byte])
-        return os.pread(self.spool.descriptor, end_byte - first_byte, first_byte)
-
-    def in_memory(self) -> Numbers:
-        """Return all of it; only while there is no file."""
-        return np.frombuffer(bytes(self._waiting), NUMBER)
-
-    def keep(self, end: bytes) -> str:
-        """Write what is in memory to a file, with its end, if one can be written.
-
-        Returns: its path; "" if none can.
-        """
-        with suppress(NoPlace):
-            self.spool = Spool(self._what, self._name, self._paths)
-            self.spool.append(bytes(self._waiting) + end)
-            self.spool.finish(named=True)
-            return self.spool.path
-        return ""
-
-    def close(self) -> None:
-        """Close the file, and remove it unless it is complete."""
-        if self.spool is not None:
-            self.spool.close()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
 import client.stream.failover
+from client.stream.dataset_client import DatasetClient
 from client.stream.failover import Failover
 from client.transport.replicas import Replica, ReplicaSet
 from client.transport.timeouts import Timeouts
+from tests.client.conftest import StartScripted
 from tokenfeed.errors import (
     BadFrame,
     BeingMade,
@@ -20,6 +24,11 @@ from tokenfeed.errors import (
     TokenfeedError,
     Unreachable,
 )
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import StreamRequest
 
 
 @pytest.fixture(autouse=True)
@@ -323,7 +332,7 @@ def test_the_wait_does_not_end_while_a_server_gets_on_with_what_it_makes(clock: 
 
     def outcome(index: int, address: str) -> TokenfeedError:
         clock.now += 8.0
-        return BeingMade(address, "is not ready", progress[index])
+        return BeingMade(address, "is not ready", {"rows": progress[index]})
 
     with pytest.raises(Unreachable, match="no batches for"):
         journey.go(outcome)
@@ -339,7 +348,87 @@ def test_one_of_several_servers_that_gets_on_is_enough(clock: Clock) -> None:
         clock.now += 4.0
         if index == 40:
             return None
-        return away(index, address) if address == "a:1" else BeingMade(address, "", index / 100)
+        made = {"rows": index / 100}
+        return away(index, address) if address == "a:1" else BeingMade(address, "", made)
 
     journey.go(outcome)
     assert clock.now == 41 * 4.0
+
+
+def waited_rounds(clock: Clock, progress: list[dict[str, float]]) -> int:
+    """How often a server is asked that answers like this, 8 s each, before it is given up."""
+    journey = Journey(["a:1"], reconnect_seconds=10.0)
+
+    def outcome(index: int, address: str) -> TokenfeedError:
+        clock.now += 8.0
+        return BeingMade(address, "is not ready", progress[min(index, len(progress) - 1)])
+
+    with pytest.raises(Unreachable, match="no batches for"):
+        journey.go(outcome)
+    return len(journey.asked)
+
+
+STILL = 2
+"""Rounds of 8 s without progress that exceed a timeout of 10 s."""
+
+
+def test_the_second_packed_source_of_a_server_gets_on_too(clock: Clock) -> None:
+    """It is made once the first one is, and begins at 0."""
+    first, second = ({"a": share / 10} for share in range(1, 10)), ({"b": 0.0}, {"b": 0.1})
+
+    assert waited_rounds(clock, [*first, *second]) == 9 + 2 + STILL
+
+
+def test_one_of_several_sources_that_gets_on_is_enough(clock: Clock) -> None:
+    progress = [{"a": 0.5, "b": share / 10} for share in range(10)]
+
+    assert waited_rounds(clock, progress) == 10 + STILL
+
+
+def test_a_server_that_begins_again_is_waited_for(clock: Clock) -> None:
+    """It was killed at 70 %, and packs from 0 on."""
+    before, after = ([{"a": share / 10} for share in range(end)] for end in (8, 10))
+
+    assert waited_rounds(clock, before + after) == 8 + 10 + STILL
+
+
+def test_rows_that_wait_for_others_have_their_progress_first(clock: Clock) -> None:
+    """Several times, if several were asked for before them."""
+    progress = [{"a": share / 10} for _ in range(4) for share in range(10)]
+
+    assert waited_rounds(clock, progress) == 40 + STILL
+
+
+def test_a_server_that_is_killed_again_and_again_is_given_up(clock: Clock) -> None:
+    """At about the same place, since its memory is used up there."""
+    progress = [{"a": share} for _ in range(100) for share in (0.0, 0.3, 0.6)]
+
+    assert waited_rounds(clock, progress) == 9 * 3 + STILL
+
+
+def test_any_replica_that_gets_on_is_enough(start_scripted: StartScripted) -> None:
+    """All of them are asked at once, and the first one stands still."""
+    servers = [start_scripted(), start_scripted()]
+    began = time.monotonic()
+
+    def rows(request: pb.DescribeRequest) -> pb.OrderRows:
+        return pb.OrderRows(order="packed-1", progress=0.5)
+
+    def growing_rows(request: pb.DescribeRequest) -> pb.OrderRows:
+        done = (time.monotonic() - began) / 3.0
+        if done < 1:
+            return pb.OrderRows(order="packed-1", progress=done)
+        return pb.OrderRows(order="packed-1", rows=7, pieces_hash=bytes(32))
+
+    servers[0].document_rows, servers[1].document_rows = rows, growing_rows
+    spec = StreamSpec.of_dataset("train", orders.find("packed-1"), 7, 4)
+    timeouts = Timeouts(read_seconds=3.0, reconnect_seconds=1.5)
+    with closing(
+        DatasetClient(
+            [server.address for server in servers],
+            StreamRequest(spec, Position(0, 3)),
+            timeouts=timeouts,
+        )
+    ) as remote:
+        assert remote.rows_of("packed-1") == 7
+    assert time.monotonic() - began > 3.0

@@ -476,6 +476,30 @@ def test_what_becomes_of_long_documents_is_checked_when_the_feed_is_made(
         assert str(caught.value).endswith(f"sources.a.long: {problem}")
 
 
+@pytest.mark.parametrize("long", ["cut", "drop", "truncate"])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_documents_that_are_not_learned_are_reported_once(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, long: str, is_local: bool
+) -> None:
+    """Data that vanishes in silence is found out after the training."""
+    lengths = random_lengths(5, T)
+    corpus = write_corpus(tmp_path / "corpus", lengths)
+    target = corpus.target if is_local else serve(*corpus.words).address
+    with RemoteBatches(target, B, T, order="padded", long=long, **ALONE) as feed:
+        delivered(itertools.islice(feed, 9))
+
+    sizes = [n for file in lengths for n in file if n]
+    too_long = [n - 1 for n in sizes if n > T + 1]
+    cropped = sum(too_long) - (T * len(too_long) if long == "truncate" else 0)
+    problem = (
+        f"long documents {long} dataset=train order=padded-1 context_length={T}: {len(too_long)} "
+        f"of {len(sizes)} documents are longer than a row, and {cropped} of their tokens are no "
+        "targets; long='cut' learns them all"
+    )
+    assert caplog.text.count("are longer than a row") == (long != "cut")
+    assert (problem in caplog.text) == (long != "cut")
+
+
 def test_documents_without_a_target_have_no_rows(serve: Serve, tmp_path: Path) -> None:
     """All have one token; or all are too long, and left out."""
     ones = write_corpus(tmp_path / "ones", [[1] * 50], "ones")
@@ -568,7 +592,8 @@ def test_a_server_does_not_make_the_rows_of_very_many_documents(
     monkeypatch.setattr(indices, "DOCUMENTS_MAX", 100)
     with served_here(corpus) as address:
         said = refusal(RemoteBatches(address, B, T, order="packed", **ALONE))
-    command = f"tokenfeed pack DATA --context-length {T} --order packed --long cut"
+    options = "--order packed --long cut --dtype uint16"
+    command = f"tokenfeed pack DATA --context-length {T} {options}"
     assert "documents, and no rows of packed-1 for context length 13 yet" in said
     assert said.endswith(f"; run: {command}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +47,7 @@ def packed(lengths: list[int], context_length: int) -> list[list[tuple[int, int]
     numbers = np.array(lengths, np.int64)
     packing = pack(histogram(numbers, context_length))
     firsts, ranks, sizes = packing.pieces(np.arange(packing.row_count))
-    begins = places(numbers, context_length)[ranks]
+    begins = places(np.cumsum(numbers) - numbers, numbers, context_length)[ranks]
     pieces = list(zip(begins.tolist(), sizes.tolist(), strict=True))
     return [
         pieces[first:end]
@@ -96,6 +98,23 @@ def test_pieces_of_any_row_are_found_alone() -> None:
         expected = slice(firsts[row], firsts[row + 1])
         assert own_ranks[own].tolist() == ranks[expected].tolist()
         assert own_sizes[own].tolist() == sizes[expected].tolist()
+
+
+@given(lengths=LENGTHS, context_length=CONTEXT_LENGTHS, pieces_max=st.integers(1, 30))
+def test_rows_are_listed_in_parts_of_few_pieces(
+    lengths: list[int], context_length: int, pieces_max: int
+) -> None:
+    """A row of a long context may have thousands: a number of rows would bound no memory."""
+    packing = pack(histogram(np.array(lengths, np.int64), context_length))
+    parts = list(packing.parts(pieces_max))
+
+    rows = [row for part in parts for row in part.tolist()]
+    assert rows == list(range(packing.row_count))
+    counts = np.diff(packing.pieces(np.arange(packing.row_count))[0])
+    for part, after in itertools.zip_longest(parts, parts[1:]):
+        own = int(counts[part].sum())
+        assert own <= pieces_max or part.size == 1
+        assert after is None or own + counts[after[0]] > pieces_max
 
 
 def test_a_corpus_without_a_piece_has_no_row() -> None:

@@ -14,7 +14,7 @@ from tests.support import reference
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowPieces
-from tokenfeed.sampling.plan import Shape, plan, row_count
+from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan, row_count, rows_at_once
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import AskedStage, scheduled
 
@@ -179,6 +179,32 @@ class OneDocument:
     def pieces(self, rows: npt.NDArray[np.int64]) -> RowPieces:
         zeros = np.zeros_like(rows)
         return RowPieces(np.arange(rows.size + 1), zeros, zeros, zeros + 3)
+
+
+class ManyPieces(OneDocument):
+    """The same with a thousand pieces a row, for a limit."""
+
+    row_count, piece_count = 5, 5000
+
+
+def test_rows_are_planned_at_once_by_the_pieces_that_their_weights_bring() -> None:
+    """A rare source of short documents must not cut the plan of all others into small steps."""
+    shape = shape_of(9000)
+    shape.document_rows = lambda key: ManyPieces()
+    names = {"a": "shuffled-1", "b": "packed-1"}
+    sources = tuple(
+        Source(name, orders.find(order), 7, number)
+        for number, (name, order) in enumerate(names.items())
+    )
+    found = {}
+    for weights in ((1, 0), (999, 1), (1, 1), (0, 1)):
+        mixture = Mixture(7, scheduled([AskedStage(0, weights)], 2))
+        found[weights] = rows_at_once(StreamSpec(4, sources, mixture), [shape, shape])
+
+    assert found[1, 0] == found[999, 1] == PLAN_ROWS
+    assert found[1, 1] == pytest.approx(2 * found[0, 1], abs=1)
+    assert found[0, 1] == 65
+    assert rows_at_once(StreamSpec(4, sources[:1], None), [shape]) == PLAN_ROWS
 
 
 @pytest.mark.parametrize("others", ["packed-1", "shuffled-1"])

@@ -58,6 +58,35 @@ def test_a_written_mixture_is_read_as_it_was(
     assert (read.max_epochs, read.block) == (max_epochs, block)
 
 
+@given(
+    st.lists(
+        st.sampled_from(
+            [("padded", "cut"), ("padded", "drop"), ("padded", "truncate"), ("packed", "cut")]
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["padded", "packed", "shuffled"]),
+    st.sampled_from(["cut", "drop", "truncate"]),
+)
+def test_a_written_mixture_does_not_depend_on_what_its_reader_does_with_long_documents(
+    written: list[tuple[str, str]], order: str, long_of_reader: str
+) -> None:
+    """Else documents that were cut are dropped where it is copied to."""
+    sources = [
+        Source(f"s{number}", orders.latest(name), 7, number, long)
+        for number, (name, long) in enumerate(written)
+    ]
+    stages = [AskedStage(0, (1,) * len(sources))]
+    text = mixture_toml(
+        7, orders.latest(order).NAME, sources, stages, context_length=8, max_epochs={}
+    )
+
+    long = long_of_reader if order == "padded" else ""
+    schedule = Mixture.parse(text.encode(), "written.toml").schedule(8, "padded", 0, long)
+    assert [each.long_documents for each in schedule.sources] == [long for _, long in written]
+
+
 def test_a_written_mixture_is_what_a_person_would_write(tmp_path: Path) -> None:
     shuffled, random = orders.latest("shuffled"), orders.latest("random")
     sources = [Source("web", shuffled, 7, 0), Source("the code", random, 7, 1)]

@@ -118,13 +118,11 @@ def test_a_run_that_is_stopped_keeps_the_hashes_it_has(
     ]
     checkpoint = tmp_path / "out" / ".ingest" / "checkpoint.json"
 
-    def until_one_is_known(
-        units: Iterable[Unit], recipe: Recipe
-    ) -> Iterator[tuple[Unit, EncodedUnit]]:
+    def until_one_is_known(units: Iterable[Unit], recipe: Recipe) -> Iterator[EncodedUnit]:
         for unit in units:
             if checkpoint.exists() and json.loads(checkpoint.read_text())["hashes"]:
                 raise KeyboardInterrupt
-            yield unit, encode_unit(unit, recipe)
+            yield encode_unit(unit, recipe)
 
     sources = tuple(find_sources(list(map(str, paths))))
     recipe = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, None, 0.0)

@@ -60,7 +60,7 @@ def test_workers_that_have_started_are_killed_if_the_start_ends_early(
     code = f"""
         import os, signal
         from multiprocessing.popen_fork import Popen
-        from server.ingest.tokenize.executors import make_executor
+        from server.runtime.executors import make_executor
 
         launch, started = Popen._launch, []
 
@@ -73,7 +73,7 @@ def test_workers_that_have_started_are_killed_if_the_start_ends_early(
             print(self.pid, flush=True)
 
         Popen._launch = disturbed
-        with make_executor("local", 4):
+        with make_executor("local", 4, max):
             print("began")
     """
     done = subprocess.run(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from server.datasets.dataset import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of, opening
 from server.storage.kept import spool
-from server.storage.rows import RowIndex, RowIndices, indices, kept
+from server.storage.rows import RowIndex, RowIndices, RowsJob, indices, kept
 from server.storage.store import TokenStore
 from tests.conftest import ROOT, WriteTokens
 from tests.server.conftest import options
@@ -38,7 +39,13 @@ from tests.server.storage.rows.corpora import (
 )
 from tests.server.storage.rows.corpora import kept as kept_files
 from tests.support.waiting import eventually
-from tokenfeed.errors import CorpusChanged, InvalidRequest, LimitExceeded, Unreadable
+from tokenfeed.errors import (
+    CorpusChanged,
+    InvalidCorpus,
+    InvalidRequest,
+    LimitExceeded,
+    Unreadable,
+)
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import packed_v1
 from tokenfeed.sampling.plan import plan
@@ -108,6 +115,12 @@ def is_made(found: RowIndices, key: RowsKey = KEY) -> bool:
     return isinstance(found.find(key), RowIndex)
 
 
+def advance(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the clock of the indices forward."""
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
+    monkeypatch.setattr(indices, "time", clock)
+
+
 def require_agreement(index: RowIndex, key: RowsKey = KEY) -> None:
     """Require that an index has the rows of the reference."""
     rows = index.pieces(np.arange(index.row_count))
@@ -173,7 +186,7 @@ def test_one_index_is_made_at_a_time(found: RowIndices, gate: Gate) -> None:
     problem = r"no rows of padded-1 for context length 40 yet: they wait for rows of packed-1 for "
     with pytest.raises(Unreadable, match=problem + r"context length 40, of which 66\.7 % are done"):
         found.get(padded(40))
-    assert found.find(padded(40)) == 0.0
+    assert found.find(padded(40)) == found.find(KEY) == pytest.approx(2 / 3)
 
     gate.opened.set()
     assert eventually(lambda: is_made(found))
@@ -189,7 +202,7 @@ def test_rows_that_could_not_be_made_say_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They are not tried again by each request."""
+    """They are not tried again by each request, but after some minutes: a disk was full, say."""
 
     def fail(file: int) -> np.ndarray:
         raise CorpusChanged("dataset", "'train' has document borders that changed")
@@ -201,9 +214,13 @@ def test_rows_that_could_not_be_made_say_so(
     monkeypatch.undo()
 
     problem = r"'train' has no rows of packed-1 for context length 40: making them failed; the log "
-    with pytest.raises(Unreadable, match=problem + "of its server says why"):
+    with pytest.raises(Unreadable, match=problem + "of its server says why; it tries again after"):
         found.get(KEY)
     assert "rows of packed-1 for context length 40 not made dataset=train" in caplog.text
+
+    advance(monkeypatch, indices._FAILED_SECONDS)
+    monkeypatch.setattr(indices, "_WAIT_SECONDS", 10.0)
+    require_agreement(found.get(KEY))
 
 
 def test_a_file_system_that_fails_for_a_while_is_tried_again(
@@ -246,25 +263,73 @@ def test_an_unexpected_failure_is_logged(
 
 
 def test_many_documents_are_packed_by_a_command(
-    found: RowIndices, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    store: TokenStore, borders: Borders, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server would be busy for minutes; what the command made is used."""
     count = sum(map(len, LENGTHS))
     monkeypatch.setattr(indices, "DOCUMENTS_MAX", count)
-    monkeypatch.setattr(indices, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(indices, "_WAIT_SECONDS", 10.0)
+    words = ("--format raw", "--document-end-token 3")
     problem = (
         f"'train' has {count} documents, and no rows of padded-1, long documents drop, for context "
-        "length 40 yet; run: tokenfeed pack DATA --context-length 40 --order padded --long drop"
+        "length 40 yet; run: tokenfeed pack DATA --context-length 40 --order padded --long drop "
+        "--format raw --document-end-token 3"
     )
     key = padded(40, "drop")
-    with pytest.raises(InvalidRequest, match=problem):
-        found.get(key)
-    assert found.find(key) is None
+    with closing(RowIndices(store, borders, None, None, FINGERPRINT, words)) as found:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=problem):
+                found.get(key)
+        assert found.find(key) is None
+        assert kept_files(folder_of(corpus)) == []
+
+        with indices_of(corpus) as other:
+            other.make_now(key)
+        advance(monkeypatch, indices._REFUSED_SECONDS)
+        require_agreement(found.get(key), key)
+
+
+def test_rows_that_do_not_fit_into_memory_are_not_begun(
+    found: RowIndices, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would kill the server, and again at the same request after its restart."""
+    monkeypatch.setattr(indices, "_WAIT_SECONDS", 10.0)
+    need = found.job(KEY).memory_bytes
+    monkeypatch.setattr(indices, "available_bytes", lambda: 2 * need - 2)
+    problem = "takes 0.0 GB of memory, of which 0.0 GB are for that here; use smaller files, or a "
+    for get in (found.get, found.make_now):
+        with pytest.raises(InvalidRequest, match=problem + "machine .* and: tokenfeed pack DATA"):
+            get(KEY)
     assert kept_files(folder_of(corpus)) == []
 
+    monkeypatch.setattr(indices, "available_bytes", lambda: 2 * need)
+    require_agreement(found.make_now(KEY))
+
+
+def test_a_kept_file_is_checked_while_requests_are_answered(
+    found: RowIndices, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to a GiB of it is read, maybe from a slow disk; other rows have to be found meanwhile."""
     with indices_of(corpus) as other:
-        other.make_now(key)
-    require_agreement(found.get(key), key)
+        other.make_now(KEY)
+    require_agreement(found.make_now(packed(41)), packed(41))
+    right, reached, opened = RowsJob.found, threading.Event(), threading.Event()
+
+    def find_slowly(job: RowsJob) -> RowIndex | None:
+        reached.set()
+        assert opened.wait(10)
+        return right(job)
+
+    monkeypatch.setattr(RowsJob, "found", find_slowly)
+    monkeypatch.setattr(RowsJob, "made", None)
+    with pytest.raises(Unreadable, match=r"still being made; 0\.0 % are done"):
+        found.get(KEY)
+    assert reached.wait(10)
+    assert found.get(packed(41)) is found.find(packed(41))
+    assert found.find(KEY) == 0.0
+    opened.set()
+    assert eventually(lambda: is_made(found))
+    require_agreement(found.get(KEY))
 
 
 def test_an_order_over_documents_needs_documents(store: TokenStore) -> None:
@@ -453,6 +518,22 @@ def test_rows_wait_for_a_search_for_documents(
             assert found.find(KEY) is index
             assert index.stats.documents == len(searched.starts[0])
             assert index.stats.targets == 700_000 - len(searched.starts[0])
+
+
+def test_a_search_for_documents_that_failed_is_no_progress(searched: Corpus) -> None:
+    """A client would wait for it until its timeout, and not learn why."""
+
+    def fail(*_: object) -> Borders:
+        raise InvalidCorpus("train.bin", "its document borders can be written nowhere")
+
+    with opened(searched) as store:
+        search = BorderSearch("train", fail)
+        found = RowIndices(store, search, END, None, FINGERPRINT)
+        with closing(search), closing(found):
+            search.start()
+            assert eventually(lambda: found.find(KEY) is None)
+            with pytest.raises(Unreadable, match="the search for them failed; the log"):
+                found.get(KEY)
 
 
 def test_the_plan_of_a_dataset_has_its_rows(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,14 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from server.storage.kept.mapped import HeldNumbers, MappedNumbers
-from server.storage.rows import RowIndex, RowIndices, kept, reading
-from server.storage.rows.files import rows_of_file
+from server.storage.rows import (
+    FileDocuments,
+    RowIndex,
+    RowIndices,
+    kept,
+    reading,
+    rows_of_documents,
+)
 from tests.server.storage.borders.naive import Corpus, starts_of
 from tests.server.storage.rows.corpora import (
     indices_of,
@@ -29,8 +34,7 @@ from tests.server.storage.rows.corpora import (
 from tests.server.storage.rows.corpora import kept as kept_files
 from tests.support import reference
 from tokenfeed.errors import CorpusChanged
-from tokenfeed.sampling.document_rows import FilePieces, RowsKey
-from tokenfeed.stream import identity
+from tokenfeed.sampling.document_rows import RowsKey
 
 KEYS = [
     packed(16),
@@ -143,18 +147,7 @@ def test_any_documents_in_any_files_have_the_rows_of_the_reference(
 @pytest.mark.parametrize("key", KEYS, ids=str)
 def test_the_hash_of_the_pieces_is_that_of_the_protocol(indices: RowIndices, key: RowsKey) -> None:
     """It is part of the identity of a stream, whatever made the index."""
-    rows = [FilePieces.of(np.array(starts_of(one)), sum(one), key) for one in LENGTHS]
-    sha256 = hashlib.sha256()
-    for one in rows:
-        for _, lengths in one.in_order():
-            sha256.update(lengths.astype("<u4").tobytes())
-    expected = identity.pieces_hash(
-        key.context_length,
-        key.long_documents,
-        None,
-        [one.stats.pieces for one in rows],
-        sha256.hexdigest(),
-    )
+    expected = reference.pieces_hash(key.context_length, key.long_documents, None, LENGTHS)
 
     assert indices.get(key).pieces_hash == expected
 
@@ -162,13 +155,12 @@ def test_the_hash_of_the_pieces_is_that_of_the_protocol(indices: RowIndices, key
 def test_the_rows_of_a_file_are_bytes_that_are_published_here() -> None:
     """The example of docs/protocol.md: an index that was made by one version is read by another."""
     starts = np.array(starts_of([9, 3, 1, 4, 2]))
-    made = rows_of_file(starts, 19, packed(4))
+    made = rows_of_documents(FileDocuments(starts, 19), packed(4))
 
     numbers = np.frombuffer(made.numbers, "<u8").tolist()
     pieces = [(0, 5), (4, 5), (13, 4), (9, 3), (17, 2)]
     assert numbers == [at * 2**24 + n for at, n in pieces] + [0, 1, 2, 3, 5]
-    assert np.frombuffer(made.lengths, "<u4").tolist() == [5, 5, 3, 4, 2]
-    assert rows_of_file(starts, 19, padded(4)).numbers == b"".join(
+    assert rows_of_documents(FileDocuments(starts, 19), padded(4)).numbers == b"".join(
         (at * 2**24 + n).to_bytes(8, "little")
         for at, n in [(0, 5), (4, 5), (9, 3), (13, 4), (17, 2)]
     )

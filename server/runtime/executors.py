@@ -1,10 +1,10 @@
-"""Encodes units in processes of this machine or on a Ray cluster. Results keep their order. Rows of
-documents are made by the same engine (server/pack.py), with other work.
+"""Does the work of units in processes of this machine or on a Ray cluster. Results keep their
+order.
 
-One process reads units and distributes them, so other machines do not need the files. A few units
-per worker are in flight, so memory is bounded. Each worker has its own pipe: all workers of a
-ProcessPoolExecutor share one, and if one of them is killed while it writes a result, the others
-wait for the rest of it for ever.
+An ingest encodes text like this, and a packing makes rows. One process reads units and distributes
+them, so other machines do not need the files. A few units per worker are in flight, so memory is
+bounded. Each worker has its own pipe: all workers of a ProcessPoolExecutor share one, and if one of
+them is killed while it writes a result, the others wait for the rest of it for ever.
 """
 
 from __future__ import annotations
@@ -17,49 +17,56 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import tokenfeed
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 
-from ..units import Unit
-from .encoding import EncodedUnit, encode_unit
-from .recipe import Recipe
-
 _UNITS_AHEAD = 2
-"""Per worker, in addition to the one that it encodes."""
+"""Per worker, in addition to the one that it works on."""
 _BYTES_AHEAD_MAX = 128 << 20
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 """One core per worker."""
 _PR_SET_PDEATHSIG = 1
 
-Executor = Callable[[Iterable[Unit], Recipe], Iterator[tuple[Unit, EncodedUnit]]]
-"""Of an ingest. With other work, units, the recipe and the results are of other types."""
-Work = Callable[[Any, Any], Any]
-"""A unit, which has its `content` or None, and the recipe -> its result. A function of a module, so
-that any process finds it by its name."""
+
+class Sized(Protocol):
+    """A unit, which is sent to the process that works on it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it takes, about."""
+
+
+Unit = TypeVar("Unit", bound=Sized)
+Recipe = TypeVar("Recipe")
+Result = TypeVar("Result")
 Handle = TypeVar("Handle")
+Work = Callable[[Unit, Recipe], Result]
+"""A unit, and the recipe of all of them -> its result. A function of a module, so that any process
+finds it by its name."""
+Executor = Callable[[Iterable[Unit], Recipe], Iterator[Result]]
+"""Units, and their recipe -> their results, in order."""
 
 
 @contextmanager
 def make_executor(
-    name: str, workers: int | None, work: Work = encode_unit
-) -> Iterator[Callable[[Iterable[Any], Any], Iterator[tuple[Any, Any]]]]:
+    name: str, workers: int | None, work: Work[Unit, Recipe, Result]
+) -> Iterator[Executor[Unit, Recipe, Result]]:
     """Lend an executor of some work.
 
     workers: None for all cores, or all of the cluster. On this machine they are forks, so they have
-    the modules and the tokenizer that this process has loaded: call it before a thread is started.
+    the modules and files that this process has loaded: call it before a thread is started.
     """
     if name == "ray":
         yield partial(ray, workers=workers, work=work)
         return
-    started: list[_Worker] = []
+    started: list[_Worker[Unit, Recipe, Result]] = []
     try:
         _start(workers or len(os.sched_getaffinity(0)), started, work)
         yield partial(local, workers=started)
@@ -68,32 +75,36 @@ def make_executor(
 
 
 def local(
-    units: Iterable[Unit], recipe: Recipe, *, workers: Sequence[_Worker]
-) -> Iterator[tuple[Unit, EncodedUnit]]:
-    """Encode units in processes of this machine.  Raises: InvalidSource if one of them dies."""
-    idle: SimpleQueue[_Worker] = SimpleQueue()
+    units: Iterable[Unit], recipe: Recipe, *, workers: Sequence[_Worker[Unit, Recipe, Result]]
+) -> Iterator[Result]:
+    """Work on units in processes of this machine.  Raises: InvalidSource if one of them dies."""
+    idle: SimpleQueue[_Worker[Unit, Recipe, Result]] = SimpleQueue()
     for worker in workers:
         idle.put(worker)
 
-    def encode(unit: Unit) -> EncodedUnit:
+    def do(unit: Unit) -> Result:
         worker = idle.get()
         try:
-            return worker.encode(unit, recipe)
+            return worker.do(unit, recipe)
         finally:
             # Also a dead worker: the next thread must not wait for one for ever.
             idle.put(worker)
 
-    threads = ThreadPoolExecutor(len(workers), "tokenfeed-encode")
+    threads = ThreadPoolExecutor(len(workers), "tokenfeed-unit")
     try:
         ahead = (1 + _UNITS_AHEAD) * len(workers)
-        yield from _in_order(units, lambda unit: threads.submit(encode, unit), Future.result, ahead)
+        yield from _in_order(units, lambda unit: threads.submit(do, unit), Future.result, ahead)
     finally:
         # Otherwise a thread would wait for a busy worker.
         _kill(workers)
         threads.shutdown(cancel_futures=True)
 
 
-def _start(count: int, started: list[_Worker], work: Work) -> None:
+def _start(
+    count: int,
+    started: list[_Worker[Unit, Recipe, Result]],
+    work: Work[Unit, Recipe, Result],
+) -> None:
     """Start workers. Each is added to `started` at once, so a failing fork leaves none unknown."""
     # From their first instruction on workers block both signals, which this process handles.
     with _signals_blocked():
@@ -111,10 +122,10 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-class _Worker:
-    """A process that encodes, and the pipe to it: one unit in, its tokens out."""
+class _Worker(Generic[Unit, Recipe, Result]):
+    """A process that works, and the pipe to it: one unit in, its result out."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work[Unit, Recipe, Result]) -> None:
         """Start it, before the recipe is known."""
         context = get_context("fork")
         self._has_recipe = False
@@ -124,14 +135,14 @@ class _Worker:
         # Otherwise the pipe would stay open when it dies.
         theirs.close()
 
-    def encode(self, unit: Unit, recipe: Recipe) -> EncodedUnit:
-        """Encode a unit by the recipe of the first call.  Raises: InvalidSource if it dies."""
+    def do(self, unit: Unit, recipe: Recipe) -> Result:
+        """Work on a unit by the recipe of the first call.  Raises: InvalidSource if it dies."""
         try:
             if not self._has_recipe:
                 self._connection.send(recipe)
                 self._has_recipe = True
             self._connection.send(unit)
-            answer: EncodedUnit | TokenfeedError = self._connection.recv()
+            answer: Result | TokenfeedError = self._connection.recv()
         except (EOFError, OSError) as error:
             problem = "a worker process was killed, maybe because memory ran out"
             cure = "free memory, or pass fewer --workers; then run the same command again"
@@ -149,7 +160,7 @@ class _Worker:
         self._process.join()
 
 
-def _kill(workers: Sequence[_Worker]) -> None:
+def _kill(workers: Sequence[_Worker[Unit, Recipe, Result]]) -> None:
     """Kill all processes, and then wait: it takes milliseconds until the memory of one is free."""
     # A worker that was left alive would hold up the end of this process.
     with _signals_blocked():
@@ -159,7 +170,7 @@ def _kill(workers: Sequence[_Worker]) -> None:
         worker.join()
 
 
-def _work(connection: Connection, parent: int, work: Work) -> None:
+def _work(connection: Connection, parent: int, work: Work[Unit, Recipe, Result]) -> None:
     """Do the work of units until the process is killed."""
     end_with_parent(parent)
     os.environ.update(_ONE_CORE)
@@ -173,10 +184,14 @@ def _work(connection: Connection, parent: int, work: Work) -> None:
 
 
 def ray(
-    units: Iterable[Unit], recipe: Recipe, *, workers: int | None, work: Work
-) -> Iterator[tuple[Unit, EncodedUnit]]:
-    """Encode units on the Ray cluster that this machine belongs to; if a node dies, other nodes
-    encode its units.
+    units: Iterable[Unit],
+    recipe: Recipe,
+    *,
+    workers: int | None,
+    work: Work[Unit, Recipe, Result],
+) -> Iterator[Result]:
+    """Work on units on the Ray cluster that this machine belongs to; if a node dies, other nodes
+    take over its units.
 
     workers: concurrent units; None for as many as the cluster has processors.
     Raises: InvalidRequest if there is no cluster.
@@ -198,15 +213,19 @@ def ray(
         cure = "run `ray start --head` on one machine, and what it prints on the others"
         raise InvalidRequest("--executor", f"found no Ray cluster; {cure}") from error
     try:
-        encode = cluster.remote(max_retries=-1)(work)
+        task = cluster.remote(max_retries=-1)(work)
         kept = cluster.put(recipe)
         at_once = workers or int(cluster.cluster_resources().get("CPU", 1))
         ahead = (1 + _UNITS_AHEAD) * at_once
 
         def begin(unit: Unit) -> Any:
-            return encode.remote(unit, kept)
+            return task.remote(unit, kept)
 
-        yield from _in_order(units, begin, cluster.get, ahead)
+        def result(handle: Any) -> Result:
+            found: Result = cluster.get(handle)
+            return found
+
+        yield from _in_order(units, begin, result, ahead)
     except cluster.exceptions.RayError as error:
         cure = "run the same command again"
         raise InvalidSource("--executor", f"{str(error).splitlines()[0]}; {cure}") from error
@@ -217,25 +236,23 @@ def ray(
 def _in_order(
     units: Iterable[Unit],
     begin: Callable[[Unit], Handle],
-    result: Callable[[Handle], EncodedUnit],
+    result: Callable[[Handle], Result],
     ahead: int,
-) -> Iterator[tuple[Unit, EncodedUnit]]:
+) -> Iterator[Result]:
     """Yield results in order. At most `ahead` units are begun ahead of the awaited one, fewer if
-    their text exceeds _BYTES_AHEAD_MAX.
+    they exceed _BYTES_AHEAD_MAX together.
     """
-    begun: deque[tuple[Unit, int, Handle]] = deque()
+    begun: deque[tuple[int, Handle]] = deque()
     waiting_bytes = 0
     for unit in units:
-        size_bytes = unit.content.size_bytes if unit.content is not None else 0
-        # The executor has the text; it is not needed here any more.
-        begun.append((replace(unit, content=None), size_bytes, begin(unit)))
-        waiting_bytes += size_bytes
+        begun.append((unit.size_bytes, begin(unit)))
+        waiting_bytes += unit.size_bytes
         while begun and (len(begun) > ahead or waiting_bytes > _BYTES_AHEAD_MAX):
-            first, size_bytes, handle = begun.popleft()
+            size_bytes, handle = begun.popleft()
             waiting_bytes -= size_bytes
-            yield first, result(handle)
-    for first, _, handle in begun:
-        yield first, result(handle)
+            yield result(handle)
+    for _, handle in begun:
+        yield result(handle)
 
 
 def end_with_parent(parent: int) -> None:

@@ -20,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.datasets import dataset as datasets
-from server.datasets import shared_scan
 from server.datasets.content import Scan
 from server.datasets.dataset import TokenChecks
 from server.datasets.open_local import open_local
+from server.datasets.shared import scan as shared_scan
+from server.runtime import shared_lock
 from server.storage.store import TokenStore
 from tests.conftest import ROOT, WriteTokens
 from tests.support.waiting import let_time_pass
@@ -384,7 +385,7 @@ def test_a_process_that_stops_with_the_lock_holds_up_others_for_a_while_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A rank in the debugger must not stop all others for ever."""
-    monkeypatch.setattr(shared_scan, "_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(shared_lock, "_WAIT_SECONDS", 0.3)
     assert scans(path) == 1
     command = [sys.executable, "-c", HOLD, str(the_scan(cache))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
@@ -393,7 +394,7 @@ def test_a_process_that_stops_with_the_lock_holds_up_others_for_a_while_only(
         assert scans(path) == 1
         holder.kill()
 
-    assert "and has read nothing for" in caplog.text
+    assert "and has not got on for" in caplog.text
     assert scans(path) == 0
 
 
@@ -401,8 +402,8 @@ def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
     path: Path, cache: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Terabytes that all have to be checked: eight processes would each read them."""
-    monkeypatch.setattr(shared_scan, "_WAIT_SECONDS", 2.0)
-    monkeypatch.setattr(shared_scan, "_TOUCH_SECONDS", 0.1)
+    monkeypatch.setattr(shared_lock, "_WAIT_SECONDS", 2.0)
+    monkeypatch.setattr(shared_lock, "_TOUCH_SECONDS", 0.1)
     scan_content = datasets.scan_content
     began = threading.Event()
     made = []
