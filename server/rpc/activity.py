@@ -415,7 +415,9 @@ class Activity:
         """Forget streams without a call, if there are more than so many."""
         if len(self._streams) <= most:
             return
-        for key, stream in list(self._streams.items())[: len(self._streams) - most]:
+        # Not a slice of a list: that would read all of them at each call.
+        oldest = itertools.islice(self._streams.items(), len(self._streams) - most)
+        for key, stream in list(oldest):
             if not stream.calls:
                 del self._streams[key]
 
