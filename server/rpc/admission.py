@@ -210,12 +210,19 @@ class AdmissionControl:
     def send_frame(
         self, call: ActiveCall, message: bytes, on_sent: Callable[[], None] = lambda: None
     ) -> Iterator[bytes]:
-        """Yield a frame to the client, under the send timeout.  on_sent: called when it was
-        taken.  Raises: CallDrained after that, while the server shuts down.
+        """Yield a frame to the client, under the send timeout.  on_sent: called when it was taken,
+        or may have been.  Raises: CallDrained after that, while the server shuts down.
         """
         seconds = self._limits.send_timeout_seconds + len(message) // BYTES_PER_SECOND_MIN
         call.start_timer("send_timeout", seconds)
-        yield message
+        try:
+            yield message
+        except GeneratorExit:
+            # The client has ended the call. A client that has all of its rows often does so before
+            # gRPC asks for the next frame, and then it has this one.
+            if time.monotonic() < call.expires_at:
+                on_sent()
+            raise
         call.stop_timer()
         call.connection.sent_bytes += len(message)
         on_sent()
