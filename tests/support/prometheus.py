@@ -68,13 +68,11 @@ def metrics_text(server: Server) -> str:
 class Prometheus:
     """A process that scrapes, as its HTTP interface shows it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
-        self._process = process
+    def __init__(self, address: str) -> None:
         self._url = f"http://{address}"
 
     def is_ready(self) -> bool:
         """Whether it answers."""
-        assert self._process.poll() is None, "Prometheus has ended"
         try:
             with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -90,6 +88,11 @@ class Prometheus:
         """The labels of the alerts that fire."""
         alerts = self._get("alerts")["alerts"]
         return [each["labels"] for each in alerts if each["state"] == "firing"]
+
+    def alerting_rules(self) -> list[str]:
+        """The names of the alerts that it has rules of."""
+        groups = self._get("rules", type="alert")["groups"]
+        return [rule["name"] for group in groups for rule in group["rules"]]
 
     def _get(self, what: str, **parameters: str) -> Any:
         url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
@@ -123,7 +126,7 @@ def watching(folder: Path, *servers: Server) -> Iterator[Prometheus]:
             stderr=log,
         )
     try:
-        prometheus = Prometheus(process, address)
+        prometheus = Prometheus(address)
         assert eventually(prometheus.is_ready), (folder / "prometheus.log").read_text()
         assert eventually(lambda: len(prometheus.query("up == 1")) == len(servers))
         # Before the first scrape, there was no server.
