@@ -130,6 +130,7 @@ class ActiveCall:
 
     client_name: the name that the client gave itself, for logs; "" until then.  timer: the name of
     the timer that was started last.  expires_at: of that timer; infinite if none is running.
+    is_evicted: whether a timer has cancelled the call.
     """
 
     context: grpc.ServicerContext
@@ -137,6 +138,7 @@ class ActiveCall:
     client_name: str = ""
     timer: str = ""
     expires_at: float = math.inf
+    is_evicted: bool = False
 
     def start_timer(self, name: str, seconds: float) -> None:
         """Start to wait for the client, for at most this long."""
@@ -210,12 +212,19 @@ class AdmissionControl:
     def send_frame(
         self, call: ActiveCall, message: bytes, on_sent: Callable[[], None] = lambda: None
     ) -> Iterator[bytes]:
-        """Yield a frame to the client, under the send timeout.  on_sent: called when it was
-        taken.  Raises: CallDrained after that, while the server shuts down.
+        """Yield a frame to the client, under the send timeout.  on_sent: called when it was taken,
+        or may have been.  Raises: CallDrained after that, while the server shuts down.
         """
         seconds = self._limits.send_timeout_seconds + len(message) // BYTES_PER_SECOND_MIN
         call.start_timer("send_timeout", seconds)
-        yield message
+        try:
+            yield message
+        except GeneratorExit:
+            # The client has ended the call. A client that has all of its rows often does so before
+            # gRPC asks for the next frame, and then it has this one.
+            if not call.is_evicted:
+                on_sent()
+            raise
         call.stop_timer()
         call.connection.sent_bytes += len(message)
         on_sent()
@@ -273,7 +282,9 @@ class AdmissionControl:
             now = time.monotonic()
             with self._lock:
                 expired = [call for call in self._open if now > call.expires_at]
+                expired = [call for call in expired if not call.is_evicted]
             for call in expired:
+                call.is_evicted = True
                 self.counts.evicted(call.timer)
                 _LOG.warning(
                     "stream closed peer=%s client=%r reason=%s",

@@ -29,13 +29,14 @@ IMAGES = {
     "TOKENFEED_SERVER_IMAGE": "tokenfeed-server:test",
     "TOKENFEED_TRAINER_IMAGE": "tokenfeed-trainer:test",
     "TOKENFEED_CERTIFICATES_IMAGE": "tokenfeed-certificates:test",
+    "TOKENFEED_PROMETHEUS_IMAGE": "tokenfeed-prometheus:test",
 }
 SERVER_IMAGE, TRAINER_IMAGE = list(IMAGES.values())[:2]
 TARGETS = ["server-a:50051", "server-b:50051"]
 # 50 batches a second.
 SECONDS_PER_BATCH = 0.02
 # Any free port of this machine.
-PORTS = {"TOKENFEED_PORT_A": "0", "TOKENFEED_PORT_B": "0"}
+PORTS = dict.fromkeys(("TOKENFEED_PORT_A", "TOKENFEED_PORT_B", "TOKENFEED_PROMETHEUS_PORT"), "0")
 
 
 class Stack:

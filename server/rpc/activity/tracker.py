@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import OrderedDict
@@ -174,7 +175,9 @@ class Activity:
         """Forget streams without a call, if there are more than this number."""
         if len(self._streams) <= most:
             return
-        for key, stream in list(self._streams.items())[: len(self._streams) - most]:
+        # Not a slice of a list: that would read all of them at each call.
+        oldest = itertools.islice(self._streams.items(), len(self._streams) - most)
+        for key, stream in list(oldest):
             if not stream.calls:
                 del self._streams[key]
 

@@ -5,13 +5,18 @@ Those for Lightning and transformers are run by hand: neither package is install
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, WriteTokens
 from tests.support.commands import run, run_together, torchrun
 from tests.support.ports import free_port
 
@@ -119,3 +124,61 @@ def test_the_mixture_example_learns_one_text_and_after_the_change_the_other(
     assert "from sample 640 on: {'text': 1, 'documentation': 9}" in printed
     assert "text: 640 samples" in printed
     assert "documentation: 640 samples" in printed
+
+
+TASKS = """#!/bin/bash
+# As srun with SLURM_NTASKS tasks, or with --ntasks=1, on this machine.
+tasks=$SLURM_NTASKS output=/dev/stdout
+while [[ $1 == --* ]]; do
+    case $1 in --ntasks=*) tasks=${1#*=} ;; --output=*) output=${1#*=} ;; esac
+    shift
+done
+for rank in $(seq 0 $((tasks - 1))); do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" >> "$output" 2>&1 &
+done
+wait -f $(jobs -p)
+"""
+TRAINER = """
+import os, sys
+from tokenfeed import NumpyBatches
+rows = sum(len(x) for x, y in NumpyBatches(sys.argv[1], 4, 64, order="shuffled").epoch(0))
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} read {rows} rows")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_the_job_of_slurm_serves_its_ranks(write_tokens: WriteTokens, tmp_path: Path) -> None:
+    """With programs in the place of Slurm's that start processes on this machine, as it does."""
+    commands = {
+        "srun": TASKS,
+        "scontrol": "#!/bin/sh\necho localhost",
+        "tokenfeed": f'#!/bin/sh\nexec {sys.executable} -m tokenfeed "$@"',
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"',
+    }
+    for name, text in commands.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").write_text(TRAINER)
+    port = next(port for port in iter(free_port, None) if port < 30_000)
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "TRAIN_DATA": str(write_tokens(np.arange(64 * 100 + 1))),
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_ID": str(port - 20_000),
+        "SLURM_NTASKS": "2",
+    }
+    process = subprocess.Popen(
+        ["bash", EXAMPLES / "slurm.sbatch", "train.py"],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.wait(timeout=50) == 0
+    finally:
+        # As Slurm does at the end of a job: the server is in it, too.
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate(timeout=5)
+
+    read = sorted(re.findall("rank . of 2 read .* rows", printed))
+    assert read == [f"rank {rank} of 2 read 48 rows" for rank in range(2)]

@@ -154,6 +154,25 @@ def test_a_call_that_is_not_read_is_closed_and_an_idle_one_is_not() -> None:
         calls.drain()
 
 
+@pytest.mark.parametrize(("timeout_seconds", "counted"), [(60.0, 1), (1e-6, 0)])
+def test_the_frame_that_a_client_ends_its_call_with_counts_unless_it_was_late(
+    timeout_seconds: float, counted: int
+) -> None:
+    """A client that has all of its rows often ends the call before gRPC asks for the next frame."""
+    calls = AdmissionControl(StreamLimits(send_timeout_seconds=timeout_seconds))
+    sent = []
+    try:
+        with calls.admit(Context("ipv4:10.0.0.1:1")) as call:
+            sending = calls.send_frame(call, b"frame", lambda: sent.append(b"frame"))
+            next(sending)
+            eventually(lambda: time.monotonic() > call.expires_at, 0.1)
+            sending.close()
+
+            assert len(sent) == counted
+    finally:
+        calls.drain()
+
+
 def test_a_large_frame_has_a_longer_timeout() -> None:
     """A row of 64 MiB over a slow link is not a stall."""
     calls = AdmissionControl(StreamLimits(send_timeout_seconds=0.1))
