@@ -222,7 +222,7 @@ class AdmissionControl:
         except GeneratorExit:
             # The client has ended the call. A client that has all of its rows often does so before
             # gRPC asks for the next frame, and then it has this one.
-            if not call.is_evicted:
+            if time.monotonic() < call.expires_at:
                 on_sent()
             raise
         call.stop_timer()
