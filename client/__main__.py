@@ -4,6 +4,7 @@ describe  prints what it serves
 show      prints one batch, as text if a tokenizer is given
 plan      prints what a mixture will do
 bench     measures how fast batches arrive on this machine; the only one that needs torch
+top       shows what a server does, again and again
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .commands.bench import run_bench
 from .commands.describe import run_describe
 from .commands.plan import run_plan
 from .commands.show import run_show
+from .commands.top.run import run_top
 
 _ENVIRONMENT = (
     "TLS files and a token are read from the environment: TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, "
@@ -32,6 +34,7 @@ _TARGET_HELP = {
     "describe": _SERVER,
     "show": f"{_SERVER}; or file:PATH, to read local files",
     "bench": f"{_SERVER}; or file:PATH, to read local files",
+    "top": _SERVER,
 }
 _Add = Callable[..., argparse.Action]
 
@@ -108,6 +111,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="duration of the measurement in seconds (default: %(default)s)",
     )
     add("--device", default="cpu", help='torch device, such as "cuda:0" (default: %(default)s)')
+
+    description = (
+        "Show what a server does and what needs attention, in place until q or Ctrl-C; once, in "
+        "plain lines, where stdout is no terminal. From another machine it needs a token of the "
+        "server's --status-token-file, in TOKENFEED_STATUS_TOKEN or, as a file, in "
+        "TOKENFEED_STATUS_TOKEN_FILE."
+    )
+    _add_top_arguments(command("top", run_top, description))
     return parser
 
 
@@ -188,6 +199,17 @@ def _add_plan_arguments(add: _Add) -> None:
         help="draw the shares into a PNG file, in place of an older one; needs matplotlib",
     )
     add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_top_arguments(add: _Add) -> None:
+    add(
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="seconds between two looks at the server (default: %(default)s)",
+    )
+    add("--count", type=int, metavar="N", help="print N times, in plain lines, and end")
+    add("--json", action="store_true", help="print one JSON object in a line, instead of text")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -145,7 +145,16 @@ def chromium(folder: Path, flags: Sequence[str] = ()) -> Iterator[Chromium]:
     script = f'exec "$@" 3<&{commands} 4>&{answers}'
     with (folder / "chromium.log").open("w") as log:
         process = subprocess.Popen(
-            ["bash", "-c", script, "bash", "chromium", *_FLAGS, f"--user-data-dir={folder}", *flags],
+            [
+                "bash",
+                "-c",
+                script,
+                "bash",
+                "chromium",
+                *_FLAGS,
+                f"--user-data-dir={folder}",
+                *flags,
+            ],
             pass_fds=(commands, answers),
             stdout=log,
             stderr=log,

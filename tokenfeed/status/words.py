@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 from ..v1 import status_pb2 as pb
 
@@ -69,11 +70,48 @@ def address(peer: str) -> str:
     return printable(rest.replace("%5B", "[").replace("%5D", "]") or peer)
 
 
+def time(milliseconds: int) -> str:
+    """Return a time since 1970 as date and time."""
+    try:
+        found = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "an unknown time"
+    return f"{found:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def age(status: pb.GetStatusResponse) -> str:
+    """Return for how long a server has been running."""
+    return duration((status.now_ms - status.started_ms) / 1000)
+
+
+def state_of(dataset: pb.DatasetStatus) -> str:
+    """Return whether a dataset is served, and what is being done with it."""
+    found = [f"lost: {printable(dataset.lost, 300)}"] if dataset.lost else []
+    found += [f"makes {printable(work.what, 100)}: {share(work.share)}" for work in dataset.making]
+    if dataset.HasField("warm_up_share") and dataset.warm_up_share < 1.0 and not dataset.lost:
+        found.append(f"warm-up: {share(dataset.warm_up_share)} read")
+    if dataset.cold:
+        found.append("reads wait for storage")
+    return "; ".join(found) or "served"
+
+
 def data_of(stream: pb.StreamStatus) -> str:
     """Return what a stream reads: its dataset, or those of its mixture."""
     names = ", ".join(printable(name) for name in stream.datasets[:3])
     more = len(stream.datasets) - 3 + stream.datasets_omitted
-    return f"{names} and {more} more" if more > 0 else names
+    names += f" and {more:,} more" if more > 0 else ""
+    return f"mixture of {names}" if stream.order.startswith("mixture-") else names
+
+
+def settings_of(stream: pb.StreamStatus) -> str:
+    """Return order, context length and batch size of a stream."""
+    return f"{printable(stream.order)} T={stream.context_length} B={stream.batch_size}"
+
+
+def mean_rate(status: pb.GetStatusResponse) -> str:
+    """Return how much a server sends: the average of the last 10 seconds."""
+    recent = status.second_bytes[-10:]
+    return f"{size(sum(recent) / max(1, len(recent)))}/s"
 
 
 def ranks(numbers: Sequence[int], world_size: int) -> str:

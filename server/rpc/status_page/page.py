@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -97,21 +96,12 @@ def _hash(text: str) -> str:
 def _header(status: pb.GetStatusResponse) -> str:
     level, word = health(status)
     mark = MARKS[level] or "●"
-    seconds = max(0, status.now_ms - status.started_ms) / 1000
     return (
         f'<header><h1>tokenfeed <span class="version">{escape(status.server_version)}</span></h1>'
         f'<p><strong class="health {CLASSES[level]}">{mark} {escape(word)}</strong> '
-        f"<span>up {words.duration(seconds)}, since {_time(status.started_ms)}</span> "
-        f'<span>as of <time id="now">{_time(status.now_ms)}</time></span></p></header>'
+        f"<span>up {words.age(status)}, since {words.time(status.started_ms)}</span> "
+        f'<span>as of <time id="now">{words.time(status.now_ms)}</time></span></p></header>'
     )
-
-
-def _time(milliseconds: int) -> str:
-    try:
-        found = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return "an unknown time"
-    return f"{found:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _attention(judgement: Judgement) -> str:
@@ -131,13 +121,11 @@ def _attention(judgement: Judgement) -> str:
 
 
 def _figures(status: pb.GetStatusResponse) -> str:
-    recent = status.second_bytes[-10:]
-    rate = sum(recent) / len(recent) if recent else 0.0
     used, limit = status.anonymous_bytes, status.memory_limit_bytes
     share = used / limit if limit else 0.0
     refused = sum(each.count for each in status.refusals)
     figures = (
-        ("Sends", f"{words.size(rate)}/s", rate_line(status.second_bytes)),
+        ("Sends", words.mean_rate(status), rate_line(status.second_bytes)),
         (
             "Open streams",
             f"{status.streams_open:,} <small>of {status.streams_max:,}</small>",

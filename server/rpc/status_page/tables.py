@@ -73,13 +73,14 @@ def dataset_row(dataset: pb.DatasetStatus) -> str:
         resident = dataset.resident_share
         memory = f"{bar(('used', resident))} {words.share(resident)}"
     fingerprint = dataset.fingerprint.hex()
+    state = escape(words.state_of(dataset))
     cells = (
         _text(dataset.name),
-        _state_of(dataset),
+        f"<strong>{MARKS[level]} {state}</strong>" if dataset.lost else state,
         words.amount(dataset.rows_per_second),
         f"{words.size(dataset.token_bytes_per_second)}/s",
         rate_line(dataset.second_bytes),
-        f"{dataset.token_count:,}",
+        f'<span title="{dataset.token_count:,}">{words.amount(dataset.token_count)}</span>',
         words.size(dataset.size_bytes),
         memory,
         f"{dataset.file_count:,}",
@@ -89,32 +90,15 @@ def dataset_row(dataset: pb.DatasetStatus) -> str:
     return _row(level, DATASET_COLUMNS, cells)
 
 
-def _state_of(dataset: pb.DatasetStatus) -> str:
-    """Return what is to be known of a dataset, the worst first."""
-    found = []
-    if dataset.lost:
-        found.append(f"<strong>✖ lost: {_text(dataset.lost, 300)}</strong>")
-    found += [
-        f"makes {_text(work.what, 100)}: {words.share(work.share)}" for work in dataset.making
-    ]
-    if dataset.HasField("warm_up_share") and dataset.warm_up_share < 1.0:
-        found.append(f"warm-up: {words.share(dataset.warm_up_share)} read")
-    if dataset.cold:
-        found.append("reads wait for storage")
-    return "; ".join(found) or "served"
-
-
 def stream_row(seen: SeenStream) -> str:
     """Return the row of a stream."""
     stream, state = seen.status, seen.state
-    mixture = "mixture of " if stream.order.startswith("mixture-") else ""
     address = escape(words.address(stream.address))
-    settings = f"{_text(stream.order)} T={stream.context_length} B={stream.batch_size}"
     cells = (
         f"{MARKS[state.level]} {state.label}",
         f"{_text(stream.client_name) or 'no name'}<small>{address}</small>",
         f"{stream.rank:,} of {stream.world_size:,}",
-        f"{mixture}{escape(words.data_of(stream))}<small>{settings}</small>",
+        f"{escape(words.data_of(stream))}<small>{escape(words.settings_of(stream))}</small>",
         f"{stream.next_sample:,}",
         words.amount(stream.tokens_per_second),
         words.share(stream.waits_for_server),

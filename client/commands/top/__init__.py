@@ -1,0 +1,8 @@
+"""tokenfeed top: what a server does, in a terminal.
+
+run.py      asks again and again: the loop
+screen.py   a terminal that is drawn in place, and left as it was
+text.py     a status -> lines of a width and a number
+columns.py  tables of lines
+record.py   a status -> JSON
+"""
