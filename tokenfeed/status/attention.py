@@ -51,7 +51,7 @@ class Judgement(NamedTuple):
 def judge(status: pb.GetStatusResponse) -> Judgement:
     """Return what needs attention, and the state of each stream."""
     found = find_runs(status.streams)
-    cold = {dataset.name for dataset in status.datasets if dataset.cold}
+    cold = {dataset.name for dataset in status.datasets if words.is_cold(dataset)}
     points = [*_of_server(status), *_of_datasets(status)]
     seen = [SeenStream(status.streams[at], State.REPLACED, "") for at in found.replaced]
     for run in found.runs:

@@ -75,7 +75,7 @@ def _state(stream: pb.StreamStatus, samples_behind: int = 0) -> State:
         return State.UNSERVED
     if samples_behind * stream.context_length > _BEHIND_TOKENS * stream.world_size:
         return State.BEHIND
-    if not stream.calls:
+    if not stream.calls and stream.tokens_per_second <= 0:
         return State.SILENT if _is_silent(stream) else State.SATISFIED
     if stream.age_seconds >= _SETTLED_SECONDS and stream.waits_for_server >= _STARVED_SHARE:
         return State.STARVED

@@ -84,13 +84,19 @@ def age(status: pb.GetStatusResponse) -> str:
     return duration((status.now_ms - status.started_ms) / 1000)
 
 
+def is_cold(dataset: pb.DatasetStatus) -> bool:
+    """Return whether its reads wait for storage: they cannot, if all of it is in memory."""
+    in_memory = dataset.resident_share if dataset.HasField("resident_share") else 0.0
+    return dataset.cold and in_memory < 0.99 and not dataset.lost
+
+
 def state_of(dataset: pb.DatasetStatus) -> str:
     """Return whether a dataset is served, and what is being done with it."""
     found = [f"lost: {printable(dataset.lost, 300)}"] if dataset.lost else []
     found += [f"makes {printable(work.what, 100)}: {share(work.share)}" for work in dataset.making]
     if dataset.HasField("warm_up_share") and dataset.warm_up_share < 1.0 and not dataset.lost:
         found.append(f"warm-up: {share(dataset.warm_up_share)} read")
-    if dataset.cold:
+    if is_cold(dataset) and dataset.rows_per_second > 0:
         found.append("reads wait for storage")
     return "; ".join(found) or "served"
 

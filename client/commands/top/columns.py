@@ -84,7 +84,7 @@ def _columns_of_sign(sign: str) -> int:
 
 
 def spark(second_bytes: Sequence[int], columns: int) -> str:
-    """Draw the last minute in so many columns, the latest second at the right end."""
+    """Draw the last minute in some columns, the latest second at the right end."""
     values = list(second_bytes)
     step = max(1, -(-60 // columns))
     sums = [sum(values[max(0, end - step) : end]) for end in range(len(values), 0, -step)][::-1]

@@ -14,6 +14,8 @@ from .columns import Column, cut, spark, table, wrapped
 
 _MARKS = {Level.PROBLEM: "!!", Level.WARNING: "! ", Level.NOTICE: "  "}
 _SPARK_COLUMNS = 20
+_TABLE_LINES_MIN = 4
+"""An empty line, the heading, a row, and how many there are besides."""
 _DATASET_COLUMNS = (
     Column("DATASET", 0),
     Column("STATE", 1),
@@ -56,10 +58,9 @@ def status_lines(
     """Return what a server does.  width, height: of a terminal; None: all of it."""
     judgement = judge(status)
     lines = [*_server(status, target, width), *_attention(judgement, width, height)]
-    # Each of the tables begins after an empty line, and streams may end with one that counts.
     datasets = _datasets(status, width)
     if height is not None:
-        datasets = _limited(datasets, max(3, (height - len(lines)) // 3), "datasets")
+        datasets = _limited(datasets, (height - len(lines)) // 3, "datasets")
     lines += datasets
     streams = _streams(judgement.streams, width)
     omitted = status.streams_omitted
@@ -71,12 +72,16 @@ def status_lines(
 
 
 def _limited(lines: list[Line], most: int, what: str, omitted: int = 0) -> list[Line]:
-    """Return the first lines, and how many there are besides."""
+    """Return the first lines of a table, and how many there are besides; none if there is only room
+    for its heading.
+    """
     if len(lines) <= most and not omitted:
         return lines
-    kept = lines[: max(0, most - 1)]
+    if most < _TABLE_LINES_MIN:
+        return []
+    kept = lines[: most - 1]
     left = len(lines) - len(kept) + omitted
-    return [*kept, Line(f"and {left:,} more {what}")] if most > 0 else []
+    return [*kept, Line(f"and {left:,} more {what}")]
 
 
 def _server(status: pb.GetStatusResponse, target: str, width: int | None) -> list[Line]:

@@ -96,8 +96,9 @@ def _hash(text: str) -> str:
 def _header(status: pb.GetStatusResponse) -> str:
     level, word = health(status)
     mark = MARKS[level] or "●"
+    version = escape(words.printable(status.server_version))
     return (
-        f'<header><h1>tokenfeed <span class="version">{escape(status.server_version)}</span></h1>'
+        f'<header><h1>tokenfeed <span class="version">{version}</span></h1>'
         f'<p><strong class="health {CLASSES[level]}">{mark} {escape(word)}</strong> '
         f"<span>up {words.age(status)}, since {words.time(status.started_ms)}</span> "
         f'<span>as of <time id="now">{words.time(status.now_ms)}</time></span></p></header>'

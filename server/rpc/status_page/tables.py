@@ -13,7 +13,7 @@ from tokenfeed.v1 import status_pb2 as pb
 from .drawing import bar, rate_line
 
 MARKS = {Level.PROBLEM: "✖", Level.WARNING: "▲", Level.NOTICE: ""}
-"""So that nobody needs to tell colors apart."""
+"""The colors alone would not be enough."""
 CLASSES = {Level.PROBLEM: "problem", Level.WARNING: "warning", Level.NOTICE: "notice"}
 _FINGERPRINT_SHOWN = 12
 
