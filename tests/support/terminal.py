@@ -35,7 +35,7 @@ class Terminal:
     def screens(self) -> list[list[str]]:
         """The lines of each screen that was drawn, without their styles."""
         return [
-            [_ESCAPES.sub("", line) for line in drawn.split("\x1b[J")[0].split("\r\n")]
+            [_ESCAPES.sub("", line).rstrip("\r") for line in drawn.split("\x1b[J")[0].split("\n")]
             for drawn in self.written.split("\x1b[H")[1:]
             if "\x1b[J" in drawn
         ]
@@ -87,14 +87,12 @@ def terminal(
     """Run a Python command in a terminal for the duration of the with block."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, *command],
+        ["setsid", "--ctty", sys.executable, *command],
         cwd=ROOT,
         env=os.environ | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"} | environment,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     found = Terminal(ours, process)
     found.resize(columns, lines)

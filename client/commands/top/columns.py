@@ -33,10 +33,10 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
         and sum(widths[place] + len(_GAP) for place in shown) - len(_GAP) > width
     ):
         shown.remove(max(shown, key=lambda place: columns[place].rank))
+    if width is not None and len(shown) == 1:
+        widths[shown[0]] = min(width, widths[shown[0]])
     return [
-        cut(
-            _GAP.join(_padded(row[place], widths[place], columns[place]) for place in shown), width
-        ).rstrip()
+        _GAP.join(_padded(row[place], widths[place], columns[place]) for place in shown).rstrip()
         for row in cells
     ]
 

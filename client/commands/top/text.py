@@ -68,7 +68,7 @@ def status_lines(
         more = [Line(f"and {omitted:,} clients that are not listed")] if omitted else []
         return [*lines, *streams, *more]
     lines += _limited(streams, height - len(lines), "clients", omitted)
-    return lines[: max(0, height)]
+    return [line._replace(text=cut(line.text, width)) for line in lines[: max(0, height)]]
 
 
 def _limited(lines: list[Line], most: int, what: str, omitted: int = 0) -> list[Line]:
