@@ -114,6 +114,18 @@ def settings_of(stream: pb.StreamStatus) -> str:
     return f"{printable(stream.order)} T={stream.context_length} B={stream.batch_size}"
 
 
+def progress_of(stream: pb.StreamStatus) -> tuple[str, str, str, str, str, str]:
+    """Return sample, rate, both waits, idle time and age of a stream."""
+    return (
+        f"{stream.next_sample:,}",
+        amount(stream.tokens_per_second),
+        share(stream.waits_for_server),
+        share(stream.waits_for_client),
+        duration(stream.idle_seconds),
+        duration(stream.age_seconds),
+    )
+
+
 def mean_rate(status: pb.GetStatusResponse) -> str:
     """Return how much a server sends: the average of the last 10 seconds."""
     recent = status.second_bytes[-10:]

@@ -159,12 +159,7 @@ def _stream(seen: SeenStream) -> tuple[str, ...]:
         f"{stream.rank:,} of {stream.world_size:,}",
         words.data_of(stream),
         words.settings_of(stream),
-        f"{stream.next_sample:,}",
-        words.amount(stream.tokens_per_second),
-        words.share(stream.waits_for_server),
-        words.share(stream.waits_for_client),
-        words.duration(stream.idle_seconds),
-        words.duration(stream.age_seconds),
+        *words.progress_of(stream),
         words.address(stream.address),
     )
 

@@ -99,12 +99,7 @@ def stream_row(seen: SeenStream) -> str:
         f"{_text(stream.client_name) or 'no name'}<small>{address}</small>",
         f"{stream.rank:,} of {stream.world_size:,}",
         f"{escape(words.data_of(stream))}<small>{escape(words.settings_of(stream))}</small>",
-        f"{stream.next_sample:,}",
-        words.amount(stream.tokens_per_second),
-        words.share(stream.waits_for_server),
-        words.share(stream.waits_for_client),
-        words.duration(stream.idle_seconds),
-        words.duration(stream.age_seconds),
+        *words.progress_of(stream),
     )
     return _row(state.level, STREAM_COLUMNS, cells, state.name.lower())
 
