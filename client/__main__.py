@@ -57,7 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
         usage: str | None = None,
     ) -> _Add:
         """Add a command.  Returns: what adds its options."""
-        epilog = f"example: tokenfeed {name} {example}localhost:50051. {_ENVIRONMENT}"
+        environment = _ENVIRONMENT
+        if name == "top":
+            environment = environment.replace("TOKENFEED_TOKEN", "TOKENFEED_STATUS_TOKEN")
+        epilog = f"example: tokenfeed {name} {example}localhost:50051. {environment}"
         added = commands.add_parser(
             name, help=COMMANDS[name].purpose, description=description, epilog=epilog, usage=usage
         )
@@ -115,8 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     description = (
         "Show what a server does and what needs attention, in place until q or Ctrl-C; once, in "
         "plain lines, where stdout is no terminal. From another machine it needs a token of the "
-        "server's --status-token-file, in TOKENFEED_STATUS_TOKEN or, as a file, in "
-        "TOKENFEED_STATUS_TOKEN_FILE."
+        "server's --status-token-file."
     )
     _add_top_arguments(command("top", run_top, description))
     return parser

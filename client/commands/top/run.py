@@ -25,6 +25,8 @@ from .text import Line, status_lines
 _STEP_SECONDS = 0.1
 """How soon a key, an answer, and another size of the terminal are noticed."""
 _RESTART_SHOWN_MS = 60_000
+_PROBLEM_SHOWN = 500
+"""Characters of an error, which a server may have written."""
 
 
 def run_top(arguments: argparse.Namespace) -> None:
@@ -35,15 +37,22 @@ def run_top(arguments: argparse.Namespace) -> None:
         raise InvalidRequest("count", f"{count} is not at least 1")
     source = ServerStatus(arguments.target, with_environment(token=TOKEN_VARIABLE), WAIT_SECONDS)
     try:
-        if count is None and not arguments.json and sys.stdout.isatty():
-            try:
-                _watch(source, pause_seconds)
-            except KeyboardInterrupt:
-                return  # the usual end
-        else:
-            _print(source, pause_seconds, count or 1, as_json=arguments.json)
+        _show(source, pause_seconds, count, as_json=arguments.json)
+    except KeyboardInterrupt:
+        return  # the usual end
+    except TokenfeedError as error:
+        raise TokenfeedError(
+            error.subject, words.printable(error.problem, _PROBLEM_SHOWN)
+        ) from None
     finally:
         source.close()
+
+
+def _show(source: ServerStatus, pause_seconds: float, count: int | None, *, as_json: bool) -> None:
+    if count is None and not as_json and sys.stdout.isatty():
+        _watch(source, pause_seconds)
+    else:
+        _print(source, pause_seconds, count or 1, as_json=as_json)
 
 
 def _print(source: ServerStatus, pause_seconds: float, count: int, *, as_json: bool) -> None:
@@ -55,7 +64,8 @@ def _print(source: ServerStatus, pause_seconds: float, count: int, *, as_json: b
         except ServerUnavailable as error:
             if not left:
                 raise
-            print(f"{error}; trying again", file=sys.stderr)
+            problem = words.printable(error.problem, _PROBLEM_SHOWN)
+            print(f"{source.target}: {problem}; trying again", file=sys.stderr)
         else:
             print(_text(status, source.target, as_json=as_json), flush=True)
             if left and not as_json:
@@ -113,7 +123,7 @@ class _View:
     def _notices(self, failing_seconds: int, width: int) -> list[Line]:
         target = words.printable(self._target)
         if self._problem:
-            problem = words.printable(self._problem, 200)
+            problem = words.printable(self._problem, _PROBLEM_SHOWN)
             since = f"No answer from {target} for {failing_seconds} s, trying again: {problem}"
             return [Line(text, Level.PROBLEM) for text in wrapped(since, width, 2)]
         status = self._status

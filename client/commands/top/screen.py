@@ -47,7 +47,11 @@ class Screen:
             (signal.SIGTSTP, self._stop),
         ):
             self._handlers[number] = signal.signal(number, handler)
-        self._take()
+        try:
+            self._take()
+        except BaseException:  # a Ctrl-C, for which __exit__ would not be called
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenfeed.status import words
 from tokenfeed.status.attention import Judgement, health, judge
+from tokenfeed.status.states import Level
 from tokenfeed.v1 import status_pb2 as pb
 
 from ...runtime.http_server import Page
@@ -114,7 +115,7 @@ def _attention(judgement: Judgement) -> str:
     if judgement.points_omitted:
         points += f'<li class="notice">And {judgement.points_omitted:,} more.</li>'
     shown = f"<ul>{points}</ul>" if points else '<p class="quiet">Nothing.</p>'
-    kind = "bad" if judgement.points else "good"
+    kind = CLASSES[max((point.level for point in judgement.points), default=Level.NOTICE)]
     return (
         f'<section class="attention {kind}" aria-labelledby="attention">'
         f'<h2 id="attention">What needs attention</h2>{shown}</section>'

@@ -30,10 +30,11 @@ Captured = pytest.CaptureFixture[str]
 
 @dataclass
 class ScriptedStatus:
-    """Answers GetStatus with what it was told, on the real wire.  tokens: it was sent."""
+    """Answers GetStatus with what it was told, on the real wire.  tokens: those it was sent."""
 
     answer: pb.GetStatusResponse = field(default_factory=status)
     refusal: grpc.StatusCode | None = None
+    problem: str = "authorization: the status needs a token of operators"
     tokens: list[str] = field(default_factory=list)
     address: str = ""
 
@@ -41,7 +42,7 @@ class ScriptedStatus:
         metadata = dict(context.invocation_metadata())
         self.tokens.append(str(metadata.get("authorization", "")))
         if self.refusal is not None:
-            context.abort(self.refusal, "authorization: the status needs a token of operators")
+            context.abort(self.refusal, self.problem)
         return self.answer.SerializeToString()
 
 
@@ -146,6 +147,20 @@ def test_names_cannot_act_on_a_terminal(
     assert all(sign.isprintable() or sign in "\n\ufffd" for sign in shown)
     if not extra:
         assert max(map(len, shown.splitlines())) < 500
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED])
+def test_errors_of_a_server_cannot_act_on_a_terminal(
+    scripted: ScriptedStatus, capsys: Captured, status: grpc.StatusCode
+) -> None:
+    """Another program may listen there."""
+    scripted.refusal, scripted.problem = status, "\x1b]0;owned\x07\x1b[2J" + "x" * 2000
+
+    assert main(["top", scripted.address, "--count", "2", "--seconds", "0.1"]) == 1
+
+    shown = capsys.readouterr().err
+    assert all(sign.isprintable() or sign in "\n\ufffd" for sign in shown)
+    assert max(map(len, shown.splitlines())) < 600
 
 
 def test_an_operators_token_is_sent_and_no_other(
