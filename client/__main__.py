@@ -5,6 +5,7 @@ show      prints one batch, as text if a tokenizer is given
 plan      prints what a mixture will do
 doctor    says what keeps this machine from its servers, and what to change
 bench     measures how fast batches arrive on this machine; the only one that needs torch
+top       shows what a server does, again and again
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .commands.describe import run_describe
 from .commands.doctor.run import run_doctor
 from .commands.plan import run_plan
 from .commands.show import run_show
+from .commands.top.run import run_top
 
 _ENVIRONMENT = (
     "TLS files and a token are read from the environment: TOKENFEED_TLS_CA, TOKENFEED_TLS_CERT, "
@@ -35,6 +37,7 @@ _TARGET_HELP = {
     "describe": _SERVER,
     "show": f"{_SERVER}; or file:PATH, to read local files",
     "bench": f"{_SERVER}; or file:PATH, to read local files",
+    "top": _SERVER,
 }
 _NEEDED_TOKENS_PER_SECOND = 5e6
 """What eight GPUs of one machine take of a small model: 0.5 million tokens/s each is fast for 124
@@ -60,7 +63,10 @@ def build_parser() -> argparse.ArgumentParser:
         usage: str | None = None,
     ) -> _Add:
         """Add a command.  Returns: what adds its options."""
-        epilog = f"example: tokenfeed {name} {example}localhost:50051. {_ENVIRONMENT}"
+        environment = _ENVIRONMENT
+        if name == "top":
+            environment = environment.replace("TOKENFEED_TOKEN", "TOKENFEED_STATUS_TOKEN")
+        epilog = f"example: tokenfeed {name} {example}localhost:50051. {environment}"
         added = commands.add_parser(
             name, help=COMMANDS[name].purpose, description=description, epilog=epilog, usage=usage
         )
@@ -125,6 +131,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="duration of the measurement in seconds (default: %(default)s)",
     )
     add("--device", default="cpu", help='torch device, such as "cuda:0" (default: %(default)s)')
+
+    description = (
+        "Show what a server does and what needs attention, in place until q or Ctrl-C; once, in "
+        "plain lines, where stdout is no terminal. From another machine it needs a token of the "
+        "server's --status-token-file."
+    )
+    _add_top_arguments(command("top", run_top, description))
     return parser
 
 
@@ -230,6 +243,17 @@ def _add_doctor_arguments(add: _Add) -> None:
         "(default: %(default).0f)",
     )
     add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_top_arguments(add: _Add) -> None:
+    add(
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="seconds between two looks at the server (default: %(default)s)",
+    )
+    add("--count", type=int, metavar="N", help="print N times, in plain lines, and end")
+    add("--json", action="store_true", help="print one JSON object in a line, instead of text")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,6 +25,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "stream": {"errors", "v1"},
         "sampling": {"errors", "stream"},
         "wire": {"errors", "v1", "stream", "sampling"},
+        "status": {"v1"},
         "_aliases": set(),
         "commands": {"__init__", "errors"},
         "__init__": {"_aliases", "commands"},  # only once it is touched
@@ -68,6 +69,7 @@ REACHES: dict[str, set[str]] = {
     "tokenfeed": set(),
     "tokenfeed.commands.completion": {"shtab"},
     "tokenfeed.sampling": {"numpy"},
+    "tokenfeed.status": CONTRACT,
     "tokenfeed.stream": CONTRACT,
     "tokenfeed.wire": CONTRACT | {"google_crc32c"},
     "server": CONTRACT | {"google_crc32c"},
@@ -118,7 +120,13 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
 DOORS = {("tokenfeed", False), ("client.local.local_files", False)}
 # What only acts, and has no place where it is decided which tokens arrive.
 ACTS = {"os", "socket", "threading", "time", "subprocess", "asyncio", "multiprocessing", "signal"}
-PURE = ("tokenfeed.errors", "tokenfeed.stream", "tokenfeed.sampling", "tokenfeed.wire")
+PURE = (
+    "tokenfeed.errors",
+    "tokenfeed.sampling",
+    "tokenfeed.status",
+    "tokenfeed.stream",
+    "tokenfeed.wire",
+)
 # What a docstring may say that it knows nothing of -> what it then never reaches.
 KNOWS_NOTHING_OF = {
     "gRPC": ("grpc",),

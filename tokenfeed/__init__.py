@@ -13,6 +13,7 @@ checksum; no file, socket, thread or clock. A token passes through it in this or
     stream/     what a stream is: specification, positions, identity
     sampling/   the tokens of each sample: orders and the plan
     wire/       rows and requests as bytes
+    status/     what a server's status means to a person
     errors      all exceptions, and who must act
 
 Importing this package imports none of these modules.

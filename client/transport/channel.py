@@ -1,4 +1,4 @@
-"""A connection to a server: channel options, and the two calls of the contract as bytes -> bytes.
+"""A connection to a server: channel options, and the calls of the contract as bytes -> bytes.
 
 grpc does not deserialize responses: a frame is sliced, not parsed (tokenfeed/wire/frame.py).
 """
@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 # gRPC's core logs to the trainer's stderr when a server goes away or the trainer forks; failover.py
 # logs what matters. grpc reads this variable once, at import, so the trainer's environment is
@@ -33,6 +33,7 @@ from tokenfeed.errors import (
     Unreachable,
     from_status,
 )
+from tokenfeed.v1 import status_pb2 as status_pb
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.threads import Outcome, start_thread, without_traceback
@@ -47,6 +48,9 @@ RpcError = grpc.RpcError
 """What a call raises while it is iterated."""
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
+_STATUS_SERVICE = status_pb.DESCRIPTOR.services_by_name["Status"].full_name
+
+Answer = TypeVar("Answer", bound=Message)
 
 _OPTIONS = (
     # A single row may exceed the default limit of 4 MiB; other frames do not.
@@ -86,18 +90,23 @@ def drain_events(call: Call) -> None:
         take_event()
 
 
-class DescribeCall:
-    """An open Describe call."""
+class UnaryCall(Generic[Answer]):
+    """An open call with one answer."""
 
     def __init__(
-        self, call: grpc.Future[bytes], target: str, require_no_tls_problem: Callable[[], None]
+        self,
+        call: grpc.Future[bytes],
+        kind: type[Answer],
+        target: str,
+        require_no_tls_problem: Callable[[], None],
     ) -> None:
-        """Wrap a call to target."""
+        """Wrap a call to target.  kind: the message that is its answer."""
         self._call = call
+        self._kind = kind
         self._target = target
         self._require_no_tls_problem = require_no_tls_problem
 
-    def result(self, *, is_first_contact: bool = False) -> pb.DescribeResponse:
+    def result(self, *, is_first_contact: bool = False) -> Answer:
         """Wait for the answer.
 
         is_first_contact: no server has answered yet, so the credentials may be wrong.
@@ -105,14 +114,15 @@ class DescribeCall:
         check takes up to TLS_CHECK_SECONDS longer.
         """
         try:
-            return pb.DescribeResponse.FromString(self._call.result())
+            return self._kind.FromString(self._call.result())
         except grpc.RpcError as error:
             is_away = error.code() is grpc.StatusCode.UNAVAILABLE
             failure = error_from_rpc(without_traceback(error), self._target)
         except grpc.FutureCancelledError:
             raise Unreachable(self._target, "the call was cancelled") from None
         except DecodeError:
-            raise Unreachable(self._target, "sent an invalid DescribeResponse") from None
+            name = self._kind.DESCRIPTOR.name
+            raise Unreachable(self._target, f"sent an invalid {name}") from None
         # Outside the except block: gRPC's error is the call itself, and as the context of this one
         # it would be freed in the consumer's thread.
         if is_first_contact and is_away:
@@ -122,6 +132,9 @@ class DescribeCall:
     def cancel(self) -> None:
         """Cancel the call, from any thread."""
         self._call.cancel()
+
+
+DescribeCall = UnaryCall[pb.DescribeResponse]
 
 
 class Channel:
@@ -155,9 +168,6 @@ class Channel:
         self._get_batch: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             f"/{_SERVICE}/GetBatch"
         )
-        self._describe: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
-            f"/{_SERVICE}/Describe"
-        )
 
     def get_batch(self, request: pb.GetBatchRequest) -> Call:
         """Send a request and return the call: an iterator of encoded frames."""
@@ -167,16 +177,29 @@ class Channel:
 
     def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> DescribeCall:
         """Ask what the server serves, and return the call; it ends after timeout_seconds."""
-        call = self._describe.future(
-            request.SerializeToString(),
-            timeout=timeout_seconds,
-            metadata=self._credentials.metadata(self.target),
-        )
-        return DescribeCall(call, self.target, self._require_no_tls_problem)
+        return self._ask(f"/{_SERVICE}/Describe", request, pb.DescribeResponse, timeout_seconds)
+
+    def get_status(
+        self, request: status_pb.GetStatusRequest, timeout_seconds: float
+    ) -> UnaryCall[status_pb.GetStatusResponse]:
+        """Ask what the server does, and return the call; it ends after timeout_seconds."""
+        method = f"/{_STATUS_SERVICE}/GetStatus"
+        return self._ask(method, request, status_pb.GetStatusResponse, timeout_seconds)
 
     def close(self) -> None:
         """Cancel all calls and close the connection."""
         self._channel.close()
+
+    def _ask(
+        self, method: str, request: Message, kind: type[Answer], timeout_seconds: float
+    ) -> UnaryCall[Answer]:
+        callable_: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method)
+        call = callable_.future(
+            request.SerializeToString(),
+            timeout=timeout_seconds,
+            metadata=self._credentials.metadata(self.target),
+        )
+        return UnaryCall(call, kind, self.target, self._require_no_tls_problem)
 
     def _require_no_tls_problem(self) -> None:
         """Raise InvalidRequest if TLS prevents the connection; Unreachable if it possibly does."""

@@ -79,9 +79,14 @@ CREDENTIAL_FIELDS = tuple(each.name for each in fields(Credentials))
 
 
 def with_environment(
-    credentials: Credentials | None = None, environment: Mapping[str, str] = os.environ
+    credentials: Credentials | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    token: str = "TOKENFEED_TOKEN",
 ) -> Credentials:
     """Return credentials, with each field that is None taken from the environment.
+
+    token: the variable of the token; that of its file has "_FILE" behind it.
 
     Fields that belong together may come from both places, so they are checked afterwards.
     Raises: InvalidRequest.
@@ -90,7 +95,7 @@ def with_environment(
     if not isinstance(given, Credentials):
         # The value is not shown: it may be a token.
         raise InvalidRequest("credentials", "is not valid; pass tokenfeed.Credentials(...)")
-    token_file = environment.get("TOKENFEED_TOKEN_FILE")
+    token_file = environment.get(f"{token}_FILE")
     for name in CREDENTIAL_FIELDS:
         # An empty value would silently mean no TLS, or no token.
         if (value := getattr(given, name)) is not None and not value:
@@ -99,9 +104,7 @@ def with_environment(
         tls_ca=given.tls_ca or environment.get("TOKENFEED_TLS_CA") or None,
         tls_cert=given.tls_cert or environment.get("TOKENFEED_TLS_CERT") or None,
         tls_key=given.tls_key or environment.get("TOKENFEED_TLS_KEY") or None,
-        token=given.token
-        or environment.get("TOKENFEED_TOKEN")
-        or (Path(token_file) if token_file else None),
+        token=given.token or environment.get(token) or (Path(token_file) if token_file else None),
     )
     complete.require_whole()
     return complete

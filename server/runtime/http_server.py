@@ -67,7 +67,7 @@ class HttpServer:
     @property
     def is_local(self) -> bool:
         """Return whether only this machine can reach it."""
-        return ipaddress.ip_address(self._host.partition("%")[0]).is_loopback
+        return self._server.is_local
 
     @property
     def _host(self) -> str:
@@ -98,6 +98,23 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()  # guards what follows
         self._accepted: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether only this machine can reach it."""
+        return ipaddress.ip_address(str(self.server_address[0]).partition("%")[0]).is_loopback
+
+    def may_be_called(self, host: str) -> bool:
+        """Return whether to answer a request for a host and port.
+
+        A page of another site could make its own name mean a loopback address, and then read what
+        an operator's browser may read (DNS rebinding). So there only addresses and localhost are
+        answered.
+        """
+        if not self.is_local:
+            return True
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        return name in ("", "localhost") or _is_address(name.strip("[]"))
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection."""
@@ -144,6 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer."""
         assert isinstance(self.server, _Server)
+        if not self.server.may_be_called(self.headers.get("Host", "")):
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, Page(_PLAIN, b"ask by an address\n"))
+            return
         make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:
             paths = " and ".join(self.server.pages)
@@ -171,6 +191,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _listening(

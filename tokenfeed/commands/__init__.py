@@ -35,6 +35,7 @@ COMMANDS = {
     "bench": Command(
         "client.__main__", "measure how fast batches arrive on this machine", ("bench",)
     ),
+    "top": Command("client.__main__", "show what a server does, again and again", ("top",)),
     "completion": Command("commands.completion", "print the completion script of a shell"),
 }
 

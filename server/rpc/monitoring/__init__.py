@@ -3,7 +3,7 @@
     server_state.py   what all of them read
     metrics.py        as metrics of Prometheus
     status.py         as tokenfeed.v1.Status
-    status_page.py    as a page
+    status_page/      as a page
     residency.py      which share of a dataset is in memory
 
 What streams do is counted in ../activity/.

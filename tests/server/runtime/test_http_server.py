@@ -61,6 +61,27 @@ def test_what_cannot_be_answered_says_nothing_of_the_inside(
         assert b"secret" not in error.read()
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9464", 200),
+        ("localhost:9464", 200),
+        ("localhost", 200),
+        ("[::1]:9464", 200),
+        ("evil.example:9464", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example:80", 421),
+    ],
+)
+def test_a_name_that_another_site_made_local_is_not_answered(
+    server: HttpServer, host: str, status: int
+) -> None:
+    """A page of that site could read the status through an operator's browser."""
+    with connect(server) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert connection.makefile("rb").readline().split()[1] == str(status).encode()
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_only_get_is_answered(server: HttpServer, method: str) -> None:
     """Nothing can be changed here."""

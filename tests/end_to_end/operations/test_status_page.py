@@ -1,0 +1,253 @@
+"""The status page of a real server in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from client import Mixture, NumpyBatches, Timeouts
+from tests.conftest import Serve, Server, WriteTokens
+from tests.support.chromium import Chromium, chromium
+from tests.support.statuses import HOSTILE_NAMES
+from tests.support.waiting import eventually
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+CLIENTS = 1000
+RENDER_SECONDS = 1.0
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chromium]:
+    """A headless Chromium; the test is skipped where there is none."""
+    if shutil.which("chromium") is None:
+        pytest.skip("needs chromium")
+    folder = tmp_path / "chromium"
+    folder.mkdir()
+    with chromium(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def server(serve: Serve, write_tokens: WriteTokens) -> Server:
+    """A server with three datasets and a page."""
+    data = [
+        word
+        for seed, name in enumerate(("web", "code", "books"))
+        for word in (
+            "--data",
+            write_tokens(np.random.default_rng(seed).integers(0, 50_000, 500_000), f"{name}.bin"),
+        )
+    ]
+    return serve(*data, "--metrics-port", "0", "--status", "--max-streams", 2 * CLIENTS)
+
+
+def page_of(server: Server) -> str:
+    match = re.search(r"status page address=(\S+)", server.stderr)
+    assert match is not None, server.stderr
+    return match[1]
+
+
+def html_of(server: Server) -> str:
+    with urllib.request.urlopen(page_of(server), timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def request(client_name: str, num_batches: int = 1, **fields: Any) -> bytes:
+    usual: dict[str, Any] = {"order": "shuffled-1", "batch_size": 1, "context_length": 16}
+    return pb.GetBatchRequest(
+        dataset="books", num_batches=num_batches, client_name=client_name, **(usual | fields)
+    ).SerializeToString()
+
+
+@contextmanager
+def training(server: Server) -> Iterator[None]:
+    """Run two ranks of a run, a run of its own and a mixture; and a client that stops to read."""
+    stopped = threading.Event()
+
+    def train(name: str, rank: int = 0, world_size: int = 1, **settings: Any) -> None:
+        with NumpyBatches(
+            server.address,
+            8,
+            256,
+            rank=rank,
+            world_size=world_size,
+            client_name=name,
+            prefetch_bytes=64 << 10,
+            timeouts=Timeouts(reconnect_seconds=10.0),
+            **settings,
+        ) as feed:
+            while not stopped.wait(0.02):
+                next(feed)
+
+    mixture = Mixture({"web": 0.5, "code": 0.3, "books": 0.2})
+    with ThreadPoolExecutor(4) as pool, grpc.insecure_channel(server.address) as channel:
+        get_batch = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+        stalled = get_batch(
+            request("eval-7", 100_000, batch_size=64, context_length=2048), timeout=50
+        )
+        next(stalled)
+        running = [
+            pool.submit(train, "llama-1b", 0, 2, dataset="web", order="shuffled"),
+            pool.submit(train, "llama-1b", 1, 2, dataset="web", order="shuffled"),
+            pool.submit(train, "coder", dataset="code"),
+            pool.submit(train, "mixed", mixture=mixture, order="shuffled"),
+        ]
+        try:
+            yield
+        finally:
+            stopped.set()
+            stalled.cancel()
+            for each in running:
+                each.result(timeout=20)
+
+
+def rows(browser: Chromium, table: str) -> list[list[str]]:
+    """The cells of a table, as they are shown."""
+    script = f"""[...document.querySelectorAll("table.{table} tbody tr")].map(
+        row => [...row.cells].map(cell => cell.innerText.replace(/\\n/g, " ")))"""
+    found: list[list[str]] = browser.evaluate(script)
+    return found
+
+
+def test_a_page_shows_five_clients_and_which_of_them_is_stalled(
+    server: Server, browser: Chromium, tmp_path: Path
+) -> None:
+    """With fresh eyes, at once: names, rates, and what is wrong."""
+    address = page_of(server)
+    with training(server):
+        assert eventually(lambda: "eval-7" in html_of(server).partition("<table")[0], 30)
+        browser.show(address)
+
+        points = browser.evaluate('document.querySelector(".attention").innerText')
+        assert "eval-7" in points
+        assert "does not read: a frame has been ready for" in points
+        assert points.count("✖") == 1
+        assert browser.evaluate("document.title") == "(1) tokenfeed"
+        clients = rows(browser, "clients")
+        assert clients[0][:4] == [
+            "✖ does not read",
+            clients[0][1],
+            "0 of 1",
+            "books shuffled-1 T=2048 B=64",
+        ]
+        assert re.fullmatch(r"eval-7 (127\.0\.0\.1|\[::1\]):\d+", clients[0][1])
+        assert [(row[1].split()[0], row[2], row[3]) for row in clients[1:]] == [
+            ("coder", "0 of 1", "code random-1 T=256 B=8"),
+            ("llama-1b", "0 of 2", "web shuffled-1 T=256 B=8"),
+            ("llama-1b", "1 of 2", "web shuffled-1 T=256 B=8"),
+            ("mixed", "0 of 1", "mixture of web, code, books mixture-1 T=256 B=8"),
+        ]
+        assert {row[0] for row in clients[1:]} == {"reads"}
+        # 8 rows of 256 tokens, at most each 20 ms.
+        rates = [float(row[5].removesuffix(" k")) for row in clients[1:]]
+        assert all(row[5].endswith(" k") for row in clients[1:])
+        assert 5 < min(rates) <= max(rates) < 150
+        datasets = {row[0]: row[2] for row in rows(browser, "datasets")}
+        assert datasets.keys() == {"web", "code", "books"}
+        assert all(not rate.startswith("0") for rate in datasets.values())
+        lines = browser.evaluate('document.querySelectorAll("svg.line polyline").length')
+        assert lines == 4
+
+    assert set(browser.requests) == {address}
+    assert browser.complaints == []
+
+
+def test_a_page_is_refreshed_where_it_is_read(server: Server, browser: Chromium) -> None:
+    """Who has scrolled to a row keeps it in sight, and learns when the server is away."""
+    address = page_of(server)
+    browser.show(address, height=300)
+    browser.evaluate("document.querySelector('details').open = true")
+    browser.evaluate("window.scrollTo(0, 150)")
+    browser.evaluate("document.querySelector('main').dataset.old = true")
+    begun = browser.evaluate("document.querySelector('#now').textContent")
+
+    assert eventually(lambda: not browser.evaluate("document.querySelector('main').dataset.old"))
+
+    assert browser.evaluate("document.querySelector('#now').textContent") > begun
+    assert browser.evaluate("window.scrollY") == 150
+    assert browser.evaluate("document.querySelector('details').open")
+    assert browser.evaluate("document.querySelector('#stale').hidden")
+    server.stop()
+    assert eventually(lambda: not browser.evaluate("document.querySelector('#stale').hidden"))
+    notice = browser.evaluate("document.querySelector('#stale').textContent")
+    assert notice.startswith("The server does not answer. What you see is from 2")
+    assert set(browser.requests) == {address}
+
+
+def test_hostile_names_are_shown_and_do_nothing(server: Server, browser: Chromium) -> None:
+    """Anyone who reaches the port can name himself."""
+    names = ["a harmless one", *HOSTILE_NAMES]
+    with grpc.insecure_channel(server.address) as channel:
+        get_batch = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+        for name in names:
+            list(get_batch(request(name), timeout=10))
+    browser.show(page_of(server))
+
+    assert browser.evaluate("document.title") == "tokenfeed"
+    found = [row[1].rpartition(" ")[0] for row in rows(browser, "clients")]
+    assert len(found) == len(names)
+    assert "<script>document.title = 'owned'</script>" in found
+    assert max(map(len, found)) <= 60
+    assert all(sign.isprintable() for name in found for sign in name)
+    elements = "[...document.querySelectorAll('td *')].map(each => each.tagName.toLowerCase())"
+    kinds = {"small", "span", "svg", "title", "rect", "polygon", "polyline"}
+    assert set(browser.evaluate(elements)) <= kinds
+    assert browser.evaluate("document.scripts.length") == 1
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert set(browser.requests) == {page_of(server)}
+    assert browser.complaints == []
+
+
+def test_a_page_needs_no_script_and_no_wide_screen(server: Server, browser: Chromium) -> None:
+    """A phone, at night, with everything switched off."""
+    with grpc.insecure_channel(server.address) as channel:
+        get_batch = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+        list(get_batch(request("run-17"), timeout=10))
+    browser.allow_scripts(False)
+    browser.show(page_of(server), width=390, height=844, theme="dark")
+
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    text = browser.evaluate("document.querySelector('main').innerText")
+    for part in ("serving", "web", "code", "books", "run-17", "0 of 1"):
+        assert part in text, part
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert sum(map(int, re.findall(r"\d+", browser.evaluate(ground)))) < 150
+    refresh = "document.querySelector('noscript meta')?.getAttribute('content')"
+    assert browser.evaluate(refresh) == "5"
+
+
+def test_a_thousand_clients_are_shown_within_a_second(server: Server, browser: Chromium) -> None:
+    """From the request to the drawn page: the best of three tries."""
+    with ExitStack() as stack:
+        channel = stack.enter_context(grpc.insecure_channel(server.address))
+        get_batch = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+        for number in range(CLIENTS):
+            name = f"run-{number // 8} rank {number % 8}"
+            list(get_batch(request(name, rank=number % 8, world_size=8), timeout=10))
+    drawn = "new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))"
+
+    def seconds() -> float:
+        browser.show("about:blank")
+        begun = time.monotonic()
+        browser.show(page_of(server))
+        browser.evaluate(drawn)
+        return time.monotonic() - begun
+
+    taken = [seconds() for _ in range(3)]
+
+    assert len(rows(browser, "clients")) == CLIENTS
+    assert min(taken) < RENDER_SECONDS, taken

@@ -1,0 +1,226 @@
+"""What is wrong with a server and with the runs that read from it, in plain sentences.
+
+Pure: a status goes in, a judgement comes out. The server makes a page of it, `tokenfeed top` lines.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import gcd
+from typing import NamedTuple
+
+from ..v1 import status_pb2 as pb
+from . import words
+from .runs import Run, find_runs
+from .states import Level, State, states_of, usual_sample
+
+POINTS_SHOWN = 20
+_MEMORY_SHARE = 0.9
+_STREAMS_SHARE = 0.9
+_STARTED_SECONDS = 30.0
+"""By then all ranks of a run have connected."""
+_MOVING_SECONDS = 60.0
+
+
+class Point(NamedTuple):
+    """Something that needs attention.  text: a few sentences, printable."""
+
+    level: Level
+    text: str
+
+
+class SeenStream(NamedTuple):
+    """A stream, judged.  run: the name of its run."""
+
+    status: pb.StreamStatus
+    state: State
+    run: str
+
+
+class Judgement(NamedTuple):
+    """points: at most POINTS_SHOWN, the worst ones first.  streams: those of each run together, the
+    worst ones first.
+    """
+
+    points: list[Point]
+    points_omitted: int
+    streams: list[SeenStream]
+
+
+def judge(status: pb.GetStatusResponse) -> Judgement:
+    """Return what needs attention, and the state of each stream."""
+    found = find_runs(status.streams)
+    cold = {dataset.name for dataset in status.datasets if words.is_cold(dataset)}
+    points = [*_of_server(status), *_of_datasets(status)]
+    seen = [SeenStream(status.streams[at], State.REPLACED, "") for at in found.replaced]
+    for run in found.runs:
+        states = states_of(status.streams, run)
+        members = [SeenStream(status.streams[at], states[at], run.name) for at in run.members]
+        points += _of_run(run, members, cold)
+        if not status.streams_omitted:
+            points += _missing(run, members)
+        seen += members
+    points.sort(key=lambda point: -point.level)
+    omitted = max(0, len(points) - POINTS_SHOWN)
+    return Judgement(points[:POINTS_SHOWN], omitted, sorted(seen, key=_order))
+
+
+def health(status: pb.GetStatusResponse) -> tuple[Level, str]:
+    """Return whether the server serves, in a few words."""
+    lost = sum(bool(dataset.lost) for dataset in status.datasets)
+    if status.draining:
+        return Level.WARNING, "shutting down"
+    if lost and lost == len(status.datasets):
+        return Level.PROBLEM, "serves nothing"
+    if lost:
+        kept = len(status.datasets) - lost
+        return Level.PROBLEM, f"serves {kept:,} of {len(status.datasets):,} datasets"
+    return Level.NOTICE, "serving"
+
+
+def _order(seen: SeenStream) -> tuple[object, ...]:
+    stream = seen.status
+    is_replaced = seen.state is State.REPLACED
+    return (
+        -seen.state.level,
+        is_replaced,
+        seen.run,
+        stream.world_size,
+        stream.order,
+        list(stream.datasets),
+        stream.rank,
+    )
+
+
+def _of_server(status: pb.GetStatusResponse) -> Iterator[Point]:
+    if status.draining:
+        yield Point(Level.WARNING, "The server is shutting down. Its clients go on elsewhere.")
+    limit = status.memory_limit_bytes
+    if limit and status.anonymous_bytes >= _MEMORY_SHARE * limit:
+        use = f"{words.size(status.anonymous_bytes)} of {words.size(limit)}"
+        what = f"The server's own memory is near its limit: {use}, not counting files."
+        yield Point(Level.PROBLEM, f"{what} Beyond it, the kernel ends the server.")
+    most = status.streams_max
+    if most and status.streams_open >= _STREAMS_SHARE * most:
+        level = Level.PROBLEM if status.streams_open >= most else Level.WARNING
+        what = f"{status.streams_open:,} streams are open, of at most {most:,}."
+        yield Point(level, f"{what} Beyond that, clients have to wait (--max-streams).")
+
+
+def _of_datasets(status: pb.GetStatusResponse) -> Iterator[Point]:
+    for dataset in status.datasets:
+        name = words.printable(dataset.name)
+        if dataset.lost:
+            problem = words.printable(dataset.lost, 300).rstrip(".")
+            cure = "It is not served any more: restart the server on complete files."
+            yield Point(Level.PROBLEM, f"Dataset {name} is lost: {problem}. {cure}")
+        for work in dataset.making:
+            what = f"{words.printable(work.what, 100)}: {words.share(work.share)} are done"
+            cure = "Streams that need them wait."
+            yield Point(Level.WARNING, f"Dataset {name} is making {what}. {cure}")
+
+
+def _of_run(run: Run, members: Iterable[SeenStream], cold: set[str]) -> Iterator[Point]:
+    """Yield a point for each thing that is wrong with streams of a run."""
+    by_state: defaultdict[State, list[pb.StreamStatus]] = defaultdict(list)
+    for member in members:
+        by_state[member.state].append(member.status)
+    usual = usual_sample([stream for streams in by_state.values() for stream in streams])
+    for state, streams in by_state.items():
+        if state is State.BEHIND:
+            text = _behind(streams, usual)
+        elif state in _SENTENCES:
+            text = _SENTENCES[state](streams)
+        else:
+            continue
+        if state in (State.UNSERVED, State.STARVED):
+            text = f"{text} {_why(streams, cold)}"
+        yield Point(state.level, f"{_who(run, streams)} {text}")
+
+
+def _who(run: Run, streams: Sequence[pb.StreamStatus]) -> str:
+    who = run.name or "A client without a name"
+    if run.world_size > 1:
+        who += f", {words.ranks([stream.rank for stream in streams], run.world_size)}"
+    if len(streams) == 1:
+        who += f" ({words.address(streams[0].address)})"
+    return who if len(streams) == 1 else f"{who},"
+
+
+def _longest(streams: Iterable[pb.StreamStatus]) -> str:
+    return words.duration(max(stream.idle_seconds for stream in streams))
+
+
+def _stalled(streams: Sequence[pb.StreamStatus]) -> str:
+    verb = "does" if len(streams) == 1 else "do"
+    return (
+        f"{verb} not read: a frame has been ready for {_longest(streams)}. "
+        "The trainer hangs, or its network."
+    )
+
+
+def _unserved(streams: Sequence[pb.StreamStatus]) -> str:
+    verb = "has" if len(streams) == 1 else "have"
+    return f"{verb} waited {_longest(streams)} for a frame."
+
+
+def _starved(streams: Sequence[pb.StreamStatus]) -> str:
+    verb = "waits" if len(streams) == 1 else "wait"
+    least = min(stream.waits_for_server for stream in streams)
+    return f"{verb} for the server {words.share(least)} of the time."
+
+
+def _why(streams: Iterable[pb.StreamStatus], cold: set[str]) -> str:
+    names = {
+        words.printable(name) for stream in streams for name in stream.datasets if name in cold
+    }
+    if names:
+        return f"Reads of {words.listing(sorted(names)[:3])} wait for storage."
+    return "The server makes frames no faster: it is busy, or its storage is slow."
+
+
+def _silent(streams: Sequence[pb.StreamStatus]) -> str:
+    verb = "has" if len(streams) == 1 else "have"
+    return (
+        f"{verb} asked for nothing for {_longest(streams)}, longer than the rows last that it was "
+        "sent. The trainer has ended, or hangs."
+    )
+
+
+def _behind(streams: Sequence[pb.StreamStatus], usual: int) -> str:
+    verb = "is" if len(streams) == 1 else "are"
+    last = min(streams, key=lambda stream: stream.next_sample)
+    batches = (usual - last.next_sample) // max(1, last.batch_size * last.world_size)
+    return (
+        f"{verb} at sample {last.next_sample:,}, {batches:,} batches behind most of this run, and "
+        f"got rows {words.duration(last.idle_seconds)} ago. The trainer hangs, or began elsewhere."
+    )
+
+
+_SENTENCES: dict[State, Callable[[Sequence[pb.StreamStatus]], str]] = {
+    State.STALLED: _stalled,
+    State.UNSERVED: _unserved,
+    State.STARVED: _starved,
+    State.SILENT: _silent,
+}
+
+
+def _missing(run: Run, members: Sequence[SeenStream]) -> Iterator[Point]:
+    """Yield a point if some ranks are elsewhere, but not as clients spread over servers: of n, rank
+    r begins at number r modulo n.
+    """
+    streams = [member.status for member in members]
+    here = {stream.rank for stream in streams}
+    is_spread = gcd(*(rank - streams[0].rank for rank in here)) != 1
+    has_started = max(stream.age_seconds for stream in streams) >= _STARTED_SECONDS
+    is_moving = min(stream.idle_seconds for stream in streams) < _MOVING_SECONDS
+    if is_spread or not has_started or not is_moving or len(here) == run.world_size:
+        return
+    away = [rank for rank in range(min(run.world_size, 1 << 16)) if rank not in here]
+    verb, cure = ("is", "It uses") if len(away) == 1 else ("are", "They use")
+    end = "does not run" if len(away) == 1 else "do not run"
+    text = f"{run.name or 'A run without a name'}: {words.ranks(away, run.world_size)} {verb}"
+    yield Point(
+        Level.WARNING, f"{text} not here, unlike the others. {cure} another server, or {end}."
+    )
