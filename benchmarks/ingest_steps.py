@@ -22,7 +22,7 @@ def main() -> int:
     _note("Python starts")
     from server.ingest import __main__ as command
     from server.ingest.tokenize import tokenizer
-    from server.runtime import executors
+    from server.runtime.threads import executors
 
     _note("imports: numpy and what encodes")
     import tokenizers  # noqa: F401

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from tokenfeed.commands.extras import require_installed
 
-    from .runtime.signals import Signals
+    from .runtime.process.signals import Signals
 
     signals = Signals()
     # Before the next import, which starts threads.

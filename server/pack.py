@@ -30,7 +30,7 @@ from .cli.dataset_options import (
 )
 from .datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
 from .datasets.sources import DatasetSource
-from .runtime.executors import Executor, make_executor
+from .runtime.threads.executors import Executor, make_executor
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
 from .storage.rows import FileDocuments, FileRows, RowIndex, RowsJob, rows_of_documents

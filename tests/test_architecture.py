@@ -108,7 +108,7 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
     "server.cli.serve": {"prometheus_client"},
     "server.ingest.tokenize.chat_template": {"jinja2"},
     "server.ingest.tokenize.tokenizer": {"tokenizers"},
-    "server.runtime.executors": {"ray"},
+    "server.runtime.threads.executors": {"ray"},
     "tokenfeed.commands.decoding": {"tokenizers"},
     "client.feed.ranks.agreement": {"torch"},
     "client.feed.ranks.coordinates": {"torch"},

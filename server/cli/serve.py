@@ -49,10 +49,10 @@ from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder
 from ..runtime.http_server import HttpServer
 from ..runtime.json_log import JsonFormatter, log_crashes
-from ..runtime.mallopt import keep_freed_memory
-from ..runtime.poll_rate import PollRate
-from ..runtime.poller import Poller, RescanWorker
-from ..runtime.signals import Signals
+from ..runtime.process.mallopt import keep_freed_memory
+from ..runtime.process.signals import Signals
+from ..runtime.threads.poll_rate import PollRate
+from ..runtime.threads.poller import Poller, RescanWorker
 from ..storage.choice import Storing
 from ..storage.formats import FormatOptions
 from .dataset_options import parse_per_dataset, parse_planes

@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.stream import identity
 
-from ..runtime.parallel import map_in_threads
+from ..runtime.threads.parallel import map_in_threads
 from ..storage.formats import Stored
 from ..storage.halves import Halves, StoredTokens, rule_out_halves
 from ..storage.narrowing import TokenScan

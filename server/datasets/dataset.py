@@ -25,8 +25,8 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.exceptions import log_safe_name
-from ..runtime.poll_rate import pause_seconds
-from ..runtime.poller import Poller
+from ..runtime.threads.poll_rate import pause_seconds
+from ..runtime.threads.poller import Poller
 from ..storage.borders import (
     Borders,
     BorderSearch,

@@ -31,7 +31,7 @@ from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per
 from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from ..runtime.poll_rate import PollRate
+from ..runtime.threads.poll_rate import PollRate
 from ..storage.borders import END_OPTION, START_OPTION, Delimiters
 from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions

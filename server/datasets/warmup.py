@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tokenfeed.errors import CorpusChanged, Unreadable
 
-from ..runtime import memory_limit
 from ..runtime.exceptions import log_exception, log_safe_name
+from ..runtime.process import memory_limit
 from ..storage.store import Piece, TokenStore
 from .content import InOrder, read_in_turn
 from .dataset import Dataset

@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Run the command line.  Returns: the manifest, and the number of tokens of this run.
     Raises: TokenfeedError.
     """
-    from ..runtime.executors import end_with_parent, make_executor
+    from ..runtime.threads.executors import end_with_parent, make_executor
     from .options import template_of
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
     from .tokenize.encoding import encode_unit

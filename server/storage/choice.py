@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..runtime.poll_rate import PollRate
+from ..runtime.threads.poll_rate import PollRate
 from .formats import FormatOptions
 from .local.mapped_store import MapStore
 from .local.pread_store import PreadStore

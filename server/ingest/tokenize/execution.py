@@ -1,4 +1,4 @@
-"""Encodes the units of an ingest in other processes (runtime/executors.py), or in this one."""
+"""Encodes the units of an ingest in other processes, or in this one: runtime/threads/executors.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ...runtime.executors import Executor
+from ...runtime.threads.executors import Executor
 from ..units import Unit
 from .encoding import EncodedUnit
 from .recipe import Recipe

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from tokenfeed import __version__
 
-from ...runtime import memory_limit, process
 from ...runtime.http_server import Page
+from ...runtime.process import memory_limit, use
 from ..activity import BOUNDS, FrameCounts, Histogram, Labels
 from .server_state import ServerState
 
@@ -138,18 +138,18 @@ class _ServerCollector(Collector):
         )
 
     def _process(self) -> Iterator[Metric]:
-        use = process.process_use()
+        used = use.process_use()
         for name, what, value in (
-            ("tokenfeed_threads", "Threads of the process.", use.threads),
+            ("tokenfeed_threads", "Threads of the process.", used.threads),
             (
                 "tokenfeed_resident_memory_bytes",
                 "Memory of the process, with pages of files in its page table.",
-                use.resident_bytes,
+                used.resident_bytes,
             ),
             (
                 "tokenfeed_anonymous_memory_bytes",
                 "Memory of the process without files.",
-                use.anonymous_bytes,
+                used.anonymous_bytes,
             ),
             (
                 "tokenfeed_memory_limit_bytes",
@@ -159,7 +159,7 @@ class _ServerCollector(Collector):
             (
                 "tokenfeed_start_time_seconds",
                 "When the process started, in seconds since 1970.",
-                process.STARTED,
+                use.STARTED,
             ),
         ):
             yield _gauge(name, what, (), {(): value})

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...datasets.dataset import Dataset
-from ...runtime.poller import Poller
+from ...runtime.threads.poller import Poller
 
 _PAUSE_SECONDS = 2.0
 _WANTED_SECONDS = 30.0

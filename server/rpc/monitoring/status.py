@@ -19,7 +19,7 @@ from tokenfeed.v1 import status_pb2 as pb
 from tokenfeed.wire.request import require_understood
 
 from ...datasets.dataset import Dataset
-from ...runtime import memory_limit, process
+from ...runtime.process import memory_limit, use
 from ...storage.rows import what_of
 from ..activity import StreamSeen
 from ..admission import (
@@ -78,15 +78,15 @@ class Status:
         streams, omitted = state.activity.streams(streams_max)
         totals = state.activity.totals()
         counts = state.calls.counts.copy()
-        use = process.process_use()
+        used = use.process_use()
         return pb.GetStatusResponse(
             server_version=__version__,
-            started_ms=int(1000 * process.STARTED),
+            started_ms=int(1000 * use.STARTED),
             now_ms=int(1000 * time.time()),
             draining=state.calls.is_draining,
-            threads=use.threads,
-            anonymous_bytes=use.anonymous_bytes,
-            resident_bytes=use.resident_bytes,
+            threads=used.threads,
+            anonymous_bytes=used.anonymous_bytes,
+            resident_bytes=used.resident_bytes,
             memory_limit_bytes=memory_limit.limit_bytes(),
             datasets=[self._dataset(state.datasets[name]) for name in sorted(state.datasets)],
             streams=map(_stream, streams),

@@ -23,7 +23,7 @@ from tokenfeed.wire.piece_planes import OF_PIECES
 from tokenfeed.wire.row_block import Plane
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.poll_rate import PollRate
+from ...runtime.threads.poll_rate import PollRate
 from ..formats import Stored
 from ..narrowing import Narrowing
 from ..store import WRONG_TOKEN, PlaneReader, ReadCounts

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
-from ...runtime.poll_rate import PollRate
+from ...runtime.threads.poll_rate import PollRate
 from ..files import open_file, size_on_disk
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece

@@ -18,7 +18,7 @@ from typing import TypeVar
 from tokenfeed.errors import CorpusChanged, Unreadable
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.poll_rate import PollRate
+from ...runtime.threads.poll_rate import PollRate
 from ..store import CHANGED, SameContent, Submit
 from .shard import FileChange, FileStat, Shard
 

@@ -21,8 +21,8 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
-from ...runtime.poll_rate import PollRate
-from ...runtime.worker_threads import WorkerThreads
+from ...runtime.threads.poll_rate import PollRate
+from ...runtime.threads.worker_threads import WorkerThreads
 from ..files import open_descriptor, open_file
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece

@@ -17,7 +17,7 @@ from tokenfeed.errors import InvalidRequest, LimitExceeded, TokenfeedError, Unre
 from tokenfeed.sampling.document_rows import RowsKey
 
 from ...runtime.exceptions import log_exception
-from ...runtime.memory_limit import available_bytes
+from ...runtime.process.memory_limit import available_bytes
 from ..borders import Borders, BorderSearch
 from ..store import TokenStore
 from .kept import what_of

@@ -26,7 +26,7 @@ from tokenfeed.sampling.orders import packed_v1, padded_v1
 from tokenfeed.stream import identity
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.executors import Executor
+from ...runtime.threads.executors import Executor
 from ..borders import Borders
 from ..kept.collected import Collected
 from ..kept.container import kept_paths

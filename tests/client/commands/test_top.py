@@ -233,7 +233,8 @@ def test_a_server_that_asks_for_a_token_gets_one(
     """--status-token-file of a real server, and the token of its operators."""
     path = tmp_path / "operators"
     path.write_text("operator-1\n")
-    server = serve("--data", write_tokens(range(100)), "--status-token-file", path)
+    corpus = write_tokens(range(100))
+    server = serve("--data", corpus, "--host", "127.0.0.1", "--status-token-file", path)
 
     assert main(["top", server.address]) == 1
     assert "TOKENFEED_STATUS_TOKEN" in capsys.readouterr().err

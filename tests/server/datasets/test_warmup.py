@@ -17,7 +17,7 @@ from server.datasets import warmup
 from server.datasets.dataset import Dataset
 from server.datasets.loss_masks import LossMask
 from server.datasets.warmup import WarmUp, fitting, warm
-from server.runtime import memory_limit
+from server.runtime.process import memory_limit
 from server.storage.local import syscalls
 from server.storage.local.mapped_store import MapStore
 from server.storage.store import PIECE_BYTES, TokenStore

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.runtime.poll_rate import PollRate
+from server.runtime.threads.poll_rate import PollRate
 from server.storage.choice import STORES
 from server.storage.formats import FormatOptions
 from server.storage.local import joint_map

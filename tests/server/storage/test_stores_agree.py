@@ -18,7 +18,7 @@ from server.rpc import listener
 from server.rpc.activity import Activity
 from server.rpc.admission import AdmissionControl, StreamLimits
 from server.rpc.service import TokenFeed
-from server.runtime.poll_rate import PollRate
+from server.runtime.threads.poll_rate import PollRate
 from server.storage.choice import STORES
 from server.storage.formats import STORED
 from server.storage.local.pread_store import PreadStore

@@ -60,7 +60,7 @@ def test_workers_that_have_started_are_killed_if_the_start_ends_early(
     code = f"""
         import os, signal
         from multiprocessing.popen_fork import Popen
-        from server.runtime.executors import make_executor
+        from server.runtime.threads.executors import make_executor
 
         launch, started = Popen._launch, []
 

@@ -17,7 +17,7 @@ import pytest
 
 from server.datasets.content import InOrder
 from server.datasets.warmup import warm
-from server.runtime.poll_rate import PollRate
+from server.runtime.threads.poll_rate import PollRate
 from server.storage.choice import STORES, Storing
 from server.storage.formats import FormatOptions
 from server.storage.local import opened_shards

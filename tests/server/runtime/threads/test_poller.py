@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from server.runtime.poller import Poller, RescanWorker
+from server.runtime.threads.poller import Poller, RescanWorker
 from server.storage.local.mapped_store import MapStore
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
@@ -35,7 +35,8 @@ def test_a_check_that_fails_stops_neither_the_others_nor_itself(
 
     (line,) = caplog.messages
     assert re.fullmatch(
-        r"check failed name=broken: OSError EIO at tokenfeed/server/runtime/poller\.py:\d+", line
+        r"check failed name=broken: OSError EIO at tokenfeed/server/runtime/threads/poller\.py:\d+",
+        line,
     )
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
-from .exceptions import log_exception
+from ..exceptions import log_exception
 from .poll_rate import POLL_SECONDS
 
 _CLOSE_SECONDS = 0.5

@@ -1,0 +1,1 @@
+"""The process itself: its signals, its memory and its threads, as the kernel counts them."""
