@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.report import commit
 from benchmarks.serving import ROOT
 
-_NEEDED = ("client/batches.py", "server/__main__.py")
+_NEEDED = ("client/__init__.py", "server/__main__.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ else:
         ContractMismatch,
         CorpusChanged,
         CorpusError,
+        Forbidden,
         InvalidRequest,
         LimitExceeded,
         NotATokenfeedServer,
@@ -46,10 +47,10 @@ else:
     from .transport.timeouts import Timeouts
 
     if TYPE_CHECKING:
-        from .batches import RemoteBatches, RichBatch
-        from .evaluation import validation_feeds
+        from .batches.arrays import NumpyBatches, NumpyRichBatch
+        from .batches.remote import RemoteBatches, RichBatch
+        from .batches.validation import validation_feeds
         from .feed.mixture.recipe import Mixture
-        from .numpy_batches import NumpyBatches, NumpyRichBatch
 
 __all__ = [
     "BadFrame",
@@ -59,6 +60,7 @@ __all__ = [
     "CorpusChanged",
     "CorpusError",
     "Credentials",
+    "Forbidden",
     "InvalidRequest",
     "LimitExceeded",
     "Mixture",
@@ -83,8 +85,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in ("RemoteBatches", "RichBatch", "validation_feeds"):
         try:
-            from .batches import RemoteBatches, RichBatch
-            from .evaluation import validation_feeds
+            from .batches.remote import RemoteBatches, RichBatch
+            from .batches.validation import validation_feeds
         except ModuleNotFoundError as error:
             from tokenfeed.commands.extras import missing
 
@@ -98,9 +100,9 @@ def __getattr__(name: str) -> object:
 
         return Mixture
     if name in ("NumpyBatches", "NumpyRichBatch"):
-        from . import numpy_batches
+        from .batches import arrays
 
-        return getattr(numpy_batches, name)
+        return getattr(arrays, name)
     if name == "metrics":
         # `from . import metrics` would ask this function again.
         return import_module(".metrics", __name__)

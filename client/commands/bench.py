@@ -16,7 +16,7 @@ from ..transport.timeouts import Timeouts
 from . import WAIT_SECONDS
 
 if TYPE_CHECKING:
-    from ..batches import RemoteBatches
+    from ..batches.remote import RemoteBatches
 
 _LINE_SECONDS = 0.5
 
@@ -25,7 +25,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     """Print how fast batches arrive."""
     duration_seconds = seconds("seconds", arguments.seconds, zero=False)
     try:
-        from ..batches import RemoteBatches
+        from ..batches.remote import RemoteBatches
     except ImportError as error:
         raise InvalidRequest("bench", missing(error, "torch")) from None
     except OSError as error:

@@ -325,7 +325,7 @@ def test_a_device_without_a_ring_gets_the_same_batches(
 ) -> None:
     """MPS and others: one narrow copy, widened there."""
     monkeypatch.setattr(
-        "client.batches.transfer_for",
+        "client.batches.remote.transfer_for",
         lambda *place, masks, note: DirectTransfer(place[1], place[2], place[0], masks),
     )
     with RemoteBatches(scripted.address, 3, 5, num_batches=4) as feed:
@@ -344,7 +344,7 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     def staged(*place: Any, masks: tuple[int, ...], note: Note | None) -> PinnedTransfer:
         return PinnedTransfer(place[1], place[2], place[0], device, masks)
 
-    monkeypatch.setattr("client.batches.transfer_for", staged)
+    monkeypatch.setattr("client.batches.remote.transfer_for", staged)
     with RemoteBatches(scripted.address, 3, 5, num_batches=40) as feed:
         batches = [next(feed) for _ in range(13)]
         state = feed.state_dict()["sample"]

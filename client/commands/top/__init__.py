@@ -6,5 +6,5 @@
     columns.py  tables of lines
     record.py   a status -> JSON
 
-What is wrong is judged in tokenfeed/status, as for the status page.
+What is wrong is judged in tokenfeed/commands/status, as for the status page.
 """

@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from tokenfeed.status.attention import judge
+from tokenfeed.commands.status.attention import judge
 from tokenfeed.v1 import status_pb2 as pb
 
 

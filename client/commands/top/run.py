@@ -7,9 +7,9 @@ import json
 import sys
 import time
 
+from tokenfeed.commands.status import words
+from tokenfeed.commands.status.states import Level
 from tokenfeed.errors import InvalidRequest, ServerUnavailable, TokenfeedError
-from tokenfeed.status import words
-from tokenfeed.status.states import Level
 from tokenfeed.v1 import status_pb2 as pb
 
 from ...runtime.arguments import seconds

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from tokenfeed.status.states import Level
+from tokenfeed.commands.status.states import Level
 
 from .columns import cut
 from .text import Line

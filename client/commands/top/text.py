@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tokenfeed.status import words
-from tokenfeed.status.attention import Judgement, SeenStream, health, judge
-from tokenfeed.status.states import Level
+from tokenfeed.commands.status import words
+from tokenfeed.commands.status.attention import Judgement, SeenStream, health, judge
+from tokenfeed.commands.status.states import Level
 from tokenfeed.v1 import status_pb2 as pb
 
 from .columns import Column, cut, spark, table, wrapped

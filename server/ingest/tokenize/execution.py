@@ -1,4 +1,4 @@
-"""Encodes the units of an ingest in other processes, or in this one: runtime/threads/executors.py."""
+"""Encodes the units of an ingest, here or in other processes (runtime/threads/executors.py)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from client import InvalidRequest, RemoteBatches
-from client.evaluation import WholeDataset
+from client.batches.validation import WholeDataset
 from tests.client.conftest import ScriptedServer
 
 Data = Callable[[RemoteBatches], IterableDataset[Any]]

@@ -256,7 +256,7 @@ def test_every_module_is_there_once_whatever_it_was_called_first(
         "import client, tokenfeed, tokenfeed.client\n"
         "assert client is tokenfeed.client\n"
         "assert client.RemoteBatches is tokenfeed.RemoteBatches\n"
-        "assert client.RemoteBatches.__module__ == 'tokenfeed.client.batches'\n"
+        "assert client.RemoteBatches.__module__ == 'tokenfeed.client.batches.remote'\n"
         "wrong = [name for name, module in sys.modules.items()\n"
         "         if name.partition('.')[0] in ('client', 'server') and\n"
         "         module.__spec__.name != f'tokenfeed.{name}']\n"
@@ -424,4 +424,4 @@ def test_a_user_s_type_checker_finds_the_short_names_too(installed: Path, tmp_pa
 
     printed = run(installed, tmp_path, sys.executable, *command, seconds=100)
 
-    assert 'Revealed type is "tokenfeed.client.batches.RemoteBatches"' in printed
+    assert 'Revealed type is "tokenfeed.client.batches.remote.RemoteBatches"' in printed

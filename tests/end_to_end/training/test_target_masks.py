@@ -271,7 +271,7 @@ def test_a_device_gets_the_same_targets(
     """The bits of targets travel in the copy of the tokens."""
     device = Device()
 
-    monkeypatch.setattr("client.batches.transfer_for", partial(transfer_to, device, kind))
+    monkeypatch.setattr("client.batches.remote.transfer_for", partial(transfer_to, device, kind))
     with RemoteBatches(address, B, T, seed=7, mask_borders=True, num_batches=40, **ALONE) as feed:
         batches = list(feed)
     device.finish()
@@ -288,7 +288,7 @@ def test_a_device_gets_the_same_documents(
 
     with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
         wanted = [(each.tokens, each.positions, each.sample) for each in feed.batches()]
-    monkeypatch.setattr("client.batches.transfer_for", partial(transfer_to, device, kind))
+    monkeypatch.setattr("client.batches.remote.transfer_for", partial(transfer_to, device, kind))
     with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
         batches = list(feed.batches())
     device.finish()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from client import InvalidRequest, Mixture, NotFound, validation_feeds
-from client.evaluation import ValidationFeeds
+from client.batches.validation import ValidationFeeds
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
 from tests.support.waiting import eventually

@@ -5,7 +5,7 @@
     drawing.py         lines and bars, as SVG
     page.css, page.js  its style; its refreshing, without which it is as readable
 
-What is wrong is judged in tokenfeed/status, as for `tokenfeed top`.
+What is wrong is judged in tokenfeed/commands/status, as for `tokenfeed top`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from tokenfeed.status import words
+from tokenfeed.commands.status import words
 
 _SECONDS = 60
 _HEIGHT = 100

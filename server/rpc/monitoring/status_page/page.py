@@ -11,9 +11,9 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from tokenfeed.status import words
-from tokenfeed.status.attention import Judgement, health, judge
-from tokenfeed.status.states import Level
+from tokenfeed.commands.status import words
+from tokenfeed.commands.status.attention import Judgement, health, judge
+from tokenfeed.commands.status.states import Level
 from tokenfeed.v1 import status_pb2 as pb
 
 from ....runtime.http_server import Page

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from tokenfeed.status import words
-from tokenfeed.status.attention import SeenStream
-from tokenfeed.status.states import Level
+from tokenfeed.commands.status import words
+from tokenfeed.commands.status.attention import SeenStream
+from tokenfeed.commands.status.states import Level
 from tokenfeed.v1 import status_pb2 as pb
 
 from .drawing import bar, rate_line

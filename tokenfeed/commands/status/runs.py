@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..v1 import status_pb2 as pb
+from ...v1 import status_pb2 as pb
 from . import words
 
 _RANK = re.compile(r"[\s,_-]*\brank[\s:=_-]*[0-9]+$")

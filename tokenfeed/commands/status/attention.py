@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
-from ..v1 import status_pb2 as pb
+from ...v1 import status_pb2 as pb
 from . import words
 from .runs import Run, find_runs
 from .states import Level, State, states_of, usual_sample

@@ -9,20 +9,20 @@ from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
 
-from .device.host_transfer import Transfer
-from .device.loaders import require_own_batches
-from .device.rich_batch import RichBatch as RichBatch
-from .device.transfer import indexed, transfer_for, usable_device
-from .device.widening import WIDE_NUMPY, Batch, require_fits
-from .feed.epochs import Epoch
-from .feed.feed import Feed
-from .feed.mixture.recipe import Mixture
-from .feed.ranks.coordinates import Group
-from .stream.row_stream import PREFETCH_BYTES
-from .stream.wanted_planes import LossMask
-from .transport.addresses import Targets
-from .transport.credentials import Credentials
-from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from ..device.host_transfer import Transfer
+from ..device.loaders import require_own_batches
+from ..device.rich_batch import RichBatch as RichBatch
+from ..device.transfer import indexed, transfer_for, usable_device
+from ..device.widening import WIDE_NUMPY, Batch, require_fits
+from ..feed.epochs import Epoch
+from ..feed.feed import Feed
+from ..feed.mixture.recipe import Mixture
+from ..feed.ranks.coordinates import Group
+from ..stream.row_stream import PREFETCH_BYTES
+from ..stream.wanted_planes import LossMask
+from ..transport.addresses import Targets
+from ..transport.credentials import Credentials
+from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
 class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset[Batch]):

@@ -13,18 +13,18 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest
 
-from .device.host_transfer import WIDE, HostTransfer, WideRows, require_arrays_fit
-from .device.numpy_batch import NumpyRichBatch as NumpyRichBatch
-from .feed.epochs import Epoch
-from .feed.feed import Feed
-from .feed.mixture.recipe import Mixture
-from .feed.ranks.coordinates import Group
-from .runtime.arguments import shown
-from .stream.row_stream import PREFETCH_BYTES
-from .stream.wanted_planes import LossMask
-from .transport.addresses import Targets
-from .transport.credentials import Credentials
-from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from ..device.host_transfer import WIDE, HostTransfer, WideRows, require_arrays_fit
+from ..device.numpy_batch import NumpyRichBatch as NumpyRichBatch
+from ..feed.epochs import Epoch
+from ..feed.feed import Feed
+from ..feed.mixture.recipe import Mixture
+from ..feed.ranks.coordinates import Group
+from ..runtime.arguments import shown
+from ..stream.row_stream import PREFETCH_BYTES
+from ..stream.wanted_planes import LossMask
+from ..transport.addresses import Targets
+from ..transport.credentials import Credentials
+from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
 class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch]]):

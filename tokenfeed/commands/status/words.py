@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from ..v1 import status_pb2 as pb
+from ...v1 import status_pb2 as pb
 
 NAME_SHOWN = 60
 """Characters of a name that are shown at most."""

@@ -10,18 +10,18 @@ from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
 
-from .batches import RemoteBatches
-from .device.loaders import require_own_batches
-from .device.widening import Batch
-from .feed.mixture.recipe import Mixture
-from .feed.ranks.coordinates import Group
-from .feed.stats import FeedStats
-from .runtime.arguments import shown, text
-from .stream.row_stream import PREFETCH_BYTES
-from .stream.wanted_planes import LossMask
-from .transport.addresses import Targets
-from .transport.credentials import Credentials
-from .transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from ..device.loaders import require_own_batches
+from ..device.widening import Batch
+from ..feed.mixture.recipe import Mixture
+from ..feed.ranks.coordinates import Group
+from ..feed.stats import FeedStats
+from ..runtime.arguments import shown, text
+from ..stream.row_stream import PREFETCH_BYTES
+from ..stream.wanted_planes import LossMask
+from ..transport.addresses import Targets
+from ..transport.credentials import Credentials
+from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from .remote import RemoteBatches
 
 
 def validation_feeds(

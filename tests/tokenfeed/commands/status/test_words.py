@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.statuses import HOSTILE_NAMES, dataset, stream
-from tokenfeed.status import words
+from tokenfeed.commands.status import words
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum, IntEnum
 from statistics import median_high
 
-from ..v1 import status_pb2 as pb
+from ...v1 import status_pb2 as pb
 from .runs import Run
 
 _STALL_SECONDS = 5.0

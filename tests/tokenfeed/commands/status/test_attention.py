@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.statuses import HOSTILE_NAMES, dataset, status, stream
-from tokenfeed.status.attention import POINTS_SHOWN, health, judge
-from tokenfeed.status.states import HELD_TOKENS, Level, State
+from tokenfeed.commands.status.attention import POINTS_SHOWN, health, judge
+from tokenfeed.commands.status.states import HELD_TOKENS, Level, State
 from tokenfeed.v1 import status_pb2 as pb
 
 STALLED: dict[str, Any] = {
