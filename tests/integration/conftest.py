@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.integration.engine import BUILD_SECONDS, Container, docker, missing
+from tests.integration.pods import Cluster, write_corpus
 from tests.integration.stack import SERVER_IMAGE, Offline, Reading, Stack
 
 Note = Callable[[str], None]
@@ -80,6 +81,24 @@ def reading(replicas: Stack) -> Iterator[Reading]:
         yield started
     finally:
         started.close()
+
+
+@pytest.fixture(scope="session")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The volume of the pods, with a corpus."""
+    folder = tmp_path_factory.mktemp("volume")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture
+def cluster(images: None, volume: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """Without servers; ended after the test."""
+    made = Cluster(tmp_path, volume)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture
