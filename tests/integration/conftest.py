@@ -84,17 +84,16 @@ def reading(replicas: Stack) -> Iterator[Reading]:
 
 
 @pytest.fixture(scope="session")
-def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The volume of the pods, with a corpus."""
-    folder = tmp_path_factory.mktemp("volume")
-    write_corpus(folder)
-    return folder
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Offline:
+    """What jobs have to get that read from pods."""
+    volume = tmp_path_factory.mktemp("volume")
+    return Offline(write_corpus(volume), "shuffled-1")
 
 
 @pytest.fixture
-def cluster(images: None, volume: Path, tmp_path: Path) -> Iterator[Cluster]:
+def cluster(images: None, shuffled: Offline, tmp_path: Path) -> Iterator[Cluster]:
     """Without servers; ended after the test."""
-    made = Cluster(tmp_path, volume)
+    made = Cluster(tmp_path, shuffled)
     try:
         yield made
     finally:

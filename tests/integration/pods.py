@@ -7,11 +7,14 @@ loses its name only together with its network.
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,27 +33,30 @@ PRE_STOP_SECONDS: int = container(OVERLAY)["lifecycle"]["preStop"]["sleep"]["sec
 GRACE_SECONDS: int = pod(OVERLAY)["spec"]["terminationGracePeriodSeconds"]
 RANKS = 4
 # An epoch takes half a minute.
-STEPS_A_SECOND, EPOCH_STEPS = 50, 1_500
+STEPS_A_SECOND, EPOCH_STEPS = 25, 800
 CORPUS = "corpus/train.bin"
 # Longer than any list of addresses here, so that it is replaced by one write.
 _HOSTS_BYTES = 512
 
 
-def write_corpus(volume: Path) -> None:
-    """With some windows more than an epoch of all ranks takes."""
+def write_corpus(volume: Path) -> Path:
+    """Return its file. It has some windows more than an epoch of all ranks takes."""
     token_count = (EPOCH_STEPS * RANKS * BATCH_SIZE + 5) * CONTEXT_LENGTH + 1
     path = volume / CORPUS
     path.parent.mkdir()
     np.random.default_rng(2).integers(0, 50_000, token_count).astype("<u2").tofile(path)
     for each in (volume, path.parent):
         each.chmod(0o755)
+    return path
 
 
 class Pod(Container):
     """A server."""
 
-    _stops_by = 0.0
-    """When it would be killed, of time.monotonic(); 0 before it is stopped."""
+    def __init__(self, name: str, address: str) -> None:
+        super().__init__(name)
+        self.address = address
+        self._killed_at = 0.0
 
     def is_ready(self) -> bool:
         """Whether its readiness probe says so."""
@@ -66,7 +72,7 @@ class Pod(Container):
     def pre_stop(self) -> Iterator[None]:
         """The pause before SIGTERM. What is done meanwhile does not make it longer."""
         began = time.monotonic()
-        self._stops_by = began + GRACE_SECONDS
+        self._killed_at = began + GRACE_SECONDS
         yield
         time.sleep(max(0.0, began + PRE_STOP_SECONDS - time.monotonic()))
 
@@ -75,7 +81,7 @@ class Pod(Container):
         Return how long it took to end, in seconds.
         """
         began = time.monotonic()
-        left_seconds = int(self._stops_by - began) if self._stops_by else GRACE_SECONDS
+        left_seconds = int(self._killed_at - began) if self._killed_at else GRACE_SECONDS
         docker("stop", f"--time={left_seconds}", self.name, seconds=GRACE_SECONDS + 30)
         return time.monotonic() - began
 
@@ -83,10 +89,9 @@ class Pod(Container):
 class Cluster:
     """A network, a corpus, Secrets, and servers and trainers that share them."""
 
-    def __init__(self, folder: Path, volume: Path) -> None:
-        """folder: for what else is mounted.  volume: has the corpus."""
-        self.offline = Offline(volume / CORPUS, "shuffled-1")
-        self._volume, self._folder = volume, folder
+    def __init__(self, folder: Path, offline: Offline) -> None:
+        """folder: for Secrets and hosts.  offline: what `write_corpus` made."""
+        self.offline, self._folder = offline, folder
         self._name = f"tokenfeed-pods-{os.getpid()}"
         self._opened = ExitStack()
         self._hosts = folder / "hosts"
@@ -104,17 +109,35 @@ class Cluster:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
             path.chmod(0o444)
-        docker("network", "create", self._name)
+        self._addresses = self._create_network()
         self._opened.callback(docker, "network", "rm", self._name)
+
+    def _create_network(self) -> Iterator[str]:
+        """Return addresses of it, none of them twice: the engine gives a new container the address
+        of one that has ended, and a trainer would find a server where there should be none.
+        """
+        docker("network", "create", self._name)
+        (settings,) = json.loads(docker("network", "inspect", self._name))[0]["IPAM"]["Config"]
+        # Addresses can be chosen only if the subnet was.
+        docker("network", "rm", self._name)
+        docker("network", "create", f"--subnet={settings['Subnet']}", self._name)
+        subnet = ipaddress.ip_network(settings["Subnet"])
+        return (str(subnet[number]) for number in range(100, 200))
 
     def close(self) -> None:
         self._opened.close()
 
-    def start(self, image: str = SERVER_IMAGE, arguments: list[str] = ARGUMENTS) -> Pod:
-        """Start a server, and wait until it is ready."""
-        started = Pod(self._run("--detach", *self._limits(), image, *arguments))
-        self._opened.callback(started.remove)
-        wait_until(started.is_ready, "a server that is ready")
+    def start(
+        self, count: int, image: str = SERVER_IMAGE, arguments: Sequence[str] = ARGUMENTS
+    ) -> list[Pod]:
+        """Start servers, and wait until they are ready."""
+        started = []
+        for address in islice(self._addresses, count):
+            words = ["--detach", f"--ip={address}", *self._limits(), image, *arguments]
+            started.append(Pod(self._run(*words), address))
+            self._opened.callback(started[-1].remove)
+        for each in started:
+            wait_until(each.is_ready, "a server that is ready")
         return started
 
     def _run(self, *words: str) -> str:
@@ -138,21 +161,17 @@ class Cluster:
                 secret = self._folder / volume["secret"]["secretName"]
                 words += [f"--volume={secret}:{path}:ro"]
             else:
-                words += [f"--volume={self._volume}:{path}:ro"]
+                words += [f"--volume={self.offline.path.parents[1]}:{path}:ro"]
         return words
 
     def publish(self, *ready: Pod) -> None:
         """Have the Service name these servers, and no others."""
-        _write_hosts(self._hosts, self._addresses(ready))
-
-    def _addresses(self, pods: tuple[Pod, ...]) -> list[str]:
-        found = [each.inspect()["NetworkSettings"]["Networks"][self._name] for each in pods]
-        return [str(network["IPAddress"]) for network in found]
+        _write_hosts(self._hosts, ready)
 
     def describe(self, *stale: Pod) -> str:
         """What a trainer that begins now is told, by the servers that its cache of DNS names."""
         hosts = self._folder / "stale"
-        _write_hosts(hosts, self._addresses(stale))
+        _write_hosts(hosts, stale)
         command = ["python", "-m", "client", "describe", TARGET]
         return self._run("--rm", *self._trainer(hosts), TRAINER_IMAGE, *command)
 
@@ -170,7 +189,7 @@ class Cluster:
     def reading(
         self, *options: str, image: str = TRAINER_IMAGE, after: Reading | None = None
     ) -> Iterator[Reading]:
-        """A job of several ranks that takes shuffled rows, and has got its first batches.
+        """A job of several ranks that takes shuffled rows.
 
         options: of reader.py.  after: a job that has ended, of which it takes the state.
         """
@@ -180,19 +199,18 @@ class Cluster:
         command = [
             "docker", "run", "--rm", f"--name={name}", f"--network={self._name}",
             *self._trainer(self._hosts), f"--volume={READER}:/reader.py:ro", image,
-            "python", "/reader.py", f"--ranks={RANKS}", "--order=shuffled", *options,
+            "python", "/reader.py", "--numpy", f"--ranks={RANKS}", "--order=shuffled", *options,
             str(1 / STEPS_A_SECOND), TARGET,
         ]  # fmt: skip
         started = Reading(name, command, first_batch=after.next_batch if after else 0)
         try:
-            started.wait_for(20 * RANKS)
             yield started
         finally:
             started.close()
 
 
-def _write_hosts(path: Path, addresses: list[str]) -> None:
+def _write_hosts(path: Path, pods: Sequence[Pod]) -> None:
     """In place: a container has the file, and not its name."""
-    text = "".join(f"{address} {SERVICE}\n" for address in addresses)
+    text = "".join(f"{each.address} {SERVICE}\n" for each in pods)
     with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
         file.write(text.ljust(_HOSTS_BYTES, "\n").encode())

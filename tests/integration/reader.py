@@ -16,9 +16,9 @@ import sys
 import time
 from contextlib import ExitStack
 
-import torch
+import numpy as np
 
-from client import RemoteBatches, Timeouts
+import client
 
 BATCH_SIZE, CONTEXT_LENGTH, SEED = 4, 256, 7
 BATCH_BYTES = BATCH_SIZE * (CONTEXT_LENGTH + 1) * 2
@@ -26,6 +26,7 @@ BATCH_BYTES = BATCH_SIZE * (CONTEXT_LENGTH + 1) * 2
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--numpy", action="store_true", help="without torch, which takes seconds")
     parser.add_argument("--order", default="random")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--epoch", action="store_true", help="end after epoch 0")
@@ -37,7 +38,13 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    torch.set_num_threads(1)
+    if options.numpy:
+        batches_class = client.NumpyBatches
+    else:
+        import torch
+
+        torch.set_num_threads(1)
+        batches_class = client.RemoteBatches
     signals = set()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: signals.add(number))
@@ -45,7 +52,7 @@ def main() -> None:
         # Little is received ahead, so that a fault hits what is needed next.
         feeds = [
             opened.enter_context(
-                RemoteBatches(
+                batches_class(
                     options.targets,
                     BATCH_SIZE,
                     CONTEXT_LENGTH,
@@ -54,7 +61,7 @@ def main() -> None:
                     rank=rank,
                     world_size=options.ranks,
                     prefetch_bytes=8 * BATCH_BYTES,
-                    timeouts=Timeouts(reconnect_seconds=60.0),
+                    timeouts=client.Timeouts(reconnect_seconds=60.0),
                 )
             )
             for rank in range(options.ranks)
@@ -67,7 +74,7 @@ def main() -> None:
         for batches in zip(*streams, strict=True):
             reconnects = sum(feed.stats().reconnects for feed in feeds)
             for x, y in batches:
-                rows = torch.cat([x, y[:, -1:]], dim=1).numpy().astype("<u2")
+                rows = np.concatenate([x, y[:, -1:]], axis=1).astype("<u2")
                 print(number, hashlib.sha256(rows.tobytes()).hexdigest(), reconnects)
                 number += 1
             sys.stdout.flush()

@@ -21,7 +21,7 @@ from tests.integration.engine import (
     docker_bytes,
     wait_until,
 )
-from tests.integration.reader import BATCH_SIZE, CONTEXT_LENGTH, SEED
+from tests.integration.reader import BATCH_BYTES, BATCH_SIZE, CONTEXT_LENGTH, SEED
 from tests.support.offline import offline_rows
 
 READER = Path(__file__).with_name("reader.py")
@@ -242,11 +242,14 @@ class Offline:
     """The stream that trainers have to get, computed by support/reference.py."""
 
     def __init__(self, path: Path, order: str = "random-1") -> None:
-        self._path, self._order = path, order
+        self.path, self._order = path, order
+        self._digests: list[str] = []
 
     def digests(self, num_batches: int) -> list[str]:
         """SHA-256 of each batch."""
-        samples = range(num_batches * BATCH_SIZE)
-        rows = offline_rows([self._path], self._order, SEED, CONTEXT_LENGTH, samples).astype("<u2")
-        batches = rows.reshape(num_batches, -1)
-        return [hashlib.sha256(batch.tobytes()).hexdigest() for batch in batches]
+        more = range(len(self._digests), num_batches)
+        samples = range(more.start * BATCH_SIZE, more.stop * BATCH_SIZE)
+        rows = offline_rows([self.path], self._order, SEED, CONTEXT_LENGTH, samples).astype("<u2")
+        batches = rows.reshape(len(more), BATCH_BYTES // 2)
+        self._digests += [hashlib.sha256(batch.tobytes()).hexdigest() for batch in batches]
+        return self._digests[:num_batches]

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
 @pytest.fixture
 def servers(cluster: Cluster) -> list[Pod]:
     """Two, which the Service names."""
-    started = [cluster.start() for _ in range(2)]
+    started = cluster.start(2)
     cluster.publish(*started)
     return started
 
@@ -26,12 +26,13 @@ def servers(cluster: Cluster) -> list[Pod]:
 def job(cluster: Cluster, servers: list[Pod]) -> Iterator[Reading]:
     """It reads one epoch. Half of its ranks begin with each server."""
     with cluster.reading("--epoch") as started:
+        started.wait_for(10 * RANKS)
         yield started
 
 
 def require_whole_epoch(job: Reading, offline: Offline) -> None:
     """The job went on, and its ranks together got each row once."""
-    job.wait_for(50 * RANKS)
+    job.wait_for(25 * RANKS)
     assert job.reconnects() > 0
     job.finish("USR1")
     job.require_exact(offline)
@@ -48,7 +49,7 @@ def test_a_pod_that_is_deleted_serves_until_sigterm_and_costs_no_row(
         cluster.publish(staying)
         assert "dataset corpus" in cluster.describe(leaving)
         sent_bytes = leaving.sent_bytes()
-        job.wait_for(20 * RANKS)
+        job.wait_for(10 * RANKS)
         assert leaving.sent_bytes() > sent_bytes
         assert job.reconnects() == 0
     assert time.monotonic() - began >= PRE_STOP_SECONDS
@@ -71,7 +72,6 @@ def test_a_pod_that_gets_sigterm_at_once_costs_no_row(
     leaving.terminate()
 
     assert leaving.state()["ExitCode"] == 0
-    with cluster.reading() as late:
-        late.require_exact(cluster.offline)
+    assert "dataset corpus" in cluster.describe(leaving, staying)
     cluster.publish(staying)
     require_whole_epoch(job, cluster.offline)

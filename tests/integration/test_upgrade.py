@@ -26,11 +26,9 @@ OLD_ARGUMENTS = [word for word in ARGUMENTS if not word.startswith("--metrics-")
 # On the packages of the tree's images, so that nothing differs but the code.
 DOCKERFILE = """
 FROM {image}
-USER 0:0
-RUN rm -r /tokenfeed/*
-COPY code /tokenfeed
-RUN chmod -R a+rX . && python -m compileall -q --invalidation-mode unchecked-hash .
-USER 65532:65532
+WORKDIR /old
+ENV PYTHONPATH=/old
+COPY code .
 """
 
 
@@ -39,14 +37,15 @@ class Images(NamedTuple):
     trainer: str
 
 
-@pytest.fixture
-def old(images: None, tmp_path: Path) -> Iterator[Images]:
+@pytest.fixture(scope="module")
+def old(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
     """Those of the old commit."""
     known = subprocess.run(["git", "cat-file", "-e", OLD], cwd=ROOT, capture_output=True)
     if known.returncode != 0:
         pytest.skip("needs the history of the repository: git fetch --unshallow")
-    server = build(tmp_path / "server", SERVER_IMAGE, "tokenfeed", "server")
-    trainer = build(tmp_path / "trainer", TRAINER_IMAGE, "tokenfeed", "client")
+    folder = tmp_path_factory.mktemp("old")
+    server = build(folder / "server", SERVER_IMAGE, "tokenfeed", "server")
+    trainer = build(folder / "trainer", TRAINER_IMAGE, "tokenfeed", "client")
     yield Images(server, trainer)
     docker("rmi", server, trainer)
 
@@ -64,18 +63,18 @@ def build(context: Path, image: str, *folders: str) -> str:
 def test_servers_and_then_trainers_are_upgraded_and_no_row_is_lost(
     cluster: Cluster, old: Images, note: Note
 ) -> None:
-    """Servers are replaced without the pauses of a real update, which clients could use. Then each
-    job goes on with the other version.
+    """Servers are replaced without the pauses of a real update. Then each job goes on with the code
+    of the other.
     """
-    named = [cluster.start(old.server, OLD_ARGUMENTS) for _ in range(2)]
+    named = cluster.start(2, old.server, OLD_ARGUMENTS)
     cluster.publish(*named)
     with ExitStack() as opened:
-        jobs = [
-            opened.enter_context(cluster.reading(image=image))
-            for image in (old.trainer, TRAINER_IMAGE)
-        ]
+        images = [old.trainer, TRAINER_IMAGE]
+        jobs = [opened.enter_context(cluster.reading(image=image)) for image in images]
+        for job in jobs:
+            job.wait_for(10 * RANKS)
         for leaving in named[:]:
-            named.append(cluster.start())
+            named += cluster.start(1)
             cluster.publish(*named)
             named.remove(leaving)
             cluster.publish(*named)
@@ -83,16 +82,19 @@ def test_servers_and_then_trainers_are_upgraded_and_no_row_is_lost(
             assert leaving.state()["ExitCode"] == 0
             leaving.remove()
         for job in jobs:
-            job.wait_for(50 * RANKS)
+            job.wait_for(25 * RANKS)
             assert job.reconnects() > 0
             job.finish("TERM")
             job.require_exact(cluster.offline)
             note(f"upgraded: longest gap {job.longest_gap():.2f} s, {job.reconnects()} reconnects")
 
-        for job, image in zip(jobs, (TRAINER_IMAGE, old.trainer), strict=True):
-            with cluster.reading(image=image, after=job) as resumed:
-                resumed.wait_for(20 * RANKS)
-                resumed.require_exact(cluster.offline)
+        resumed = [
+            opened.enter_context(cluster.reading(image=image, after=job))
+            for job, image in zip(jobs, reversed(images), strict=True)
+        ]
+        for job in resumed:
+            job.wait_for(10 * RANKS)
+            job.require_exact(cluster.offline)
 
 
 def test_an_old_server_refuses_the_arguments_of_a_new_one(old: Images) -> None:
