@@ -56,16 +56,12 @@ class Pod(Container):
     def __init__(self, name: str, address: str) -> None:
         super().__init__(name)
         self.address = address
-        self._killed_at = 0.0
+        self._killed_at = 0.0  # of time.monotonic(); 0 until it is being deleted
 
     def is_ready(self) -> bool:
         """Whether its readiness probe says so."""
-        command = [
-            "docker",
-            "exec",
-            self.name,
-            *container(OVERLAY)["readinessProbe"]["exec"]["command"],
-        ]
+        probe = container(OVERLAY)["readinessProbe"]["exec"]["command"]
+        command = ["docker", "exec", self.name, *probe]
         return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
 
     @contextmanager
@@ -90,7 +86,7 @@ class Cluster:
     """A network, a corpus, Secrets, and servers and trainers that share them."""
 
     def __init__(self, folder: Path, offline: Offline) -> None:
-        """folder: for Secrets and hosts.  offline: what `write_corpus` made."""
+        """folder: for Secrets and hosts.  offline: of what `write_corpus` made."""
         self.offline, self._folder = offline, folder
         self._name = f"tokenfeed-pods-{os.getpid()}"
         self._opened = ExitStack()

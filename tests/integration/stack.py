@@ -161,6 +161,7 @@ class Reading:
         self.container = Container(name)
         self.arrived: list[Arrived] = []
         self.state = ""
+        """JSON, after SIGTERM."""
         self._first_batch = first_batch
         self._process = subprocess.Popen(
             command,
@@ -200,8 +201,9 @@ class Reading:
     def require_exact(self, offline: Offline) -> None:
         """Every batch was there, once, in order, and byte for byte what the file holds."""
         arrived, first = list(self.arrived), self._first_batch
-        assert [batch.step for batch in arrived] == list(range(first, self.next_batch))
-        assert [batch.digest for batch in arrived] == offline.digests(self.next_batch)[first:]
+        end = first + len(arrived)
+        assert [batch.step for batch in arrived] == list(range(first, end))
+        assert [batch.digest for batch in arrived] == offline.digests(end)[first:]
 
     @property
     def next_batch(self) -> int:

@@ -21,7 +21,7 @@ from tests.integration.stack import SERVER_IMAGE, TRAINER_IMAGE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
 
 OLD = "132151ea4b420631d6848a8426e38dcd0e573724"
-"""The last commit before metrics and manifests. Once there is a release, it is the last one."""
+"""The last commit before the metrics. Once there is a release, name the last one instead."""
 OLD_ARGUMENTS = [word for word in ARGUMENTS if not word.startswith("--metrics-")]
 # On the packages of the tree's images, so that nothing differs but the code.
 DOCKERFILE = """
