@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
 
 OLD = "132151ea4b420631d6848a8426e38dcd0e573724"
 """The last commit before the metrics. Once there is a release, name the last one instead."""
-OLD_ARGUMENTS = [word for word in ARGUMENTS if not word.startswith("--metrics-")]
+NEW_OPTIONS = ("--metrics-", "--status", "--log-format")
+OLD_ARGUMENTS = [word for word in ARGUMENTS if not word.startswith(NEW_OPTIONS)]
 # On the packages of the tree's images, so that nothing differs but the code.
 DOCKERFILE = """
 FROM {image}
