@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.integration.engine import BUILD_SECONDS, Container, docker, missing
+from tests.integration.pods import Cluster, write_corpus
 from tests.integration.stack import SERVER_IMAGE, Offline, Reading, Stack
 
 Note = Callable[[str], None]
@@ -80,6 +81,23 @@ def reading(replicas: Stack) -> Iterator[Reading]:
         yield started
     finally:
         started.close()
+
+
+@pytest.fixture(scope="session")
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Offline:
+    """What jobs have to get that read from pods."""
+    volume = tmp_path_factory.mktemp("volume")
+    return Offline(write_corpus(volume), "shuffled-1")
+
+
+@pytest.fixture
+def cluster(images: None, shuffled: Offline, tmp_path: Path) -> Iterator[Cluster]:
+    """Without servers; ended after the test."""
+    made = Cluster(tmp_path, shuffled)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture

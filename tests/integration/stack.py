@@ -21,7 +21,7 @@ from tests.integration.engine import (
     docker_bytes,
     wait_until,
 )
-from tests.integration.reader import BATCH_SIZE, CONTEXT_LENGTH, SEED
+from tests.integration.reader import BATCH_BYTES, BATCH_SIZE, CONTEXT_LENGTH, SEED
 from tests.support.offline import offline_rows
 
 READER = Path(__file__).with_name("reader.py")
@@ -151,9 +151,19 @@ class Arrived(NamedTuple):
 class Reading:
     """A trainer in a container of its own that takes batches in step with the clock."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: dict[str, str] | None = None,
+        first_batch: int = 0,
+    ) -> None:
+        """first_batch: number of the first one that it has to get, if it resumes."""
         self.container = Container(name)
         self.arrived: list[Arrived] = []
+        self.state = ""
+        """JSON, after SIGTERM."""
+        self._first_batch = first_batch
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -168,6 +178,9 @@ class Reading:
     def _collect(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if line.startswith("state "):
+                self.state = line.removeprefix("state ").strip()
+                continue
             step, digest, reconnects = line.split()
             self.arrived.append(Arrived(time.monotonic(), int(step), digest, int(reconnects)))
 
@@ -188,9 +201,15 @@ class Reading:
 
     def require_exact(self, offline: Offline) -> None:
         """Every batch was there, once, in order, and byte for byte what the file holds."""
-        arrived = list(self.arrived)
-        assert [batch.step for batch in arrived] == list(range(len(arrived)))
-        assert [batch.digest for batch in arrived] == offline.digests(len(arrived))
+        arrived, first = list(self.arrived), self._first_batch
+        end = first + len(arrived)
+        assert [batch.step for batch in arrived] == list(range(first, end))
+        assert [batch.digest for batch in arrived] == offline.digests(end)[first:]
+
+    @property
+    def next_batch(self) -> int:
+        """The number of the batch after the last one that arrived."""
+        return self._first_batch + len(self.arrived)
 
     def reconnects(self) -> int:
         """How often its stream broke and was taken up again, so far."""
@@ -204,6 +223,12 @@ class Reading:
         """Seconds between two batches, at most."""
         times = [batch.at for batch in list(self.arrived)]
         return max(after - before for before, after in pairwise(times))
+
+    def finish(self, signal: str) -> None:
+        """Send it a signal, and wait until it has ended without an error."""
+        docker("kill", "--signal", signal, self.container.name)
+        assert self._process.wait(timeout=60) == 0, self._said()
+        self._thread.join()
 
     def close(self) -> None:
         """End it, whatever it does."""
@@ -219,12 +244,15 @@ class Reading:
 class Offline:
     """The stream that trainers have to get, computed by support/reference.py."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, order: str = "random-1") -> None:
+        self.path, self._order = path, order
+        self._digests: list[str] = []
 
     def digests(self, num_batches: int) -> list[str]:
         """SHA-256 of each batch."""
-        samples = range(num_batches * BATCH_SIZE)
-        rows = offline_rows([self._path], "random-1", SEED, CONTEXT_LENGTH, samples).astype("<u2")
-        batches = rows.reshape(num_batches, -1)
-        return [hashlib.sha256(batch.tobytes()).hexdigest() for batch in batches]
+        more = range(len(self._digests), num_batches)
+        samples = range(more.start * BATCH_SIZE, more.stop * BATCH_SIZE)
+        rows = offline_rows([self.path], self._order, SEED, CONTEXT_LENGTH, samples).astype("<u2")
+        batches = rows.reshape(len(more), BATCH_BYTES // 2)
+        self._digests += [hashlib.sha256(batch.tobytes()).hexdigest() for batch in batches]
+        return self._digests[:num_batches]
