@@ -81,7 +81,7 @@ class Activity:
         with self._lock:
             left = [stream for stream in self._streams.values() if not stream.has_ended]
         for stream in left:
-            log_ended(stream, "shutdown")
+            log_ended(stream, "shutdown" if stream.calls else "idle")
 
     def totals(self) -> Totals:
         """Return a copy of the counts."""
