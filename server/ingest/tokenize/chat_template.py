@@ -130,9 +130,9 @@ class ChatTemplate:
             raise InvalidRequest(OPTION, f"{file.name} uses {unknown[0]}, which is unknown; {cure}")
         self.marks_targets, misplaced = jinja_sandbox.targets_in(tree)
         if misplaced is not None:
-            problem = "has a {% generation %} block inside of a macro, a recursive loop, or a call, "
-            problem += "filter, set, block or generation block, where its place in the text is "
-            problem += "unknown; move it out"
+            problem = "this {% generation %} block is inside of a macro, a recursive loop, or a "
+            problem += "call, filter, set, block or generation block, where its place in the text "
+            problem += "is unknown; move it out"
             raise InvalidRequest(OPTION, f"{file.name}, line {misplaced}: {problem}")
         self._names_prompt = _PROMPT in undeclared
 
@@ -199,8 +199,8 @@ class ChatTemplate:
         return "".join(pieces), [(first, first + len(block)) for first, block in targets.blocks]
 
 
-class _OutOfTime(Exception):
-    pass
+class _OutOfTime(BaseException):
+    """Not an Exception: Jinja takes one in a constant to mean that it is none."""
 
 
 @contextmanager
