@@ -35,9 +35,8 @@ def template_of(arguments: argparse.Namespace) -> ChatTemplateFile | None:
     template = load_chat_template(file)
     if not template.marks_targets and template.ignores_prompt:
         _LOG.warning(
-            "%s writes no generation prompt, so what it writes before the text of the assistant is "
-            "a training target too, as a header would be; if there is one, see Chats in "
-            "docs/ingest.md",
+            "%s writes no generation prompt: all that it writes for a turn of the assistant is a "
+            "training target, a header too (docs/ingest.md, Chats)",
             file.name,
         )
     return file

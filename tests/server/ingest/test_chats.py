@@ -221,7 +221,7 @@ def test_a_template_without_a_generation_prompt_is_accepted_and_said_once(
     done = ingest(path, *words)
 
     assert done.returncode == 0
-    assert done.stderr.count("t.jinja writes no generation prompt, so what it writes before ") == 1
+    assert done.stderr.count("t.jinja writes no generation prompt: all that it writes for ") == 1
 
 
 def test_plain_text_has_no_messages(words: tuple[str | Path, ...], tmp_path: Path) -> None:
