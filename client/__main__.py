@@ -20,6 +20,7 @@ from tokenfeed.commands import COMMANDS, program
 from tokenfeed.commands.output import flush_stdout, print_stdout_error
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.sampling import orders
+from tokenfeed.sampling.orders import padded_v1
 
 from .commands.bench import run_bench
 from .commands.describe import run_describe
@@ -42,6 +43,8 @@ _TARGET_HELP = {
 _NEEDED_TOKENS_PER_SECOND = 5e6
 """What eight GPUs of one machine take of a small model: 0.5 million tokens/s each is fast for 124
 million parameters. Larger models take far less."""
+_LONG = padded_v1.LONG_DOCUMENTS
+_LONG_HELP = "what the order padded does with documents longer than a row (default: cut)"
 _Add = Callable[..., argparse.Action]
 
 
@@ -81,8 +84,16 @@ def build_parser() -> argparse.ArgumentParser:
         "--context-length",
         type=int,
         metavar="T",
-        help="also print how many rows of T tokens each order has",
+        help="also print how many rows of T tokens each order of windows has",
     )
+    add(
+        "--order",
+        choices=[name for name in orders.LATEST if orders.latest(name).LONG_DOCUMENTS],
+        help="also print those of an order over documents, which the server makes if there are "
+        "none; of one dataset",
+    )
+    add("--long", choices=_LONG, help=_LONG_HELP)
+    add("--dataset", default="", help="the only dataset to describe (default: all)")
 
     add = command("show", run_show, "Print one batch, as token ids or as text.")
     _add_stream_arguments(add, batch_size=4, context_length=64)
@@ -161,8 +172,8 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
     )
     add(
         "--long",
-        choices=("cut", "drop", "truncate"),
-        help="what the order padded does with documents longer than a row (default: cut)",
+        choices=_LONG,
+        help=_LONG_HELP,
     )
 
 

@@ -164,6 +164,8 @@ class Report:
         headings += ("targets",) if has_documents else ()
         yield "in all stages:"
         yield from _table([headings, *rows])
+        if has_documents:
+            yield "  targets: share of the positions of x, without regard to loss masks"
 
     def _end_lines(self) -> Iterable[str]:
         planned = self.planned

@@ -266,15 +266,25 @@ def describe(
     target: str,
     context_length: int | None = None,
     *,
+    dataset: str = "",
+    order: str = "",
+    long_documents: str = "",
     timeout_seconds: float = 10.0,
     credentials: Credentials = PLAINTEXT,
 ) -> pb.DescribeResponse:
     """Return what the server at target serves, in one call.
 
-    context_length: T for the number of windows.  Raises: RequestError, Unreachable.
+    context_length: T for the number of windows.  dataset: the only one to describe; "": all.
+    order, long_documents: over documents, with its version, whose rows are counted too; of one
+    dataset.  Raises: RequestError, Unreachable.
     """
     require_address(target)
-    request = pb.DescribeRequest(context_length=context_length)
+    request = pb.DescribeRequest(
+        dataset=dataset,
+        context_length=context_length,
+        order=order,
+        long_documents=long_documents,
+    )
 
     def ask() -> pb.DescribeResponse:
         try:

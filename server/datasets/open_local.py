@@ -58,12 +58,14 @@ _NUMBERS = {_VOCAB_SIZE: (1, VOCAB_SIZE_MAX), _END_TOKEN: (0, VOCAB_SIZE_MAX)}
 _NUMBERS[_START_TOKEN] = _NUMBERS[_END_TOKEN]
 """Options that are numbers, and the limits of each."""
 _IMMUTABLE = "immutable"
+_CACHE_DIR = "cache-dir"
 OPTIONS: Mapping[str, Sequence[str] | None] = {
     "format": FORMAT_NAMES,
     "dtype": tuple(STORED),
     "read": WAYS,
     _IMMUTABLE: ("",),
     _LOSS_MASK: None,
+    _CACHE_DIR: None,
     **dict.fromkeys(_NUMBERS),
 }
 """The options of a target, as those of `tokenfeed serve`, and their values; None: others."""
@@ -115,6 +117,7 @@ def _open(
     planes = PlaneOptions(
         expand(options[_LOSS_MASK], MASK_SUFFIXES) if _LOSS_MASK in options else (),
         Delimiters(_number(_END_TOKEN, options), _number(_START_TOKEN, options)),
+        _folder(_CACHE_DIR, options),
     )
     dataset = open_dataset(
         source, formats, checks, storing, planes=planes, share=True, stopped=stopped
@@ -157,7 +160,10 @@ class LocalDatasets:
         for source, dataset, found in zip(sources, self._datasets, described, strict=False):
             if source.reads_documents:
                 key = RowsKey(source.order.NAME, context_length, source.long_documents)
-                found.rows.append(dataset.document_rows_now(key, self._stopped))
+                try:
+                    found.rows.append(dataset.document_rows_now(key, self._stopped))
+                except InvalidCorpus as error:
+                    raise InvalidCorpus(error.subject, _for_targets(error.problem)) from None
         return described
 
     def blocks(self, request: StreamRequest) -> LocalBlocks:
@@ -268,6 +274,20 @@ def _number(option: str, options: Mapping[str, str]) -> int | None:
     raise InvalidRequest(
         "target", f"{option} is {text!r}; it takes a number from {least} to {most}"
     )
+
+
+def _folder(option: str, options: Mapping[str, str]) -> str | None:
+    """Return the folder that an option names; None if it is not given.  Raises: InvalidRequest."""
+    path = options.get(option)
+    if path is None:
+        return None
+    try:
+        found = os.path.expanduser(os.fsencode(path))
+    except UnicodeEncodeError:
+        found = b""
+    if not found or b"\0" in found:
+        raise InvalidRequest("target", f"{option} is {path!r}; it takes a folder")
+    return os.fsdecode(found)
 
 
 def _sources(words: Sequence[str]) -> list[DatasetSource]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.errors import InvalidRequest
@@ -10,6 +11,8 @@ from tokenfeed.errors import InvalidRequest
 from .tokenize.chat_template import ChatTemplateFile, load_chat_template
 from .tokenize.recipe import Recipe
 from .tokenize.tokenizer import TokenizerFile, load_tokenizer
+
+_LOG = logging.getLogger("tokenfeed.server")
 
 
 def template_of(arguments: argparse.Namespace) -> ChatTemplateFile | None:
@@ -29,7 +32,13 @@ def template_of(arguments: argparse.Namespace) -> ChatTemplateFile | None:
     if arguments.chat_template is None:
         raise InvalidRequest("--chat-template", "is missing: --messages-column needs it")
     file = ChatTemplateFile.read(arguments.chat_template, arguments.special_token)
-    load_chat_template(file)
+    template = load_chat_template(file)
+    if not template.marks_targets and template.ignores_prompt:
+        _LOG.warning(
+            "%s writes no generation prompt: all that it writes for a turn of the assistant is a "
+            "training target, a header too (docs/ingest.md, Chats)",
+            file.name,
+        )
     return file
 
 
@@ -82,6 +91,10 @@ def _columns(arguments: argparse.Namespace) -> tuple[str, ...]:
     prompt, response = arguments.prompt_column, arguments.response_column
     if prompt is None and response is None:
         return (arguments.text_column or "text",)
+    if prompt == response:
+        raise InvalidRequest(
+            "--response-column", f"{response!r} is also --prompt-column; pass two columns"
+        )
     if prompt is None or response is None:
         absent = "--prompt-column" if prompt is None else "--response-column"
         raise InvalidRequest(absent, "is missing: pairs need both columns")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from client.__main__ import build_parser, main
 from client.commands.bench import measure
 from tests.client.conftest import ScriptedServer
 from tests.conftest import Serve, WriteTokens
+from tests.support.packed_corpora import write_corpus
 
 Captured = pytest.CaptureFixture[str]
 
@@ -32,6 +34,23 @@ def test_describe_says_what_is_served(
     assert "orders: random-1, shuffled-1, sequential-1, packed-1, padded-1, mixture-1\n" in shown
 
 
+def test_describe_counts_the_rows_of_an_order_over_documents(
+    serve: Serve, tmp_path: Path, capsys: Captured
+) -> None:
+    """How long is an epoch? The server makes the rows for it."""
+    corpus = write_corpus(tmp_path / "train", [[10, 11, 30], [1]], "train")
+    other = write_corpus(tmp_path / "val", [[10]], "val")
+    address = serve(*corpus.words, *other.words).address
+    asked = ["describe", address, "--dataset", "train", "--context-length", "20"]
+
+    assert main([*asked, "--order", "packed"]) == 0
+    assert ", sequential-1 2, packed-1 3\n" in capsys.readouterr().out
+    assert main([*asked, "--order", "padded", "--long", "drop"]) == 0
+    shown = capsys.readouterr().out
+    assert ", padded-1 2\n" in shown
+    assert "dataset val" not in shown
+
+
 def test_show_prints_a_batch_with_its_samples(
     serve: Serve, write_tokens: WriteTokens, capsys: Captured
 ) -> None:
@@ -49,6 +68,12 @@ def test_show_prints_a_batch_with_its_samples(
     [
         (["describe", "localhost"], "write HOST:PORT"),
         (["describe", "localhost:1"], "localhost:1"),
+        (["describe", "localhost:1", "--order", "packed"], "--order: needs --context-length"),
+        (["describe", "localhost:1", "--long", "cut"], "--long: needs --order"),
+        (
+            ["describe", "x:1", "--context-length", "9", "--order", "packed", "--long", "drop"],
+            "--long: 'drop' is not one of cut; the order is packed-1",
+        ),
         (["show", "localhost:1", "--batch-size", "0"], "--batch-size: 0"),
         (["show", "localhost:1", "--seed", "-1"], "--seed: -1"),
         (["show", "localhost:1", "--context-length", "-1"], "--context-length: -1"),

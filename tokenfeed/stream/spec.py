@@ -160,10 +160,9 @@ class StreamSpec:
         """Check every range."""
         # The upper limit depends on the corpus.
         if not 1 <= self.context_length < _CONTEXT_LENGTH_END:
-            raise InvalidRequest(
-                "context_length",
-                f"{self.context_length} is not in [1, tokens of the longest file)",
-            )
+            are_pieces = all(source.reads_documents for source in self.sources)
+            limit = "16777215" if are_pieces else "tokens of the longest file"
+            raise InvalidRequest("context_length", f"{self.context_length} is not in [1, {limit})")
         if not self.sources or (self.mixture is None and len(self.sources) > 1):
             raise InvalidRequest("sources", "have to be one, or those of a mixture")
         for stage in self.mixture.stages if self.mixture else ():

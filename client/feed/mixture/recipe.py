@@ -164,9 +164,11 @@ class Mixture:
                 orders.latest(options.order or own_order),
                 own_seed if options.seed is None else options.seed,
                 number,
-                long_argument(options.order, options.long, f"sources.{name}.long")
-                if options.order
-                else long_argument(own_order, options.long or own_long or None),
+                long_argument(
+                    options.order or own_order,
+                    options.long or (None if options.order else own_long or None),
+                    f"sources.{name}.long",
+                ),
             )
             for number, (name, options) in enumerate(self.sources.items())
         )

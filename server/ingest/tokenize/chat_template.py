@@ -28,6 +28,7 @@ _SPECIAL_TOKENS = frozenset(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
 """Undefined, they would be missing from the text. Other names are often absent on purpose."""
+_PROMPT = "add_generation_prompt"
 _TEXT_CHARS_MAX = 64 << 20
 _CHARS_SHOWN = 160
 
@@ -114,29 +115,38 @@ class ChatTemplate:
     def __init__(self, file: ChatTemplateFile) -> None:
         """Compile it.  Raises: InvalidRequest."""
         try:
-            from jinja2 import TemplateSyntaxError, meta, nodes
-
-            from .jinja_sandbox import Sandbox, Targets
+            from . import jinja_sandbox
         except ImportError as error:
             raise InvalidRequest(OPTION, missing(error, "chat")) from error
-        sandbox = Sandbox()
-        try:
+        self._name = file.name
+        with _compile_errors(file.name):
+            sandbox = jinja_sandbox.Sandbox()
             tree = sandbox.parse(file.text)
-            undeclared = meta.find_undeclared_variables(tree)
+            undeclared = jinja_sandbox.undeclared(tree)
             self._template = sandbox.from_string(file.text)
-        except TemplateSyntaxError as error:
-            problem = f"{file.name}, line {error.lineno}: {_one_line(error)}"
-            raise InvalidRequest(OPTION, problem) from error
-        except (RecursionError, SyntaxError) as error:  # the latter by Python
-            raise InvalidRequest(OPTION, f"{file.name} is nested too deeply") from error
         self._special_tokens = dict(file.special_tokens)
         if unknown := sorted((undeclared & _SPECIAL_TOKENS) - self._special_tokens.keys()):
             cure = f"pass --special-token {unknown[0]}=TEXT, or a tokenizer_config.json that has it"
             raise InvalidRequest(OPTION, f"{file.name} uses {unknown[0]}, which is unknown; {cure}")
-        self.marks_targets = any(
-            node.identifier == Targets.identifier
-            for node in tree.find_all(nodes.ExtensionAttribute)
-        )
+        self.marks_targets, misplaced = jinja_sandbox.targets_in(tree)
+        if misplaced is not None:
+            problem = "this {% generation %} block is inside of a macro, a recursive loop, or a "
+            problem += "call, filter, set, block or generation block, where its place in the text "
+            problem += "is unknown; move it out"
+            raise InvalidRequest(OPTION, f"{file.name}, line {misplaced}: {problem}")
+        self._names_prompt = _PROMPT in undeclared
+
+    @property
+    def ignores_prompt(self) -> bool:
+        """Whether a generation prompt changes nothing, as far as a message of a user shows."""
+        if not self._names_prompt:
+            return True
+        chat = [{"role": "user", "content": "a"}]
+        try:
+            plain, asking = (self.render(chat, None, adds_prompt=adds) for adds in (False, True))
+        except InvalidDocument:  # of this chat, which is none of those that are ingested
+            return False
+        return plain == asking
 
     def render(
         self, messages: Sequence[Message], tools: Any, *, adds_prompt: bool = False
@@ -155,7 +165,7 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": adds_prompt,
+            _PROMPT: adds_prompt,
         }
         pieces: list[str] = []
         try:
@@ -164,8 +174,11 @@ class ChatTemplate:
                     pieces.append(piece)
                     if targets.size_chars > _TEXT_CHARS_MAX:
                         raise InvalidDocument(f"chat above {_TEXT_CHARS_MAX:,} characters")
-        except (InvalidDocument, MemoryError):
+        except InvalidDocument:
             raise
+        except MemoryError as error:
+            problem = f"the chat template {self._name} needs more memory than there is"
+            raise InvalidDocument(problem, is_fatal=True) from error
         except Refused as error:
             raise InvalidDocument(f"refused by the chat template: {_one_line(error)}") from error
         except _OutOfTime as error:
@@ -183,18 +196,31 @@ class ChatTemplate:
                 )
                 raise InvalidDocument(problem, is_fatal=True) from error
             raise InvalidDocument(problem) from error
-        text = "".join(pieces)
-        if any(text[first : first + len(block)] != block for first, block in targets.blocks):
-            problem = (
-                "the chat template has a {% generation %} block in a macro, a filter or a set "
-                "block, where its place in the text is unknown; move it out"
-            )
-            raise InvalidDocument(problem, is_fatal=True)
-        return text, [(first, first + len(block)) for first, block in targets.blocks]
+        return "".join(pieces), [(first, first + len(block)) for first, block in targets.blocks]
 
 
-class _OutOfTime(Exception):
-    pass
+class _OutOfTime(BaseException):
+    """Not an Exception: Jinja takes one in a constant to mean that it is none."""
+
+
+@contextmanager
+def _compile_errors(name: str) -> Iterator[None]:
+    """Raise InvalidRequest for whatever the compiler raises, also after RENDER_SECONDS."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        with _time_limit():
+            yield
+    except TemplateSyntaxError as error:
+        problem = f"{name}, line {error.lineno}: {_one_line(error)}"
+        raise InvalidRequest(OPTION, problem) from error
+    except (RecursionError, SyntaxError) as error:  # the latter by Python
+        raise InvalidRequest(OPTION, f"{name} is nested too deeply") from error
+    except _OutOfTime as error:
+        problem = f"{name} takes more than {RENDER_SECONDS:g} s to compile"
+        raise InvalidRequest(OPTION, problem) from error
+    except Exception as error:  # of Python, where it computes a constant
+        raise InvalidRequest(OPTION, f"{name} cannot be compiled: {_one_line(error)}") from error
 
 
 @contextmanager

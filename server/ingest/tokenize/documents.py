@@ -42,7 +42,9 @@ class Document(NamedTuple):
 def documents_of(
     content: Rows | Lines | None, recipe: Recipe, problems: list[Problem]
 ) -> Iterator[Document]:
-    """Yield the valid documents of a unit; the others are added to problems."""
+    """Yield the valid documents of a unit, up to the first fatal problem; the others are added to
+    problems.
+    """
     if content is None:
         return
     columns = recipe.read_columns
@@ -51,6 +53,8 @@ def documents_of(
         found = _document(values, where, recipe)
         if isinstance(found, Problem):
             problems.append(found)
+            if found.is_fatal:  # so the ingest ends: others would only hold it up
+                return
         else:
             yield found
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -23,17 +25,36 @@ class Refused(TemplateError):
     """The template itself refuses a chat, by raise_exception."""
 
 
+class _Unfolded(CodeGenerator):
+    """Leaves constant expressions to the rendering, which is limited in time."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+class _Tracking(_Unfolded, TrackingCodeGenerator):
+    """As jinja2.meta finds variables, but leaves constant expressions alone too."""
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Where templates are compiled, with the settings of transformers."""
+
+    code_generator_class = _Unfolded
 
     def __init__(self) -> None:
         """Add the functions and statements that templates know."""
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Targets, "jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[Targets, "jinja2.ext.loopcontrols"],
+            optimized=False,  # as in _Unfolded
         )
-        self.filters["tojson"] = _to_json
+        self.filters |= {"tojson": _to_json, "random": _forbidden("random")}
         self.globals |= {
             "raise_exception": _refuse,
+            "lipsum": _forbidden("lipsum"),
             # The class itself would have more attributes than a template needs.
             "dict": lambda *pairs, **values: dict(*pairs, **values),
             "namespace": _PublicNamespace,
@@ -88,6 +109,42 @@ class Targets(Extension):
         return text
 
 
+def undeclared(tree: nodes.Template) -> set[str]:
+    """Return the variables that a template gets from outside."""
+    assert tree.environment is not None
+    tracking = _Tracking(tree.environment)
+    tracking.optimizer = None
+    tracking.visit(tree)
+    return tracking.undeclared_identifiers
+
+
+_BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
+
+
+def targets_in(tree: nodes.Template) -> tuple[bool, int | None]:
+    """Return whether a template has {% generation %} blocks; and the line of one whose place in the
+    text is unknown, since the text around it is collected before it is written; None if there is
+    no such block.
+    """
+    found = False
+    open_nodes: list[tuple[nodes.Node, bool]] = [(tree, False)]
+    while open_nodes:
+        node, is_buffered = open_nodes.pop()
+        if isinstance(node, nodes.CallBlock) and _is_target(node):
+            if is_buffered:
+                return True, node.lineno
+            found = True
+        is_buffered |= isinstance(node, _BUFFERED)
+        is_buffered |= isinstance(node, nodes.For) and node.recursive
+        open_nodes += [(child, is_buffered) for child in node.iter_child_nodes()]
+    return found, None
+
+
+def _is_target(node: nodes.CallBlock) -> bool:
+    called = node.call.node
+    return isinstance(called, nodes.ExtensionAttribute) and called.identifier == Targets.identifier
+
+
 class _PublicNamespace(Namespace):
     """Has no names of Python's own objects, which lead out of the sandbox."""
 
@@ -106,6 +163,15 @@ class _PublicNamespace(Namespace):
 def _require_public(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace cannot have {name!r}")
+
+
+def _forbidden(name: str) -> Callable[..., NoReturn]:
+    """Return what stands for something random."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise SecurityError(f"{name}, since the same chats must become the same tokens each time")
+
+    return refuse
 
 
 def _refuse(message: object) -> NoReturn:

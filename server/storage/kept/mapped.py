@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,6 +27,8 @@ _LOG = logging.getLogger("tokenfeed.server")
 Numbers = npt.NDArray[np.int64]
 
 NUMBER = np.dtype("<i8")
+_POLL_SECONDS = 1.0
+"""Between two looks at a file that is read, as for tokens."""
 _PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.5)
 """Between retries of a failed copy, as for tokens."""
 
@@ -64,6 +67,7 @@ class MappedNumbers:
         self._path = path
         self._failed = False
         self._closed = threading.Event()
+        self._polled_at = time.monotonic()
         self._copier = best_copier()
         self._facts = FileStat.of(os.fstat(descriptor))
         size_bytes = self._facts.size_bytes
@@ -84,6 +88,7 @@ class MappedNumbers:
     def ranges(self, first: Numbers, counts: Numbers, total: int, patient: bool = True) -> Numbers:
         """Return ranges of the numbers."""
         self._require_intact()
+        self._poll()
         ranges = np.empty((first.size + 1, 2), dtype=np.uint64)
         ranges[:-1, 0] = self._address + NUMBER.itemsize * first
         ranges[:-1, 1] = NUMBER.itemsize * counts
@@ -111,6 +116,19 @@ class MappedNumbers:
                 self._copier.close()
                 syscalls.unmap(self._address, self._span_bytes)
                 self._span_bytes = 0
+
+    def _poll(self) -> None:
+        """Find a file that was written to, since its numbers may be possible ones. At most one
+        read in _POLL_SECONDS looks.
+
+        Raises: CorpusChanged.
+        """
+        now = time.monotonic()
+        if now - self._polled_at < _POLL_SECONDS:
+            return
+        self._polled_at = now
+        if self._is_changed() is True:
+            self._fail("truncated or written to, found by its times")
 
     def _with_retries(self, copy: Callable[[], bool], patient: bool) -> None:
         """Copy until it succeeds; about a second if patient, else once.

@@ -149,6 +149,23 @@ def _require_consistent(facts: IndexFacts) -> None:
         and (pieces <= facts.token_counts).all()
         and (facts.has_row_starts or (pieces == rows).all())
         and (facts.stats.pieces, facts.stats.rows) == (int(pieces.sum()), int(rows.sum()))
+        and _are_possible(facts.stats, facts)
         and len(facts.pieces_hash) == 32
     ):
         raise Damaged("is damaged")
+
+
+def _are_possible(stats: DocumentStats, facts: IndexFacts) -> bool:
+    """Return whether figures can be those of documents.  Their pieces and rows are right."""
+    row_tokens = facts.key.context_length + 1
+    tokens = int(facts.token_counts.sum())
+    pieces_max = row_tokens // 2 if facts.has_row_starts else 1
+    return (
+        all(type(count) is int and count >= 0 for count in asdict(stats).values())
+        and stats.single + stats.dropped + stats.truncated <= stats.documents <= tokens
+        and stats.cropped <= tokens
+        # Each piece has a token that is no target, and at least one that is.
+        and stats.pieces <= stats.targets <= stats.rows * row_tokens - stats.pieces
+        and min(stats.rows, 1) <= stats.row_pieces_max <= min(stats.pieces, pieces_max)
+        and stats.pieces <= stats.rows * stats.row_pieces_max
+    )

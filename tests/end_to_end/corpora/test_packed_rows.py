@@ -474,6 +474,11 @@ def test_what_becomes_of_long_documents_is_checked_when_the_feed_is_made(
         with pytest.raises(InvalidRequest) as caught:
             RemoteBatches("localhost:1", B, T, mixture=mixture, **ALONE)
         assert str(caught.value).endswith(f"sources.a.long: {problem}")
+        # Also of an order that the source has from the feed.
+        mixture = Mixture({"a": 1}, sources={"a": {"long": options["long"]}})
+        with pytest.raises(InvalidRequest) as caught:
+            RemoteBatches("localhost:1", B, T, mixture=mixture, order=options["order"], **ALONE)
+        assert str(caught.value) == f"sources.a.long: {problem}"
 
 
 @pytest.mark.parametrize("long", ["cut", "drop", "truncate"])

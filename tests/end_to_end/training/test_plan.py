@@ -17,6 +17,7 @@ from client import Mixture, RemoteBatches
 from client.__main__ import main
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.offline import received_rows
+from tests.support.packed_corpora import write_corpus
 
 T, ROWS = 8, {"web": 60, "code": 40, "math": 10}
 FILE = """
@@ -421,3 +422,19 @@ def test_a_plan_is_drawn(mixture: Path, target: str, tmp_path: Path, plan: Plan)
     width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
     assert (width, height) == (1500, 750)
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_targets_of_documents_are_said_to_be_those_without_masks(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    """Of pairs and chats fewer count, which a plan cannot know: it reads no mask."""
+    corpus = write_corpus(tmp_path / "chats", [[5, 9, 9]], "chats")
+    path = tmp_path / "mixture.toml"
+    path.write_text("weights = {chats = 1}\n")
+    asked = ["plan", str(path), corpus.target, "--tokens", "160", "--context-length", "16"]
+
+    assert main([*asked, "--order", "padded"]) == 0
+
+    shown = capsys.readouterr().out
+    assert "  targets\n" in shown
+    assert "  targets: share of the positions of x, without regard to loss masks\n" in shown

@@ -23,12 +23,13 @@ from server.ingest.__main__ import main as ingest
 from server.storage.borders import opening
 from tests.conftest import WriteTokens
 from tests.support import reference
+from tests.support.full_disk import FullDisk
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, InvalidRequest, NotFound, TokenfeedError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 T = 8
@@ -131,6 +132,9 @@ def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
             "target",
             "loss-mask is of one dataset, but the target has 2",
         ),
+        ("a.bin?cache-dir", "", InvalidRequest, "target", "cache-dir is ''; it takes a folder"),
+        ("a.bin?cache-dir=\0", "", InvalidRequest, "target", "it takes a folder"),
+        ("a.bin?cache-dir=\ud800", "", InvalidRequest, "target", "it takes a folder"),
         ("a.bin?vocab-size=0", "", InvalidRequest, "target", "a number from 1 to 4294967295"),
         ("a.bin?vocab-size=5e4", "", InvalidRequest, "target", "vocab-size is '5e4'; it takes a"),
         ("a.bin?vocab-size=" + 5000 * "9", "", InvalidRequest, "target", "it takes a number"),
@@ -450,3 +454,36 @@ def test_files_that_are_not_needed_any_more_are_not_read_to_their_end(
     with pytest.raises(InvalidCorpus, match="was closed while it was being opened"):
         open_local([[str(path)]], [""], {}, stopped)
     assert len(looks) < 8 + 3
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_borders_and_rows_are_kept_in_the_folder_of_the_target(
+    opened: Open,
+    write_tokens: WriteTokens,
+    full_disk: FullDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    has_room: bool,
+) -> None:
+    """Where the corpus may not be written to; and if nothing may, the cure is an option."""
+    monkeypatch.setattr("server.storage.rows.kept.MEMORY_BYTES_MAX", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "temporary").mkdir()
+    write_tokens([1, 2, 3, 0] * 50, "a.bin")
+    dataset = opened("a.bin?document-end-token=0&cache-dir=~/kept")
+    sources = [Source("a", orders.find("packed-1"), 0)]
+    if has_room:
+        assert dataset.described(T, sources)[0].rows[-1].rows == 25
+        kept = [path.name for path in (tmp_path / "kept").iterdir()]
+        assert any(name.endswith(".tokenfeed-packed-1-cut-8") for name in kept)
+        assert [path for path in tmp_path.iterdir() if "tokenfeed" in path.name] == []
+        return
+    full_disk.room_bytes[str(tmp_path)] = 0
+    with pytest.raises(InvalidCorpus, match=r"can be written nowhere: .*; pass \?cache-dir with a"):
+        dataset.described(T, sources)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    return FullDisk(monkeypatch)

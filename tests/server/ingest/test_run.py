@@ -334,6 +334,10 @@ def test_a_file_that_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path
         (("--seed", "-1"), "--seed: "),
         (("--append-token", "<|nope|>"), "--append-token: '<|nope|>' is not a token of bytes"),
         (("--prompt-column", "q"), "--response-column: is missing"),
+        (
+            ("--prompt-column", "q", "--response-column", "q"),
+            "--response-column: 'q' is also --prompt-column; pass two columns",
+        ),
         (("--prompt-column", "q", "--response-column", "a"), "--append-token: is missing"),
         (
             ("--prompt-column", "q", "--response-column", "a", "--text-column", "t"),

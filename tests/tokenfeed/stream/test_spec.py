@@ -15,6 +15,7 @@ from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import Stage
 
 RANDOM, SEQUENTIAL = orders.find("random-1"), orders.find("sequential-1")
+PACKED = orders.find("packed-1")
 
 
 def spec_of(**fields: Any) -> StreamSpec:
@@ -41,6 +42,17 @@ def test_a_field_out_of_range_is_named(fields: dict[str, Any], subject: str) -> 
         spec_of(**fields)
 
     assert caught.value.subject == subject
+
+
+@pytest.mark.parametrize(
+    ("order", "limit"), [(RANDOM, "tokens of the longest file"), (PACKED, "16777215")]
+)
+def test_the_limit_of_a_context_length_is_that_of_the_order(order: Any, limit: str) -> None:
+    """Rows over documents may be longer than any file."""
+    with pytest.raises(InvalidRequest) as caught:
+        spec_of(context_length=0, order=order)
+
+    assert str(caught.value) == f"context_length: 0 is not in [1, {limit})"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.ingest.tokenize import chat_template
 from server.ingest.tokenize.chat_template import ChatTemplate, ChatTemplateFile, load_chat_template
 from server.ingest.units import InvalidDocument
 from tokenfeed.errors import InvalidRequest
@@ -90,6 +91,7 @@ def test_a_token_that_is_null_is_undefined_and_one_that_is_unknown_an_error() ->
         ("a\n{% for %}", "t.jinja", "t.jinja, line 2: "),
         ("\n\n{% generation %}", "t.jinja", "t.jinja, line 3: "),
         ("{{ 1 | unknown }}", "t.jinja", "t.jinja, line 1: No filter named 'unknown'"),
+        ("{{ " + "1" * 5000 + " }}", "t.jinja", "t.jinja cannot be compiled: Exceeds the limit"),
         ("{% if " + "(" * 5000, "t.jinja", "t.jinja is nested too deeply"),
         ("{% for a in b %}" * 40 + "{% endfor %}" * 40, "t.jinja", "t.jinja is nested too deeply"),
     ],
@@ -156,25 +158,85 @@ def test_blocks_of_generation_are_where_their_text_is() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (
-            "abc{% macro one() %}xy{% generation %}z{% endgeneration %}{% endmacro %}{{ one() }}",
-            "has a {% generation %} block in a macro",
-        ),
         ("{{ messages.__class__.__mro__ }}", "Jinja's sandbox forbids"),
         ("{{ messages.append(1) }}", "Jinja's sandbox forbids"),
         ("{% set ns = namespace() %}{% set ns.__call__ = 1 %}", "Jinja's sandbox forbids"),
         ("{{ namespace(_x=1) }}", "Jinja's sandbox forbids"),
         ("{{ strftime_now('%d %b') }}", "must not depend on the day"),
+        ("{{ messages | random }}", "sandbox forbids: random, since the same chats must become"),
+        ("{{ lipsum() }}", "sandbox forbids: lipsum, since the same chats must become the same"),
+        ("{{ 'a' * (messages | length * 10 ** 12) }}", "the chat template t.jinja needs more mem"),
     ],
 )
 def test_what_no_chat_can_cure_is_fatal(text: str, problem: str) -> None:
-    """An attempt to leave the sandbox, today's date, and blocks without a place."""
+    """An attempt to leave the sandbox, today's date, what is random, and too much memory."""
     with pytest.raises(InvalidDocument) as caught:
         rendered(text)
 
     assert problem in caught.value.what
     assert caught.value.is_fatal
     assert "\n" not in caught.value.what
+
+
+MARKED = "{% generation %}a{% endgeneration %}"
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "{% macro one() %}_{% endmacro %}{{ one() }}",
+        "{% macro one() %}{{ caller() }}{% endmacro %}{% call one() %}_{% endcall %}",
+        "{% filter upper %}_{% endfilter %}",
+        "{% set a %}{% if true %}_{% endif %}{% endset %}{{ a }}",
+        "{% block a %}_{% endblock %}{{ self.a() }}",
+        "{% for a in [1] recursive %}_{% endfor %}",
+        "{% generation %}_{% endgeneration %}",
+    ],
+)
+def test_a_block_of_generation_whose_place_is_unknown_is_refused(around: str) -> None:
+    """Text around it is collected first. Where it agrees by chance, the mask would be wrong."""
+    with pytest.raises(InvalidRequest) as caught:
+        template("a\n" + around.replace("_", MARKED))
+
+    assert str(caught.value).startswith(
+        "--chat-template: t.jinja, line 2: this {% generation %} block is inside of a macro, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "ignores"),
+    [
+        ("{{ messages[0].content }}", True),
+        ("{{ messages[0].content }}{% if add_generation_prompt and false %}b{% endif %}", True),
+        ("{{ messages[0].content }}{% if add_generation_prompt %}b{% endif %}", False),
+        ("{{ raise_exception('no') }}{{ add_generation_prompt }}", False),
+    ],
+)
+def test_it_is_known_whether_a_template_ignores_the_generation_prompt(
+    text: str, ignores: bool
+) -> None:
+    """Then the header of a turn is a target, which is right only where there is none."""
+    assert template(text).ignores_prompt is ignores
+
+
+@pytest.fixture
+def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("short_limit")
+@pytest.mark.parametrize("constant", ["10 ** (10 ** 7) > 1", "'%100000000d' | format(1)"])
+def test_a_constant_is_left_to_the_rendering(constant: str) -> None:
+    """Which is limited in time and size; the compiler, in the main process, is not to hang."""
+    with pytest.raises(InvalidDocument, match=r"runs for more than|chat above"):
+        rendered("{{ " + constant + " }}")
+
+
+@pytest.mark.usefixtures("short_limit")
+def test_the_compiler_has_a_limit_of_time_too() -> None:
+    """There are constants that it needs."""
+    with pytest.raises(InvalidRequest, match=r"t\.jinja takes more than 0\.2 s to compile"):
+        template("{% autoescape 10 ** (10 ** 7) > 1 %}{% endautoescape %}")
 
 
 @pytest.mark.parametrize("text", ["{{ ''.__class__ }}", "{{ '{0.__class__}'.format(1) }}"])
@@ -199,6 +261,7 @@ def test_a_template_that_can_do_without_the_date_has_none() -> None:
         ),
         ("{{ messages[3].role }}", "the chat template fails: list object has no element 3"),
         ("{{ 1 / 0 }}", "the chat template fails: division by zero"),
+        ("{{ 10 ** 5000 }}", "the chat template fails: Exceeds the limit (4300"),
         ("{% for n in range(10 ** 9) %}{% endfor %}", "the chat template fails: Range too big"),
         ("{% include 'other' %}", "the chat template fails: no loader for this environment"),
         (

@@ -443,11 +443,11 @@ def test_a_long_chat_is_cut_without_a_trace(chat_tokenizer: Path) -> None:
 
 
 def test_a_template_that_runs_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise an ingest would wait for it for ever."""
+    """Otherwise an ingest would wait for it for ever, or once for each chat of a unit."""
     monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.2)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
-    what, where, is_fatal = problem(encoded([TURNS], recipe("bytes", endless)))
+    what, where, is_fatal = problem(encoded([TURNS] * 20, recipe("bytes", endless)))
 
     assert (what, where) == ("the chat template runs for more than 0.2 s", "byte 0")
     assert is_fatal

@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -166,14 +167,17 @@ def flip(place: Callable[[int, int], int]) -> Callable[[Path], None]:
     return change
 
 
-def describe_otherwise(**changes: Any) -> Callable[[Path], None]:
-    """Replace a part of the description, and seal it again."""
+def describe_otherwise(
+    figures: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> Callable[[Path], None]:
+    """Replace a part of the description, or some of its figures, and seal it again."""
 
     def change(path: Path) -> None:
         data = path.read_bytes()
         size_bytes = int.from_bytes(data[-48:-40], "little")
         text = json.loads(data[-48 - size_bytes : -48])
-        new = json.dumps({**text, **changes}).encode()
+        stats = {**text["stats"], **figures}
+        new = json.dumps({**text, "stats": stats, **changes}).encode()
         seal = len(new).to_bytes(8, "little") + hashlib.sha256(new).digest() + FOOTER
         path.write_bytes(data[: -48 - size_bytes] + new + seal)
 
@@ -218,6 +222,16 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "with a count below 0": describe_otherwise(rows=[-1, 1, 1]),
     "with other figures": describe_otherwise(stats={"pieces": 5, "rows": 5}),
     "with unknown figures": describe_otherwise(stats={"unknown": 5}),
+    "with words as figures": describe_otherwise({"targets": "x"}),
+    "with fractions as figures": describe_otherwise({"documents": 1e3}),
+    "with a figure below 0": describe_otherwise({"cropped": -1}),
+    "with more documents than tokens": describe_otherwise({"documents": 1 << 40}),
+    "with more dropped than documents": describe_otherwise({"dropped": 1 << 20}),
+    "with more cropped than tokens": describe_otherwise({"cropped": 1 << 40}),
+    "with more targets than positions": describe_otherwise({"targets": 1 << 70}),
+    "with pieces without targets": describe_otherwise({"targets": 1}),
+    "with huge rows": describe_otherwise({"row_pieces_max": 26}),
+    "with empty rows": describe_otherwise({"row_pieces_max": 0}),
     "with no hash of pieces": describe_otherwise(pieces_hash=""),
     "with another hash": describe_otherwise(content="00" * 32),
     "a list": lambda path: path.write_bytes(

@@ -237,6 +237,21 @@ def test_a_row_start_that_is_damaged_while_it_is_served_is_found(
         mapped.pieces(np.array([5]))
 
 
+def test_another_possible_piece_that_is_written_while_it_is_served_is_found_by_time(
+    mapped: RowIndex, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wrong with it but that it is not the document's: it would be learned."""
+    path = file_of(corpus)
+    right = int(np.fromfile(path, "<i8", 1)[0])
+    overwrite(path, 0, right + (1 << 24))
+    os.utime(path, (1, 1))  # not in the tick in which it was made
+    monkeypatch.setattr("server.storage.kept.mapped._POLL_SECONDS", 0.0)
+
+    for _ in range(2):
+        with pytest.raises(CorpusChanged):
+            mapped.pieces(np.array([0]))
+
+
 def overwrite(path: Path, number: int, value: int) -> None:
     """Write a number into a file in place."""
     with path.open("r+b") as file:
