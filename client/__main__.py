@@ -17,6 +17,7 @@ from tokenfeed.commands import COMMANDS, program
 from tokenfeed.commands.output import flush_stdout, print_stdout_error
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.sampling import orders
+from tokenfeed.sampling.orders import padded_v1
 
 from .commands.bench import run_bench
 from .commands.describe import run_describe
@@ -131,7 +132,7 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
     )
     add(
         "--long",
-        choices=("cut", "drop", "truncate"),
+        choices=padded_v1.LONG_DOCUMENTS,
         help="what the order padded does with documents longer than a row (default: cut)",
     )
 
