@@ -91,8 +91,8 @@ FORBIDDEN = (
 
 DOCUMENTS = {
     "docs": [
-        [2, 1, 700, 64, 65, 17, 18, 3, 300, 0, 40, *range(1, 25)],
-        [1, 5, 1000, 2, 2, 16, 128, 33],
+        [2, 1, 300, 64, 65, 17, 18, 3, 0, 40, *range(1, 30), *range(2, 30)],
+        [1, 5, 1000, 2, 2, 16, 33, *range(2, 15)],
     ]
 }
 """Lengths of the documents of files that have an index of them."""
