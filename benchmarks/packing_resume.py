@@ -1,10 +1,10 @@
 """What do loaders that pack documents skip, repeat and crop when they stop and resume?
 
 The run is that of benchmarks.packing_resume_run, the same for all peers: one epoch over 20,480
-documents of web-like lengths, in rows of 2,048, read from one parquet file (tokenfeed: the same
-tokens in Megatron's format). It is done without a stop; stopped midway and resumed with one rank;
-and resumed with two. Each peer does what its module in benchmarks/peers/packing_resume says. Each
-run is a fresh process. Nothing is random; cells have the range over several stops.
+documents of web-like lengths, in rows of 2,048, read from one parquet file (tokenfeed: its tokens,
+written in Megatron's format first). It is done without a stop; stopped midway and resumed with one
+rank; and resumed with two. Each peer does what its module in benchmarks/peers/packing_resume says.
+Each run is a fresh process. Nothing is random; cells have the range over several stops.
 
 skipped: documents of which no target came.  repeated: documents of which a target came twice.
 cropped: of the other documents, tokens behind the first that were never a target, in percent of

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,9 +149,7 @@ def first_tokens() -> npt.NDArray[np.int64]:
 
 
 def write_corpus(folder: Path) -> None:
-    """Write corpus.parquet, whose column `tokens` has a list for each document, and corpus.bin with
-    corpus.idx, the same in Megatron's format.
-    """
+    """Write corpus.parquet, whose column `tokens` has a list for each document."""
     import pyarrow
     import pyarrow.parquet
 
@@ -161,9 +158,3 @@ def write_corpus(folder: Path) -> None:
     column = pyarrow.ListArray.from_arrays(firsts.astype(np.int32), tokens)
     table = pyarrow.table({"tokens": column})
     pyarrow.parquet.write_table(table, folder / "corpus.parquet", row_group_size=ROW_GROUP)
-    tokens.tofile(folder / "corpus.bin")
-    with (folder / "corpus.idx").open("wb") as index:
-        index.write(struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 4, DOCUMENTS, DOCUMENTS + 1))
-        np.diff(firsts).astype("<i4").tofile(index)
-        (firsts[:-1] * 4).astype("<i8").tofile(index)
-        np.arange(DOCUMENTS + 1, dtype="<i8").tofile(index)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import NamedTuple
 
 from tokenfeed.commands import program
 from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
@@ -31,14 +33,25 @@ from .cli.dataset_options import (
 from .datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
 from .datasets.sources import DatasetSource
 from .runtime.threads.executors import Executor, make_executor
+from .storage.borders import BorderSearch
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
-from .storage.rows import FileDocuments, FileRows, RowIndex, RowsJob, rows_of_documents
+from .storage.rows import FileDocuments, FileRows, RowIndex, rows_of_documents
+from .storage.rows.kept import what_of
 
-_SECONDS_PER_ROW = 5e-7
-"""Of documents and rows together. packed-1 of 10^7 documents of 1,000 tokens: 6.0 s with T = 512,
-2.4 with 2048, 5.6 with 8192, 7.6 with 65536; padded-1: 1.3 s. Two processes took about a second
-longer, to hand over the results. 2 shared cores, 2026-11."""
+_SECONDS_PER_PIECE = 1.1e-7
+_SECONDS_PER_ROW = 1.6e-7
+_SECONDS_PER_LENGTH = 2.5e-5
+_DOCUMENTS_PER_LENGTH = 40
+"""The last three only of packed-1, where each length of pieces that a file has takes one step. They
+fit the figures of docs/operations.md; for 100,000 documents a file they are up to three times too
+much. Two processes took about a second longer, to hand over the results. 2 shared cores, 2026-11.
+"""
+_SEARCH_SECONDS_PER_TOKEN = 2.1e-9
+"""To search the documents of uint16 tokens in memory: 2.0 to 2.3 ns of a core. 2 shared cores,
+2026-11."""
+_DOCUMENT_TOKENS = 1000
+"""While the documents are not known."""
 _WORKERS_MAX = 1 << 12
 
 Run = Executor[FileDocuments, RowsKey, FileRows]
@@ -101,12 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         planes = parse_planes(arguments, [source.name], arguments.cache_dir)[source.name]
         # Before a thread is started: workers are forks.
         with workers_of(arguments.executor, arguments.workers) as run:
-            pack(source, options, Storing(arguments.read), planes, key, run)
+            how = workers_named(arguments.executor, arguments.workers)
+            pack(source, options, Storing(arguments.read), planes, key, run, how)
         flush_stdout()
     except TokenfeedError as error:
         return print_error(error)
     except KeyboardInterrupt:
-        print("interrupted: no rows were stored", file=sys.stderr)
+        print("interrupted: rows are stored when all are made", file=sys.stderr)
         return 130
     except OSError as error:
         return print_stdout_error(error)
@@ -137,27 +151,40 @@ def workers_of(executor: str, workers: int | None) -> Iterator[Run | None]:
         yield run
 
 
+def workers_named(executor: str, workers: int | None) -> str:
+    """Return in words what `workers_of` lends; its time is that of one core."""
+    if executor == "ray":
+        return "on a Ray cluster" if workers is None else f"in {workers} tasks on a Ray cluster"
+    return "in one process" if (workers or 1) == 1 else f"in {workers} processes"
+
+
 def pack(
     source: DatasetSource,
     options: FormatOptions,
     storing: Storing,
     planes: PlaneOptions,
     key: RowsKey,
-    run: Run | None = None,
+    run: Run | None,
+    how: str,
 ) -> None:
     """Make the rows of a dataset, unless they are stored, and print what they are.
 
-    run: what makes them in other processes; None: this one does.
+    run: what makes them in other processes; None: this one does.  how: the same in words.
     Raises: TokenfeedError.
     """
     checks = TokenChecks(serves=False)
     with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
+        # A search may take much longer than all that follows.
+        is_searched = not isinstance(dataset.borders, BorderSearch)
+        if not is_searched:
+            print_estimate(dataset, key, how)
         dataset.search_now()
         assert dataset.rows is not None
         job = dataset.rows.job(key)
         index = job.found()
         if index is None:
-            print_estimate(job)
+            if is_searched:
+                print_estimate(dataset, key, how)
             index = job.made(run=run)
         with closing(index):
             if not index.path:
@@ -167,15 +194,47 @@ def pack(
             print(summary(dataset, index, key))
 
 
-def print_estimate(job: RowsJob) -> None:
-    """Print to stderr about how long it takes, and how much disk."""
-    tokens, documents = job.store.shape.token_count, job.borders.count
-    rows = tokens // job.key.context_length
-    megabytes = 8 * (documents + 2 * rows) / 1e6
-    seconds = _SECONDS_PER_ROW * (documents + rows)
+class Estimate(NamedTuple):
+    """What rows take, on one core, and on disk."""
+
+    seconds: float
+    megabytes: float
+
+
+def estimate(key: RowsKey, *, token_count: int, document_count: int, file_count: int) -> Estimate:
+    """Return about what it takes to make rows of these documents, if their lengths are exponential:
+    then this many pieces are cut off them.
+    """
+    length = key.context_length
+    kept_share = -math.expm1(-length * document_count / max(1, token_count))
+    pieces = document_count / kept_share if document_count else 0.0
+    if key.order != packed_v1.NAME:
+        return Estimate(_SECONDS_PER_PIECE * pieces, 8 * pieces / 1e6)
+    rows = token_count / length
+    lengths = min(length, document_count / file_count / _DOCUMENTS_PER_LENGTH)
+    seconds = _SECONDS_PER_PIECE * pieces + _SECONDS_PER_ROW * rows
+    seconds += _SECONDS_PER_LENGTH * lengths * file_count
+    return Estimate(seconds, 8 * (pieces + rows) / 1e6)
+
+
+def print_estimate(dataset: Dataset, key: RowsKey, how: str) -> None:
+    """Print to stderr about how long it takes, and how much disk.  how: by which processes."""
+    tokens = dataset.store.shape.token_count
+    if isinstance(dataset.borders, BorderSearch):
+        documents = max(1, tokens // _DOCUMENT_TOKENS)
+        what = f"{tokens:,} tokens, whose documents are searched first; if these have "
+        what += f"{_DOCUMENT_TOKENS:,} tokens each"
+        search_seconds = _SEARCH_SECONDS_PER_TOKEN * tokens
+    else:
+        assert dataset.borders is not None
+        documents, search_seconds = dataset.borders.count, 0.0
+        what = f"{documents:,} documents of {tokens:,} tokens"
+    files = len(dataset.store.shards)
+    found = estimate(key, token_count=tokens, document_count=documents, file_count=files)
     print(
-        f"{documents:,} documents of {tokens:,} tokens: about {max(1, round(seconds)):,} s on one "
-        f"core, and {max(0.1, megabytes):,.1f} MB",
+        f"{what_of(key)}, {how}: {what}: about "
+        f"{max(1, round(found.seconds + search_seconds)):,} s and "
+        f"{max(0.1, found.megabytes):,.1f} MB",
         file=sys.stderr,
         flush=True,
     )

@@ -14,7 +14,8 @@ class Timeouts:
     read_seconds: how long a server may send nothing of what was requested before the client fails
     over to the next one; in (0, a year].
     reconnect_seconds: how long no server may answer before Unreachable is raised; in [0, a year],
-    or None for no limit. It runs only while the trainer waits for a batch.
+    or None for no limit. It runs only while the trainer waits for a batch, and not while a server
+    makes the rows that it waits for and its progress grows.
     Raises: InvalidRequest, naming the field.
     """
 

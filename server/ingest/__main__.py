@@ -40,8 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         "tokenizer.json --append-token '<|endoftext|>'",
     )
     add = parser.add_argument
-    number = partial(add, type=int, metavar="N")
-    flag = partial(add, action="store_true")
     add("sources", nargs="+", metavar="SOURCE", help="file, glob or folder of text")
     add(
         "--out",
@@ -55,6 +53,16 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help='tokenizer.json of Hugging Face, or "bytes": each byte of UTF-8 is a token',
     )
+    _add_columns(parser)
+    _add_document_arguments(parser)
+    _add_output_arguments(parser)
+    _add_run_arguments(parser)
+    return parser
+
+
+def _add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add what names the columns of text, of pairs and of chats."""
+    add = parser.add_argument
     add(
         "--text-column",
         metavar="NAME",
@@ -98,10 +106,16 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="column of ids, text or integers, which are kept beside the tokens (default: none)",
     )
+
+
+def _add_document_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what becomes of each document."""
+    add = parser.add_argument
     add("--prepend-token", metavar="TEXT", help="token to add before each document (default: none)")
     add("--append-token", metavar="TEXT", help="token to add after each document (default: none)")
-    flag(
+    add(
         "--parse-special-tokens",
+        action="store_true",
         help="turn special tokens that are written in the text into tokens (default: plain text)",
     )
     add(
@@ -111,16 +125,38 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="F",
         help="share of documents for the val split, in [0, 1), chosen by hash (default: 0)",
     )
-    number(
-        "--shuffle-buffer", default=1, help="shuffle documents within groups of N (default: 1, off)"
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how shards are written."""
+    add = parser.add_argument
+    add(
+        "--shuffle-buffer",
+        type=int,
+        default=1,
+        metavar="N",
+        help="shuffle documents within groups of N (default: 1, off)",
     )
     add("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: %(default)s)")
-    number(
+    add(
         "--shard-tokens",
+        type=int,
+        metavar="N",
         default=100_000_000,
         help="maximum tokens per shard (default: %(default)s)",
     )
-    number("--workers", help="number of processes that encode (default: one per core)")
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add who does the work, and what it does if it cannot."""
+    add = parser.add_argument
+    flag = partial(add, action="store_true")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="number of processes that encode (default: one per core)",
+    )
     add(
         "--executor",
         choices=("local", "ray"),
@@ -130,7 +166,6 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--strict", help="fail at the first input that cannot be ingested (default: leave it out)")
     flag("--wait", help="wait while another ingest writes to DIR (default: fail)")
     add("--parent-pid", type=int, metavar="PID", help=argparse.SUPPRESS)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

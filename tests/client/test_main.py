@@ -13,6 +13,7 @@ from client.__main__ import build_parser, main
 from client.commands.bench import measure
 from tests.client.conftest import ScriptedServer
 from tests.conftest import Serve, WriteTokens
+from tests.support import reference
 from tests.support.packed_corpora import write_corpus
 
 Captured = pytest.CaptureFixture[str]
@@ -64,6 +65,62 @@ def test_show_prints_a_batch_with_its_samples(
 
 
 @pytest.mark.parametrize(
+    ("tokenizer", "rows"),
+    [
+        ([], ["97 98 99 100 101 | 102 103 104", "105 106 + 6 padding"]),
+        (["--tokenizer", "bytes"], ["'abcde' | 'fgh'", "'ij' + 6 padding"]),
+    ],
+)
+def test_show_tells_pieces_from_each_other_and_from_padding(
+    serve: Serve, tmp_path: Path, capsys: Captured, tokenizer: list[str], rows: list[str]
+) -> None:
+    """Padding is no token of the corpus, and a border is no space between two words."""
+    corpus = write_corpus(tmp_path / "corpus", [[5, 3], [2]], first=97)
+    arguments = ["--order", "packed", "--batch-size", "2", "--context-length", "7", *tokenizer]
+
+    for target in (serve(*corpus.words).address, corpus.target):
+        assert main(["show", target, *arguments]) == 0
+
+        places = [reference.place("shuffled-1", 0, 2, sample) for sample in range(2)]
+        shown = [f"sample {sample}: {rows[place]}\n" for sample, place in enumerate(places)]
+        assert capsys.readouterr().out == "".join(shown)
+
+
+def test_show_has_the_first_tokens_of_a_long_row(tmp_path: Path, capsys: Captured) -> None:
+    """With the number of all that it has, without padding."""
+    corpus = write_corpus(tmp_path / "corpus", [[14, 4]])
+    arguments = ["--order", "packed", "--batch-size", "1", "--context-length", "20"]
+
+    assert main(["show", corpus.target, *arguments]) == 0
+
+    first = " ".join(map(str, range(1, 15)))
+    assert capsys.readouterr().out == f"sample 0: {first} | 15 16 ... (18 tokens) + 3 padding\n"
+
+
+@pytest.mark.parametrize(
+    ("long", "rows"),
+    [
+        ("cut", ["1 2 3 4 5 6 7 8", "8 9 10 11 12 + 3 padding", "13 14 15 + 5 padding"]),
+        ("truncate", ["1 2 3 4 5 6 7 8", "13 14 15 + 5 padding"]),
+        ("drop", ["13 14 15 + 5 padding"]),
+    ],
+)
+def test_commands_read_long_documents_as_a_feed_does(
+    tmp_path: Path, capsys: Captured, long: str, rows: list[str]
+) -> None:
+    """--long of show and bench."""
+    corpus = write_corpus(tmp_path / "corpus", [[12, 3]])
+    arguments = ["--order", "padded", "--long", long, "--context-length", "7"]
+
+    assert main(["show", corpus.target, *arguments, "--batch-size", str(len(rows))]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert sorted(line.partition(": ")[2] for line in found) == sorted(rows)
+
+    assert main(["bench", corpus.target, *arguments, "--seconds", "0.1"]) == 0
+    assert "million tokens/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["describe", "localhost"], "write HOST:PORT"),
@@ -80,6 +137,8 @@ def test_show_prints_a_batch_with_its_samples(
         (["show", "localhost:1", "--start-sample", "-1"], "--start-sample: -1"),
         (["show", "localhost:1", "--start-sample", str(2**63)], f"--start-sample: {2**63} is not"),
         (["show", "localhost:1", "--start-sample", str(2**63 - 3)], "--start-sample: 92"),
+        (["show", "localhost:1", "--long", "drop"], "--long: 'drop' "),
+        (["bench", "localhost:1", "--order", "packed", "--long", "drop"], "--long: 'drop' "),
         (["bench", "localhost:1", "--seconds", "-1"], "--seconds: has to be in"),
         (["bench", "localhost:1", "--seconds", "nan"], "--seconds: has to be in"),
         (["show", "localhost:1", "--tokenizer", "/dev/null"], "--tokenizer"),

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,11 +19,12 @@ import grpc
 import numpy as np
 
 from client import RemoteBatches
+from tests.support import reference
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from . import mutants
 from .lab import Process, Replica, Report, Sentinel, T, replicas, write_corpus
-from .oracle import MIXTURE, Feed
+from .oracle import MIXTURE
 
 _METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -35,6 +37,8 @@ _STREAMS_KILLED = 20
 _ROUNDS_WARM = 12
 _MIB = 1 << 20
 _ROUNDS_MIN = 5
+KINDS = {MIXTURE: "mixtures", **dict.fromkeys(reference.DOCUMENT_ORDERS, "documents")}
+"""Orders of requests that are counted apart."""
 
 
 def _unread(channel: grpc.Channel) -> grpc.Call:
@@ -298,7 +302,7 @@ def malformed(folder: Path, times: int, seed: int) -> Report:
     report = Report("malformed and extreme requests, mutants of valid ones", times)
     files = mutants.write_files(folder)
     with replicas(folder, 1, *mutants.data_arguments(folder, files)) as (server,):
-        feed = Feed(server, files)
+        feed = mutants.open_feed(server, files)
         mutants.judge_all(feed, list(mutants.make_mutants(feed, 500, seed + 1)))
         before = server.usage.memory_bytes()
         verdicts = mutants.judge_all(feed, list(mutants.make_mutants(feed, times, seed)))
@@ -307,12 +311,10 @@ def malformed(folder: Path, times: int, seed: int) -> Report:
     report.hits = sum(verdict.parsed for verdict in verdicts)
     report.failures += [str(verdict) for verdict in verdicts if verdict.wrong][:5]
     report.require(report.hits > 0.3 * times, f"only {report.hits} of {times} reached a handler")
-    for kind in "mixtures", "datasets":
-        delivered = sum(
-            verdict.frames > 0 and (verdict.order == MIXTURE) == (kind == "mixtures")
-            for verdict in verdicts
-        )
-        report.require(delivered > 0.02 * times, f"only {delivered} of {times} got rows of {kind}")
+    delivered = Counter(KINDS.get(one.order, "windows") for one in verdicts if one.frames)
+    for kind in sorted({"windows", *KINDS.values()}):
+        count = delivered[kind]
+        report.require(count > 0.02 * times, f"only {count} of {times} got rows of {kind}")
     return report
 
 

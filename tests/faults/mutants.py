@@ -16,9 +16,10 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from tests.support import reference
+from tests.support.waiting import eventually
 from tokenfeed.sampling import orders
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -29,11 +30,13 @@ from .oracle import (
     MIXTURE,
     Complaint,
     Feed,
+    Key,
     Server,
     Source,
     Tokens,
     complaints,
     describe_complaints,
+    planes_of,
     position,
     rows_promised,
 )
@@ -86,9 +89,40 @@ FORBIDDEN = (
 """Text that would reveal a path or code, after the names that the caller sent are removed."""
 
 
+DOCUMENTS = {
+    "docs": [
+        [2, 1, 300, 64, 65, 17, 18, 3, 0, 40, *range(1, 30), *range(2, 30)],
+        [1, 5, 1000, 2, 2, 16, 33, *range(2, 15)],
+    ]
+}
+"""Lengths of the documents of files that have an index of them."""
+LENGTHS = (1, 2, 16, 63, 999)
+_LONG_OF = (("packed-1", "cut"), *(("padded-1", long) for long in LONG_DOCUMENTS[:3]))
+KEYS: frozenset[Key] = frozenset((order, n, long) for n in LENGTHS[1:] for order, long in _LONG_OF)
+"""Rows over documents, as many as a server opens. It refuses others."""
+
+
+def open_feed(server: Server, files: Mapping[str, Sequence[Tokens]]) -> Feed:
+    """Return a feed of the files of `write_files`, when its server has made its rows of KEYS."""
+    feed = Feed(server, files, DOCUMENTS, KEYS)
+    with connected(server) as channel:
+        describe = channel.unary_unary(f"{SERVICE}/Describe")
+        for order, length, long in sorted(KEYS):
+            request = pb.DescribeRequest(
+                dataset="docs", order=order, context_length=length, long_documents=long
+            )
+            assert eventually(lambda request=request: is_made(describe, request), seconds=20)
+    return feed
+
+
+def is_made(describe: grpc.UnaryUnaryMultiCallable[bytes, bytes], request: Message) -> bool:
+    answer = describe(request.SerializeToString(), timeout=DEADLINE_SECONDS)
+    return bool(pb.DescribeResponse.FromString(answer).datasets[0].rows[-1].pieces_hash)
+
+
 def write_files(folder: Path) -> dict[str, list[Tokens]]:
-    """Write three datasets of random tokens; "train" has two files, and "wide" has tokens of four
-    bytes.  Returns: their tokens.
+    """Write four datasets of random tokens: "train" has two files, "wide" has tokens of four bytes,
+    and the files of "docs" have an index of their documents.  Returns: their tokens.
     """
     numbers = np.random.default_rng(1)
     files: dict[str, list[Tokens]] = {
@@ -96,17 +130,22 @@ def write_files(folder: Path) -> dict[str, list[Tokens]]:
         "val": [numbers.integers(0, 50_000, 2000, dtype=np.uint16)],
         "wide": [numbers.integers(0, 150_000, 1500, dtype=np.uint32)],
     }
+    for name, lengths in DOCUMENTS.items():
+        files[name] = [numbers.integers(0, 50_000, sum(one), dtype=np.uint16) for one in lengths]
     for name, shards in files.items():
         for path, tokens in zip(paths(folder, name, shards), shards, strict=True):
             if path.suffix == ".npy":
                 np.save(path, tokens)
             else:
                 tokens.tofile(path)
+    for name, lengths in DOCUMENTS.items():
+        for path, one in zip(paths(folder, name, files[name]), lengths, strict=True):
+            np.cumsum(one).astype("<u8").tofile(f"{path}.index")
     return files
 
 
 def paths(folder: Path, name: str, shards: Sequence[Tokens]) -> list[Path]:
-    suffix = ".npy" if name == "wide" else ".bin"
+    suffix = {"wide": ".npy", "docs": ".ds"}.get(name, ".bin")
     return [folder / f"{name}{index}{suffix}" for index in range(len(shards))]
 
 
@@ -157,7 +196,7 @@ def valid_request(feed: Feed, rng: random.Random) -> pb.GetBatchRequest:
     batch_size, world_size = rng.choice((1, 2, 3, 8)), rng.choice((1, 1, 2, 7))
     request = pb.GetBatchRequest(
         batch_size=batch_size,
-        context_length=rng.choice((1, 2, 16, 63, 999)),
+        context_length=rng.choice(LENGTHS),
         seed=valid_seed(rng),
         first_sample=rng.choice((0, rng.getrandbits(20), rng.getrandbits(62))),
         first_row=rng.randrange(batch_size),
@@ -169,7 +208,11 @@ def valid_request(feed: Feed, rng: random.Random) -> pb.GetBatchRequest:
         request.order = MIXTURE
         request.stage.CopyFrom(valid_stage(feed, request, rng))
     else:
-        add_source(request, feed, rng)
+        add_source(request, feed, rng, request.context_length)
+    for kind in sorted(planes_of(feed, request)) if rng.random() < 0.5 else ():
+        is_expected = rng.random() < 0.5
+        fingerprint = feed.plane_fingerprint(request, kind) if is_expected else b""
+        request.planes.add(kind=kind, expected_fingerprint=fingerprint)
     if rng.random() < 0.5:
         request.expected_identity = feed.identity(request)
         request.identity_version = 2 if request.order == MIXTURE else 1
@@ -185,10 +228,13 @@ def valid_seed(rng: random.Random) -> int:
     return rng.choice((0, 7, rng.getrandbits(64)))
 
 
-def add_source(source: Source, feed: Feed, rng: random.Random) -> None:
+def add_source(source: Source, feed: Feed, rng: random.Random, context_length: int) -> None:
     """Name a dataset and its order, and perhaps the digest."""
-    source.dataset = rng.choice(sorted(feed.files))
+    source.dataset = rng.choice([*feed.files, *feed.documents])
     source.order = rng.choice(("", *orders.OF_WINDOWS))
+    keys = sorted(key for key in feed.keys if key[1] == context_length)
+    if source.dataset in feed.documents and keys and rng.random() < 0.7:
+        source.order, _, source.long_documents = rng.choice(keys)
     if rng.random() < 0.2:
         source.expected_digest = feed.digests[source.dataset]
 
@@ -211,7 +257,7 @@ def valid_stage(feed: Feed, request: pb.GetBatchRequest, rng: random.Random) -> 
             base=rng.choice((0, base_left, rng.randrange(base_left + 1))),
             weight=rng.choice((1, 2, 70, rng.randrange(1, 1 << 17))),
         )
-        add_source(source, feed, rng)
+        add_source(source, feed, rng, request.context_length)
         number += rng.choice((1, 1, 5, 1 << 28))
         base_left -= source.base
     return stage
@@ -316,9 +362,9 @@ def any_hash(rng: random.Random) -> bytes:
 
 
 def describe_request(rng: random.Random) -> pb.DescribeRequest:
-    length = rng.choice((None, *EXTREMES, 64, 1000, 3000))
+    length = rng.choice((None, *EXTREMES, 64, 1000, 3000, *LENGTHS))
     request = pb.DescribeRequest(
-        dataset=rng.choice(("", "train", "val", *NAMES)), context_length=length
+        dataset=rng.choice(("", "train", "val", *["docs"] * 6, *NAMES)), context_length=length
     )
     if rng.random() < 0.3:
         request.order = rng.choice(("packed-1", "padded-1", "shuffled-1", *NAMES))
@@ -469,7 +515,13 @@ def judge_described(
         )
     else:
         assert ended[0] == "OK", ended
-        names = [data.name for data in pb.DescribeResponse.FromString(answers[0]).datasets]
+        described = pb.DescribeResponse.FromString(answers[0]).datasets
+        if request.order:
+            rows = feed.document_rows(request, request.context_length)
+            counted = described[0].rows[-1]
+            assert (counted.order, counted.rows) == (request.order, len(rows))
+            assert counted.pieces_hash == feed.pieces_hash(request, request.context_length)
+        names = [data.name for data in described]
         assert names == ([request.dataset] if request.dataset else sorted(feed.files))
 
 
@@ -488,19 +540,23 @@ def judge_batches(
     for message in frames:
         decoded = frame.decode(message)
         # Of the specification a frame has only the length of its rows.
-        kinds = [plane.kind for plane in request.planes]
+        kinds = sorted(plane.kind for plane in request.planes)
         spec = StreamSpec.of_dataset("", orders.find(""), 0, request.context_length, kinds)
-        # In a mixture no source of which has a plane.
-        planes = {kind: reference.stage_plane_fingerprint(kind, []) for kind in kinds}
+        planes = {kind: feed.plane_fingerprint(request, kind) for kind in kinds}
         stream = frame.Stream(spec, position(request), feed.identity(request), planes)
-        rows = decoded.rows(stream, next_row).tokens
+        rows = decoded.rows(stream, next_row)
         assert decoded.token_bytes == feed.token_bytes(request)
         compared = range(0, len(rows), max(1, len(rows) // ROWS_COMPARED))
         expected = feed.rows(request, [next_row + row for row in compared])
-        np.testing.assert_array_equal(rows[compared], expected)
+        np.testing.assert_array_equal(rows.tokens[compared], expected)
+        assert [plane.kind for plane in rows.planes] == kinds
+        for plane in rows.planes:
+            for row in compared:
+                found = plane[row : row + 1].content.tobytes()
+                assert found == feed.plane_row(request, plane.kind, next_row + row)
         assert decoded.tokens.size <= 1 << 20
-        # Each plane has a fingerprint, and no bytes of each row.
-        planes_bytes = len(kinds) * (64 + len(rows))
+        # Each plane has a fingerprint, and says how many bytes each row has.
+        planes_bytes = sum(64 + 2 * len(rows) + plane.content.size for plane in rows.planes)
         assert len(message) - decoded.tokens.size < 128 + planes_bytes
         next_row += len(rows)
     if frames_to_read(request) is not None and rows_promised(request):

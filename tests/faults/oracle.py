@@ -6,6 +6,7 @@ from the files themselves by tests/support/reference.py, which shares no code wi
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ BLOCK_MAX = 1 << 20
 Tokens = npt.NDArray[np.unsignedinteger]
 Source = pb.GetBatchRequest | pb.StageSource
 """What names a dataset, its order and its digest: a request of one dataset is its only source."""
+Pieces = list[list[int]]
+"""[file, first token, length] of each piece of a row."""
+Key = tuple[str, int, str]
+"""An order over documents, T, and what it does with long ones."""
 Complaint = tuple[str, str]
 """The field that a refusal names, and its status."""
 
@@ -47,27 +52,41 @@ class Server(Protocol):
 
 @dataclass
 class Feed:
-    """A server, and what it serves.  files: the tokens of each file of each dataset."""
+    """A server, and what it serves.
+
+    files: the tokens of each file of each dataset.  documents: the lengths of the documents of each
+    file, of datasets that know them.  keys: of rows over documents that the server has opened, as
+    many as it opens.
+    """
 
     server: Server
     files: Mapping[str, Sequence[Tokens]]
+    documents: Mapping[str, list[list[int]]]
+    keys: frozenset[Key]
     fingerprints: dict[str, bytes] = field(init=False)
     digests: dict[str, bytes] = field(init=False)
+    starts: dict[str, list[list[int]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute fingerprints and digests."""
+        """Compute fingerprints and digests, and where documents begin."""
         contents = {
             name: (files[0].dtype.name, [tokens.tobytes() for tokens in files], files[0].itemsize)
             for name, files in self.files.items()
         }
         self.fingerprints = {name: reference.fingerprint(*of) for name, of in contents.items()}
         self.digests = {name: reference.digest(*of) for name, of in contents.items()}
+        self.starts = {
+            name: [list(_starts(lengths)) for lengths in files]
+            for name, files in self.documents.items()
+        }
 
     def identity(self, request: pb.GetBatchRequest) -> bytes:
         """Return the identity of the rows of a valid request."""
+        length = request.context_length
         if request.order != MIXTURE:
             order, fingerprint = request.order or DEFAULT_ORDER, self.fingerprints[request.dataset]
-            return reference.identity(order, request.seed, request.context_length, fingerprint)
+            pieces = self._pieces_hash(request, length)
+            return reference.identity(order, request.seed, length, fingerprint, pieces)
         stage = request.stage
         sources = [
             reference.Source(
@@ -77,6 +96,7 @@ class Feed:
                 source.seed,
                 source.base,
                 source.weight,
+                self._pieces_hash(source, length),
             )
             for source in stage.sources
         ]
@@ -89,35 +109,107 @@ class Feed:
         names = {source.dataset for source in sources_of(request)} & set(self.files)
         return max((self.files[name][0].itemsize for name in names), default=2)
 
+    def plane_fingerprint(self, request: pb.GetBatchRequest, kind: int) -> bytes:
+        """Return the fingerprint of a plane that a request may have."""
+        entries = {
+            name: [reference.document_entries(starts) for starts in files]
+            for name, files in self.starts.items()
+        }
+        if request.order != MIXTURE:
+            return reference.plane_fingerprint(kind, entries[request.dataset])
+        known = [
+            (source.number, reference.plane_fingerprint(50, entries[source.dataset]))
+            for source in request.stage.sources
+            if kind == 50 and source.dataset in entries
+        ]
+        return reference.stage_plane_fingerprint(kind, known)
+
     def rows(self, request: pb.GetBatchRequest, stream_rows: Iterable[int]) -> Tokens:
         """Return rows of a valid request, from the files themselves.
 
         stream_rows: their numbers; row r of batch k is k * batch_size + r.
         """
-        place = position(request)
-        position_values = place.first_sample, place.batch_size, place.rank, place.world_size
-        return np.stack(
-            [self._row(request, reference.sample_of(*position_values, row)) for row in stream_rows]
-        )
+        return np.stack([self._row(request, row) for row in stream_rows])
 
-    def _row(self, request: pb.GetBatchRequest, sample: int) -> Tokens:
-        source: Source = request
-        if request.order == MIXTURE:
-            stage = request.stage
-            weights = [source.weight for source in stage.sources]
-            bases = [source.base for source in stage.sources]
-            number, sample = reference.stage_place(
-                request.seed,
-                stage.index,
-                reference.Stage(stage.first_sample, weights, bases),
-                sample,
-            )
-            source = stage.sources[number]
-        files, length = self.files[source.dataset], request.context_length
-        file, first = reference.window(
-            source.order or DEFAULT_ORDER, source.seed, list(map(len, files)), length, sample
-        )
+    def plane_row(self, request: pb.GetBatchRequest, kind: int, stream_row: int) -> bytes:
+        """Return what a plane has of a row of a valid request."""
+        length = request.context_length
+        source, sample = self._located(request, stream_row)
+        if source.order in reference.DOCUMENT_ORDERS:
+            pieces = self._pieces(source, length, sample)
+            of_pieces = {50: reference.piece_starts_row, 52: reference.token_counts_row}
+            return of_pieces[kind](pieces) if kind in of_pieces else b""
+        if kind != 50 or source.dataset not in self.starts:
+            return b""
+        file, first = self._window(source, length, sample)
+        return reference.document_starts_row(self.starts[source.dataset][file], first, length)
+
+    def document_rows(self, source: Source | pb.DescribeRequest, length: int) -> list[Pieces]:
+        """Return the rows of an order over documents."""
+        files = tuple(map(tuple, self.documents[source.dataset]))
+        return _document_rows(source.order, files, length, source.long_documents or "cut")
+
+    def _row(self, request: pb.GetBatchRequest, stream_row: int) -> Tokens:
+        length = request.context_length
+        source, sample = self._located(request, stream_row)
+        files = self.files[source.dataset]
+        if source.order in reference.DOCUMENT_ORDERS:
+            pieces = self._pieces(source, length, sample)
+            tokens = np.concatenate([files[file][first : first + n] for file, first, n in pieces])
+            return np.pad(tokens, (0, length + 1 - len(tokens)))
+        file, first = self._window(source, length, sample)
         return files[file][first : first + length + 1]
+
+    def _located(self, request: pb.GetBatchRequest, stream_row: int) -> tuple[Source, int]:
+        """Return the source of a row, and its sample in the order of that source."""
+        place = position(request)
+        sample = reference.sample_of(
+            place.first_sample, place.batch_size, place.rank, place.world_size, stream_row
+        )
+        if request.order != MIXTURE:
+            return request, sample
+        stage = request.stage
+        weights = [source.weight for source in stage.sources]
+        bases = [source.base for source in stage.sources]
+        asked = reference.Stage(stage.first_sample, weights, bases)
+        number, sample = reference.stage_place(request.seed, stage.index, asked, sample)
+        return stage.sources[number], sample
+
+    def _window(self, source: Source, length: int, sample: int) -> tuple[int, int]:
+        token_counts = list(map(len, self.files[source.dataset]))
+        order = source.order or DEFAULT_ORDER
+        return reference.window(order, source.seed, token_counts, length, sample)
+
+    def _pieces(self, source: Source, length: int, sample: int) -> Pieces:
+        rows = self.document_rows(source, length)
+        return rows[reference.place(source.order, source.seed, len(rows), sample)]
+
+    def _pieces_hash(self, source: Source, length: int) -> bytes | None:
+        if source.order not in reference.DOCUMENT_ORDERS:
+            return None
+        return self.pieces_hash(source, length)
+
+    def pieces_hash(self, source: Source | pb.DescribeRequest, length: int) -> bytes:
+        """Return the hash of the pieces of an order over documents."""
+        long = source.long_documents or "cut"
+        lengths = reference.piece_lengths(self.documents[source.dataset], length, long)
+        return reference.pieces_hash(length, long, None, lengths)
+
+
+def _starts(lengths: Sequence[int]) -> Iterable[int]:
+    """Yield where documents begin that have tokens."""
+    begin = 0
+    for length in lengths:
+        if length:
+            yield begin
+        begin += length
+
+
+@functools.cache
+def _document_rows(
+    order: str, files: tuple[tuple[int, ...], ...], length: int, long: str
+) -> list[Pieces]:
+    return reference.document_rows(order, list(map(list, files)), length, long)
 
 
 def position(request: pb.GetBatchRequest) -> Position:
@@ -151,16 +243,14 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> Complaints:
     require(request.rank < world_size, "rank")
     require(request.first_row < batch_size, "first_row")
     kinds = [plane.kind for plane in request.planes]
-    # No dataset has planes. In a mixture they may be asked for: rows have no bytes of them.
-    are_known = set(kinds) <= {50, 51, 52} and kinds == sorted(set(kinds))
-    has_kinds = request.order == MIXTURE and are_known
-    require(has_kinds or not kinds, "planes")
+    is_known = set(kinds) <= planes_of(feed, request) and len(kinds) == len(set(kinds))
+    require(is_known, "planes")
     for plane in request.planes:
         given = plane.expected_fingerprint
         require(len(given) in (0, 32), "expected_fingerprint")
-        if has_kinds and len(given) == 32:
-            known = given == reference.stage_plane_fingerprint(plane.kind, [])
-            require(known, "expected_fingerprint", "FAILED_PRECONDITION")
+        if is_known and len(given) == 32:
+            is_same = given == feed.plane_fingerprint(request, plane.kind)
+            require(is_same, "expected_fingerprint", "FAILED_PRECONDITION")
     version = 2 if request.HasField("stage") else 1
     require(len(request.expected_identity) in (0, 32), "expected_identity")
     require(request.identity_version > 0 or not request.expected_identity, "identity_version")
@@ -207,21 +297,36 @@ def require_source(found: Complaints, feed: Feed, source: Source, context_length
     found.require(source.dataset != "", "dataset")
     found.require(source.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
     found.require(len(source.expected_digest) in (0, 32), "expected_digest")
-    require_order(found, source)
+    require_order(found, feed, source, context_length)
     if source.dataset in feed.files and source.order not in reference.DOCUMENT_ORDERS:
         longest = max(len(tokens) for tokens in feed.files[source.dataset])
         found.require(context_length < longest, "context_length")
 
 
-def require_order(found: Complaints, named: Source | pb.DescribeRequest) -> None:
-    """Check an order, and what it does with long documents. The documents of no dataset are
-    known.
-    """
+def require_order(
+    found: Complaints, feed: Feed, named: Source | pb.DescribeRequest, context_length: int
+) -> None:
+    """Check an order, what it does with long documents, and whether it has rows of this length."""
     of_documents = reference.DOCUMENT_ORDERS
     found.require(named.order in ("", *reference.ORDERS, *of_documents), "order", "NOT_FOUND")
-    found.require(named.order not in of_documents, "order")
     long_of = {"packed-1": ("cut",), "padded-1": ("cut", "drop", "truncate")}
     found.require(named.long_documents in ("", *long_of.get(named.order, ())), "long_documents")
+    if named.order not in of_documents:
+        return
+    found.require(named.dataset in feed.documents, "order")
+    # No more are opened, so this includes lengths that cannot be.
+    key = named.order, context_length, named.long_documents or "cut"
+    found.require(key in feed.keys, "context_length")
+
+
+def planes_of(feed: Feed, request: pb.GetBatchRequest) -> set[int]:
+    """Return the kinds of planes that a request may name. In a mixture these are all, as rows
+    without one have no bytes of it.
+    """
+    if request.order == MIXTURE:
+        return {50, 51, 52}
+    own = {50} if request.dataset in feed.documents else set()
+    return own | ({52} if request.order in reference.DOCUMENT_ORDERS else set())
 
 
 def require_stage(found: Complaints, request: pb.GetBatchRequest) -> None:
@@ -256,10 +361,10 @@ def describe_complaints(feed: Feed, request: pb.DescribeRequest) -> Complaints:
     found.require(request.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
     if request.HasField("context_length"):
         found.require(1 <= request.context_length < 1 << 63, "context_length")
-    require_order(found, request)
+    length = request.context_length
+    require_order(found, feed, request, length if request.HasField("context_length") else 1)
     if request.order:
-        # An order over documents is of one dataset and one length; others are not named here.
-        found.require(False, "order")
+        found.require(request.order in reference.DOCUMENT_ORDERS, "order")
         found.require(request.dataset != "", "dataset")
         found.require(request.HasField("context_length"), "context_length")
     found.require(is_understood(request), "request")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from server import pack
 from server.pack import main
+from server.storage.borders import opening
 from server.storage.rows import kept
 from tests.conftest import ROOT, WriteTokens
 from tests.server.storage.borders.naive import Corpus, starts_by
@@ -58,7 +60,10 @@ def test_it_stores_the_rows_and_says_what_they_are(
     assert f" {sum(map(len, rows)):,} pieces, fill {100 * targets / len(rows) / 50:.2f} %" in line
     assert f" {single} of one token, 0 dropped, 0 truncated, 0 tokens cropped" in line
     assert line.endswith(f" {path.stat().st_size:,} bytes in {path}")
-    assert f"{documents} documents of {sum(map(sum, LENGTHS)):,} tokens: about 1 s" in said.err
+    assert said.err.startswith(
+        f"rows of packed-1 for context length 50, in one process: {documents} documents of "
+        f"{sum(map(sum, LENGTHS)):,} tokens: about 1 s and 0.1 MB\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["packed cut", "padded cut", "padded drop", "padded truncate"])
@@ -156,6 +161,22 @@ def test_documents_by_a_delimiter_and_the_cache_folder(
     assert kept_files(tmp_path / "raw") == []
 
 
+def test_a_large_corpus_is_estimated_before_its_documents_are_searched(
+    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search may take much longer than all that follows."""
+    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 0)
+    path = str(write_tokens(np.arange(20_000) % 50, "raw/train.bin"))
+    words = [path, "--dtype", "uint16", "--document-end-token", "3", "--order", "padded"]
+
+    assert main([*words, "--context-length", "20", "--long", "drop", "--workers", "2"]) == 0
+
+    assert capsys.readouterr().err.startswith(
+        "rows of padded-1, long documents drop, for context length 20, in 2 processes: 20,000 "
+        "tokens, whose documents are searched first; if these have 1,000 tokens each: about 1 s "
+    )
+
+
 def test_packed_rows_crop_nothing(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*corpus.paths, "--context-length", "50", "--long", "drop"]) == 1
 
@@ -193,28 +214,72 @@ def test_rows_that_no_folder_takes_are_an_error(
     assert kept_files(folder_of(corpus)) == []
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_it_can_be_stopped_at_any_moment(tmp_path: Path, signal_number: int) -> None:
-    """Nothing is left, and no process: the next run begins again."""
+    """Nothing is left, or all rows, and no process: the next run begins again, or finds them."""
     folder = tmp_path / "corpus"
     random = np.random.default_rng(1)
     corpus = write_documents(folder, [random.integers(1, 300, 100_000).tolist() for _ in range(8)])
     before = sorted(folder.iterdir())
-    command = [sys.executable, "-m", "server.pack", *corpus.paths, "--context-length", "4000"]
-    with subprocess.Popen(
-        [*command, "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as running:
+    words = [*corpus.paths, "--context-length", "4000"]
+    for delay_seconds in (0.0, 0.1, 0.3, 0.6):
+        code, workers = stopped_after(delay_seconds, [*words, "--workers", "2"], signal_number)
+
+        # Not by a handler while Python ends.
+        assert code in (130, 0, -signal_number)
+        assert eventually(lambda pids=workers: not any(map(os.path.exists, pids)))
+        found = kept_files(folder)
+        assert found or code in (130, -signal.SIGKILL)
+        if found:  # complete: the signal came between the file and the exit, or too late
+            content = found[0].read_bytes()
+            found[0].unlink()
+            assert main(words) == 0
+            (path,) = kept_files(folder)
+            assert path.read_bytes() == content
+            path.unlink()
+        assert [one for one in sorted(folder.iterdir()) if "documents" not in one.name] == before
+
+
+def stopped_after(
+    delay_seconds: float, words: list[str], signal_number: int
+) -> tuple[int, list[str]]:
+    """Send a signal this long after the estimate, unless it is done.  Returns: its exit code, and
+    the paths of its workers in /proc.
+    """
+    command = [sys.executable, "-m", "server.pack", *words]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         assert any("about" in line for line in running.stderr)
-        workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-        assert len(workers) == 2
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(children) == 2
+        workers = [f"/proc/{pid}" for pid in children]
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(delay_seconds)
         running.send_signal(signal_number)
-        code = running.wait(10)
+        return running.wait(10), workers
 
-    assert code == (-signal.SIGKILL if signal_number == signal.SIGKILL else 130)
-    assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
-    assert kept_files(folder) == []
-    assert [path for path in sorted(folder.iterdir()) if "documents" not in path.name] == before
+
+@pytest.mark.parametrize(
+    ("order", "context_length", "seconds", "megabytes"),
+    [
+        ("packed", 512, 6.0, 353),
+        ("packed", 2048, 2.4, 133),
+        ("packed", 8192, 5.6, 90),
+        ("packed", 65536, 7.6, 81),
+        ("padded", 2048, 1.3, 94),
+    ],
+)
+def test_the_estimate_is_near_to_what_was_measured(
+    order: str, context_length: int, seconds: float, megabytes: float
+) -> None:
+    """The figures of docs/operations.md: 10^7 documents of 1,000 tokens, in 16 files."""
+    key = pack.key_of(order, context_length, "cut")
+
+    found = pack.estimate(key, token_count=10**10, document_count=10**7, file_count=16)
+
+    assert found.seconds == pytest.approx(seconds, rel=0.35)
+    assert found.megabytes == pytest.approx(megabytes, rel=0.05)
 
 
 def test_its_constants_are_those_of_the_orders() -> None:

@@ -53,8 +53,11 @@ class RowBlock:
         """
         for plane in self.planes:
             if plane.kind == TOKEN_COUNTS and plane.content.size:
+                found = plane.content.view("<u4")
+                if found.size == len(self):
+                    return found.astype(np.int64)
                 counts = np.full(len(self), self.row_tokens)
-                counts[plane.row_lengths > 0] = plane.content.view("<u4")
+                counts[plane.row_lengths > 0] = found
                 return counts
         return None
 

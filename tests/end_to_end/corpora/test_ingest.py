@@ -23,7 +23,7 @@ from server.datasets.text_cache import TextCache
 from server.ingest.finished import require_whole
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.training.nanochat import NanochatLoader
-from tests.server.ingest.chats import CHATML, published
+from tests.server.ingest.chats import CHATML, without_blocks
 from tests.server.ingest.corpus import (
     END,
     documents,
@@ -202,7 +202,7 @@ def test_chats_are_served_with_what_the_assistant_writes_as_targets(
         {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]}
         for answer in answers
     ]
-    (tmp_path / "t.jinja").write_text(published(CHATML))
+    (tmp_path / "t.jinja").write_text(without_blocks(CHATML))
     ingested(
         write_jsonl(tmp_path / "chats.jsonl", rows), "--out", tmp_path / "out",
         "--tokenizer", "bytes", "--messages-column", "messages",

@@ -7,13 +7,14 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -22,8 +23,7 @@ from hypothesis import strategies as st
 from client import InvalidRequest, Mixture, NumpyBatches, RemoteBatches, Timeouts
 from server import pack
 from server.datasets.sources import DatasetSource
-from server.storage.rows import RowIndex, indices
-from server.storage.rows.making import RowsJob
+from server.storage.rows import indices
 from tests.conftest import Serve, WriteTokens
 from tests.server.rpc.test_service import opened as opened_datasets
 from tests.server.rpc.test_service import serving
@@ -39,10 +39,12 @@ from tests.support.packed_corpora import (
     write_corpus,
 )
 from tokenfeed.errors import RequestError, StreamMismatch, Unreachable
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 pytestmark = pytest.mark.timeout(120)
 
 T, B, SEED = 13, 4, 7
+SERVICE = "/tokenfeed.v1.TokenFeed"
 ALONE = {"rank": 0, "world_size": 1}
 
 
@@ -613,41 +615,61 @@ def test_a_server_does_not_make_the_rows_of_very_many_documents(
     assert found == corpus.expected(order, T, SEED, range(9 * B))
 
 
+@contextmanager
+def making(address: str, shares: Iterable[float]) -> Iterator[str]:
+    """The address of a peer that answers as a server does, but for its first descriptions: in these
+    the rows are being made, with these shares done.
+    """
+    left = iter(shares)
+    with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(4) as threads:
+        describe = channel.unary_unary(f"{SERVICE}/Describe")
+        get_batch = channel.unary_stream(f"{SERVICE}/GetBatch")
+
+        def described(message: bytes, context: grpc.ServicerContext) -> bytes:
+            answer = pb.DescribeResponse.FromString(describe(message))
+            order = pb.DescribeRequest.FromString(message).order
+            share = next(left, None) if order else None
+            if share is not None:
+                making = pb.OrderRows(order=order, progress=share)
+                answer.datasets[0].rows[-1].CopyFrom(making)
+            return answer.SerializeToString()
+
+        handlers = {
+            "Describe": grpc.unary_unary_rpc_method_handler(described),
+            "GetBatch": grpc.unary_stream_rpc_method_handler(
+                lambda message, context: get_batch(message)
+            ),
+        }
+        server = grpc.server(threads)
+        own = grpc.method_handlers_generic_handler("tokenfeed.v1.TokenFeed", handlers)
+        server.add_generic_rpc_handlers((own,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(0).wait()
+
+
 @pytest.mark.parametrize("grows", [True, False])
 def test_the_timeout_runs_only_while_the_making_of_rows_stands_still(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, grows: bool
+    serve: Serve, tmp_path: Path, grows: bool
 ) -> None:
     """Rows that take longer than the timeout are waited for, but not for ever."""
     corpus = write_corpus(tmp_path / "corpus", random_lengths(9, T))
-    made = RowsJob.made
-    stop = threading.Event()
-
-    def made_slowly(
-        job: RowsJob, stopped: Callable[[], bool], on_progress: Callable[[float], None]
-    ) -> RowIndex:
-        for step in range(50):
-            on_progress(step / 50 if grows else 0.5)
-            if stop.wait(0.1):
-                break
-        return made(job, stopped)
-
-    monkeypatch.setattr(RowsJob, "made", made_slowly)
+    shares = [step / 8 for step in range(8)] if grows else itertools.repeat(0.5)
     order: Order = ("packed", None)
-    timeouts = Timeouts(reconnect_seconds=1.5)
+    timeouts = Timeouts(reconnect_seconds=3.0)
     began = time.monotonic()
-    try:
-        with (
-            served_here(corpus) as address,
-            RemoteBatches(address, B, T, timeouts=timeouts, **options_of(order), **ALONE) as feed,
-        ):
-            if grows:
-                found = delivered(itertools.islice(feed, 9))
-                assert time.monotonic() - began > 5
-                assert found == corpus.expected(order, T, SEED, range(9 * B))
-            else:
-                with pytest.raises(Unreachable, match=r"are being made, 50\.0 % so far"):
-                    next(feed)
-                assert time.monotonic() - began > 1.5
-            stop.set()
-    finally:
-        stop.set()
+    with (
+        making(serve(*corpus.words).address, shares) as address,
+        RemoteBatches(address, B, T, timeouts=timeouts, **options_of(order), **ALONE) as feed,
+    ):
+        if grows:
+            found = delivered(itertools.islice(feed, 9))
+            assert time.monotonic() - began > 2 * 3.0
+            assert found == corpus.expected(order, T, SEED, range(9 * B))
+        else:
+            with pytest.raises(Unreachable, match=r"are being made, 50\.0 % so far"):
+                next(feed)
+            assert time.monotonic() - began > 3.0

@@ -28,6 +28,7 @@ from tests.faults.mutants import (
     WORKERS,
     connected,
     data_arguments,
+    open_feed,
     outcome,
     still_serves,
     valid_request,
@@ -44,7 +45,7 @@ CONNECTIONS = 1_000
 def feed(serve: Serve, tmp_path: Path) -> Feed:
     """A server of the datasets of tests/faults."""
     files = write_files(tmp_path)
-    return Feed(serve(*data_arguments(tmp_path, files)), files)
+    return open_feed(serve(*data_arguments(tmp_path, files)), files)
 
 
 def test_an_unknown_method_is_unimplemented(feed: Feed) -> None:

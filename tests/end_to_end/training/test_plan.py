@@ -17,7 +17,7 @@ from client import Mixture, RemoteBatches
 from client.__main__ import main
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.offline import received_rows
-from tests.support.packed_corpora import write_corpus
+from tests.support.packed_corpora import random_lengths, write_corpus
 
 T, ROWS = 8, {"web": 60, "code": 40, "math": 10}
 FILE = """
@@ -151,6 +151,47 @@ def test_the_plan_is_readable(target: str, mixture: Path, capsys: Captured) -> N
         "",
         "math is exhausted at sample 292 (2,336 tokens), in stage 2, and the mixture ends",
     ]
+
+
+def test_the_plan_has_the_share_of_positions_with_a_target(
+    serve: Serve, tmp_path: Path, plan: Plan, capsys: Captured
+) -> None:
+    """What is not padding and no border, by which the tokens of a source are fewer than it says."""
+    orders: dict[str, tuple[str, str | None]] = {
+        "notes": ("packed", None),
+        "chat": ("padded", "cut"),
+        "short": ("padded", "truncate"),
+        "plain": ("shuffled", None),
+    }
+    corpora = {
+        name: write_corpus(tmp_path / name, random_lengths(seed, T), name)
+        for seed, name in enumerate(orders)
+    }
+    shares = {"plain": 1.0}
+    for name in ("notes", "chat", "short"):
+        rows = corpora[name].rows(orders[name], T)
+        targets = sum(n - 1 for row in rows for _, _, n in row)
+        shares[name] = targets / (len(rows) * T)
+    lines = [f"[sources.{name}]\norder = '{order}'" for name, (order, _) in orders.items()]
+    lines.insert(3, "long = 'truncate'")
+    mixture = tmp_path / "of-documents.toml"
+    weights = ", ".join(f"{name} = 1" for name in orders)
+    mixture.write_text("\n".join([f"weights = {{{weights}}}", *lines]))
+    words = [word for corpus in corpora.values() for word in corpus.words]
+    command = (mixture, "--tokens", "1e4", "--context-length", T)
+    address = serve(*words).address
+
+    found = plan(*command, address)
+
+    files = ",".join(corpus.target.removeprefix("file:") for corpus in corpora.values())
+    assert plan(*command, f"file:{files}") == found
+    assert {name: one["target_share"] for name, one in found["sources"].items()} == shares
+    assert 0.3 < shares["chat"] < shares["notes"] < 0.99
+    assert main(["plan", *map(str, command), address]) == 0
+    total = capsys.readouterr().out.partition("in all stages:\n")[2].splitlines()
+    assert total[0].endswith("  targets")
+    columns = {line.split()[0]: line.split()[-2:] for line in total[1 : 1 + len(orders)]}
+    assert columns == {name: [f"{100 * share:.4g}", "%"] for name, share in shares.items()}
 
 
 def test_smaller_blocks_do_what_the_plan_says(mixture: Path, target: str, plan: Plan) -> None:

@@ -15,6 +15,7 @@ from client import InvalidRequest, Mixture, NotFound, validation_feeds
 from client.batches.validation import ValidationFeeds
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
+from tests.support.packed_corpora import ORDERS, Order, random_lengths, write_corpus
 from tests.support.waiting import eventually
 
 T, B = 8, 4
@@ -201,6 +202,40 @@ def test_local_files_are_validated_without_a_server(paths: dict[str, Path]) -> N
         found = {name: counted([*batches]) for name, batches in feeds.items()}
 
     assert found == {name: windows_of(path) for name, path in paths.items()}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_each_document_is_validated_once_from_its_first_token_to_its_last(
+    serve: Serve, tmp_path: Path, order: Order
+) -> None:
+    """In rows over documents: the loss of an evaluation is that of the documents, and of no other
+    positions, also the second time, on two ranks and without a server.
+    """
+    name, long = order
+    corpora = [
+        write_corpus(tmp_path / name, random_lengths(seed, T), name)
+        for seed, name in enumerate(("notes", "chats"))
+    ]
+    address = serve(*(word for corpus in corpora for word in corpus.words)).address
+    files = "file:" + ",".join(corpus.target.removeprefix("file:") for corpus in corpora)
+    names = [corpus.name for corpus in corpora]
+    options = {"order": name, "long": long, "seed": 5, "world_size": 2}
+    for target in (address, files):
+        with (
+            validation_feeds(target, B, T, names, rank=0, **options) as first,
+            validation_feeds(target, B, T, names, rank=1, **options) as second,
+        ):
+            for corpus in corpora:
+                expected = corpus.expected(order, T, 5, range(len(corpus.rows(order, T))))
+                for _ in range(2):
+                    ranks = ([*first[corpus.name]], [*second[corpus.name]])
+                    assert len(ranks[0]) == len(ranks[1]) == len(first[corpus.name])
+                    steps = [batch for both in zip(*ranks, strict=True) for batch in both]
+                    x = [row for batch, _ in steps for row in batch.tolist()]
+                    y = [row for _, batch in steps for row in batch.tolist()]
+                    count = len(expected[0])
+                    assert (x[:count], y[:count]) == expected
+                    assert all(target == -100 for row in y[count:] for target in row)
 
 
 def test_a_name_that_is_not_served_is_one_sentence_at_the_first_loop(

@@ -1,6 +1,7 @@
-"""Chats for tests: templates in the formats of four families of models, and a tokenizer of them.
+"""Chats for tests: small templates in the formats of four families of models, and a tokenizer.
 
-Each template comes twice: as published, and with {% generation %} around what the assistant writes.
+They are written for these tests, with {% generation %} around what the assistant writes, and can be
+had without these blocks. Those of published models are in published_templates.py.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ THINKING = """\
 TEMPLATES = {"chatml": CHATML, "llama-3": LLAMA_3, "gemma": GEMMA, "thinking": THINKING}
 
 
-def published(template: str) -> str:
-    """The template without its blocks, as most models have it."""
+def without_blocks(template: str) -> str:
+    """The template without its blocks, which most models do not have."""
     return template.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.server.ingest.chats import CHATML, published
+from tests.server.ingest.chats import CHATML, without_blocks
 from tests.server.ingest.corpus import (
     END,
     documents,
@@ -99,7 +99,7 @@ def jobs(folder: Path) -> list[list[str]]:
         ),
     )
     template = folder / "t.jinja"
-    template.write_text(published(CHATML))
+    template.write_text(without_blocks(CHATML))
     given = ["--tokenizer", str(tokenizer), "--append-token", END, "--workers", "1"]
     shuffled = ["--shuffle-buffer", "300", "--val-fraction", "0.2"]
     with_ids = ["--id-column", "id", "--shard-tokens", "9000"]

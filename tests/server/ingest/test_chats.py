@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from tests.server.ingest.chats import CHATML, GEMMA, THINKING, make_chat_tokenizer, published
+from tests.server.ingest.chats import CHATML, GEMMA, THINKING, make_chat_tokenizer, without_blocks
 from tests.server.ingest.corpus import stored, tree, write_jsonl, write_parquet
 from tests.server.ingest.running import ingest, ingested
 
@@ -34,7 +34,7 @@ def chat(number: int) -> list[dict[str, Any]]:
 @pytest.fixture
 def words(tmp_path: Path) -> tuple[str | Path, ...]:
     """The options of ChatML without blocks."""
-    (tmp_path / "t.jinja").write_text(published(CHATML))
+    (tmp_path / "t.jinja").write_text(without_blocks(CHATML))
     tokenizer = make_chat_tokenizer(tmp_path / "tokenizer.json")
     given = ("--tokenizer", tokenizer, "--chat-template", tmp_path / "t.jinja")
     return (*given, "--messages-column", "chat", "--out", tmp_path / "out")
@@ -44,7 +44,7 @@ def test_parquet_and_jsonl_become_the_same_tokens_and_targets(
     words: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
     """Lists of structs, of objects, or text of JSON; on any number of workers."""
-    (tmp_path / "t.jinja").write_text(published(THINKING))
+    (tmp_path / "t.jinja").write_text(without_blocks(THINKING))
     chats = [chat(number) for number in range(300)]
     rows = [{"chat": one, "tools": TOOLS} for one in chats]
     of_text = {"chat": list(map(json.dumps, chats)), "tools": [json.dumps(TOOLS)] * 300}
@@ -81,7 +81,7 @@ def test_a_folder_of_chats_is_that_of_its_template(
     assert len(done.stderr.splitlines()) == 1
     made = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert "loss_mask_sha256" in made["splits"]["train"]["shards"][0]
-    (tmp_path / "t.jinja").write_text(published(CHATML))
+    (tmp_path / "t.jinja").write_text(without_blocks(CHATML))
     (tmp_path / "out" / "train" / "000000.ds.loss").unlink()
     assert "000000.ds.loss: is damaged" in ingest(path, *words).stderr
 
@@ -90,7 +90,7 @@ def test_a_template_that_does_not_fit_the_chats_ends_the_ingest(
     words: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
     """In one sentence, with the file, the row and the message; also without --strict."""
-    (tmp_path / "t.jinja").write_text(published(THINKING))
+    (tmp_path / "t.jinja").write_text(without_blocks(THINKING))
     chats = [chat(number) for number in range(40)]
     chats[30][1]["reasoning_content"] = "well"
     path = write_parquet(tmp_path / "x.parquet", {"chat": chats})
@@ -107,7 +107,7 @@ def test_chats_that_the_template_refuses_are_reported_with_its_reason(
     words: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(
-        json.dumps({"chat_template": published(GEMMA), "bos_token": "<bos>"})
+        json.dumps({"chat_template": without_blocks(GEMMA), "bos_token": "<bos>"})
     )
     system = [{"role": "system", "content": "be kind"}, *chat(2)]
     path = write_jsonl(tmp_path / "x.jsonl", [{"chat": chat(1)}, {"chat": system}, {"chat": []}])

@@ -5,6 +5,11 @@ transformers is not installed where the tests run, so pytest collects this file 
     pip install transformers jinja2
     python -m pytest -s tests/server/ingest/tokenize/transformers_chats.py
 
+As a program it writes templates/golden.json, for templates as published, which
+test_published_templates.py compares where transformers is missing:
+
+    python -m tests.server.ingest.tokenize.transformers_chats
+
 transformers gives the wrong mask in three cases, which are left out here: where a space belongs to
 no token (its mask then ends, or has the rest of the chat), where a block ends in the very first
 token (the same), and where a block is empty within a token.
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +42,24 @@ from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
 from server.ingest.tokenize.recipe import Recipe
 from server.ingest.tokenize.tokenizer import TokenizerFile
 from server.ingest.units import Lines, SourceOffset, Unit
-from tests.server.ingest.chats import CHATML, SPECIAL, TEMPLATES, make_chat_tokenizer, published
+from tests.server.ingest.chats import (
+    CHATML,
+    SPECIAL,
+    TEMPLATES,
+    make_chat_tokenizer,
+    without_blocks,
+)
 from tests.server.ingest.corpus import WORDS, documents
+from tests.server.ingest.published_templates import CHATS as PUBLISHED_CHATS
+from tests.server.ingest.published_templates import (
+    COMPARED,
+    GOLDEN,
+    bos_token,
+    golden,
+    has_blocks,
+    make_tokenizer,
+    template,
+)
 
 CHATS = 400
 # Blocks that end with any character, also one of several tokens.
@@ -184,7 +206,7 @@ def test_turns_that_are_found_by_prefixes_are_those_of_blocks(name: str, tmp_pat
     ends = [made.token_to_id(end) for end in SPECIAL if "end" in end or "eot" in end]
     for row in chats(name, seed=7):
         blocks = encoded(path, name, TEMPLATES[name], row)
-        turns = encoded(path, name, published(TEMPLATES[name]), row)
+        turns = encoded(path, name, without_blocks(TEMPLATES[name]), row)
         assert turns.tokens.tolist() == blocks.tokens.tolist()
         assert turns.mask is not None
         assert blocks.mask is not None
@@ -193,3 +215,36 @@ def test_turns_that_are_found_by_prefixes_are_those_of_blocks(name: str, tmp_pat
         newline = made.encode("\n").ids
         assert all(turns.tokens[place] in newline for place in more.tolist())
         assert all(turns.tokens[place - 1] in ends for place in more.tolist())
+
+
+def test_the_golden_file_is_what_transformers_makes(tmp_path: Path) -> None:
+    """The tests that run without transformers compare with it."""
+    assert golden() == made_by_transformers(make_tokenizer(tmp_path / "tokenizer.json"))
+
+
+def made_by_transformers(tokenizer: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """The tokens of templates as published and their chats, and the masks of those with blocks."""
+    made: dict[str, dict[str, dict[str, str]]] = {}
+    for name, chats in COMPARED.items():
+        theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), bos_token=bos_token(name))
+        for chat in chats:
+            row = PUBLISHED_CHATS[chat]
+            found = theirs.apply_chat_template(
+                row["messages"],
+                tools=row.get("tools"),
+                chat_template=template(name),
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=has_blocks(name),
+            )
+            entry = {"ids": " ".join(map(str, found["input_ids"]))}
+            if has_blocks(name):
+                entry["mask"] = "".join(map(str, found["assistant_masks"]))
+            made.setdefault(name, {})[chat] = entry
+    return made
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        made = made_by_transformers(make_tokenizer(Path(folder) / "tokenizer.json"))
+    GOLDEN.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
