@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import grpc
 
@@ -47,7 +47,7 @@ from ..rpc.reflection import Reflection
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder
-from ..runtime.http_server import HttpServer
+from ..runtime.http_server import HttpServer, Recent
 from ..runtime.json_log import JsonFormatter, log_crashes
 from ..runtime.process.mallopt import keep_freed_memory
 from ..runtime.process.signals import Signals
@@ -94,12 +94,11 @@ def log_to_stderr(level: str, *, as_json: bool) -> None:
 
 def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     """Open the datasets, listen, and return after SIGTERM or SIGINT.  Raises: TokenfeedError."""
-    crc32c.require_fast()
-    keep_freed_memory()
-    listener.allow_connections()
+    prepare_process()
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = tokens_of(arguments)
+    require_metrics(arguments)
     datasets = open_datasets(arguments)
     activity, counts = Activity(), CallCounts()
     calls = AdmissionControl(limits, counts)
@@ -121,18 +120,17 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     health = Health(datasets)
     health.add_to(server)
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
-    residency = Residency(datasets)
     state = ServerState(datasets, activity, calls, warm_up)
-    status = Status(state, residency, tokens.get(OPERATORS))
+    residency = Residency(datasets)
+    trusts_loopback = not (CLIENTS in tokens or arguments.allow_plaintext_token)
+    status = Status(state, residency, tokens.get(OPERATORS), trusts_loopback=trusts_loopback)
     status.add_to(server)
     drains = [health.drain, calls.drain, describe_calls.drain, status.drain]
     if arguments.reflection:
         reflection = Reflection((service.name, HEALTH_SERVICE, STATUS_SERVICE))
         reflection.add_to(server)
         drains.append(reflection.drain)
-    secret = "" if arguments.allow_plaintext_token else next(iter(tokens), "")
-    addresses = [listener.bind(server, arguments.host, arguments.port, credentials, secret=secret)]
-    addresses += [listener.bind_unix(server, path) for path in arguments.unix]
+    addresses = bind(server, arguments, credentials, tokens)
     reloads = signals.reloads(arguments.drain_seconds)
     rescans = RescanWorker()
     # Each has its own thread: a slow file system must not delay health, tokens or other datasets.
@@ -147,11 +145,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     for dataset in datasets.values():
         dataset.start_search()
     warm_up.start()
-    for _ in reloads:
-        for each in tokens.values():
-            each.request_reload()
-        if not tokens:
-            _LOG.info("SIGHUP ignored: there is no --token-file to reload")
+    reload_tokens(reloads, tokens)
     _LOG.info("stopping")
     for drain in drains:
         drain()
@@ -163,16 +157,55 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     residency.close()
     for poller in pollers:
         poller.close()
-    if http is not None:
-        http.close()
     stopped.wait(arguments.drain_seconds)
     activity.log_open_streams()
+    if http is not None:
+        http.close()  # last: a scrape may see the drain
+
+
+def prepare_process() -> None:
+    """Set what holds for the whole process.  Raises: TokenfeedError if it lacks what is needed."""
+    crc32c.require_fast()
+    keep_freed_memory()
+    listener.allow_connections()
+
+
+def bind(
+    server: grpc.Server,
+    arguments: argparse.Namespace,
+    credentials: grpc.ServerCredentials | None,
+    tokens: Mapping[str, BearerTokens],
+) -> list[str]:
+    """Bind the port and the Unix sockets, and return the addresses.  Raises: InvalidRequest."""
+    secret = "" if arguments.allow_plaintext_token else next(iter(tokens), "")
+    address = listener.bind(server, arguments.host, arguments.port, credentials, secret=secret)
+    return [address, *(listener.bind_unix(server, path) for path in arguments.unix)]
+
+
+def reload_tokens(reloads: Iterable[int], tokens: Mapping[str, BearerTokens]) -> None:
+    """Reload all bearer tokens at each SIGHUP, and return at the end of the server."""
+    for _ in reloads:
+        for each in tokens.values():
+            each.request_reload()
+        if not tokens:
+            _LOG.info("SIGHUP ignored: there are no bearer tokens to reload")
 
 
 def tokens_of(arguments: argparse.Namespace) -> dict[str, BearerTokens]:
     """Return the bearer tokens of the command line, by option.  Raises: InvalidRequest."""
     paths = {CLIENTS: arguments.token_file, OPERATORS: arguments.status_token_file}
     return {option: BearerTokens(path, option) for option, path in paths.items() if path}
+
+
+def require_metrics(arguments: argparse.Namespace) -> None:
+    """Raise InvalidRequest, or exit, if metrics or the page cannot be served: before datasets are
+    opened, which may take long.
+    """
+    if arguments.metrics_port is not None:
+        require_range("--metrics-port", arguments.metrics_port, 0, 1 << 16)
+        require_installed("serve", "metrics", "prometheus_client")
+    elif arguments.status:
+        raise InvalidRequest("--status", "needs --metrics-port, where the page is served")
 
 
 def serve_http(
@@ -183,15 +216,12 @@ def serve_http(
     Raises: InvalidRequest.
     """
     if arguments.metrics_port is None:
-        if arguments.status:
-            raise InvalidRequest("--status", "needs --metrics-port, where the page is served")
         return None
-    require_installed("serve", "metrics", "prometheus_client")
     from ..rpc.monitoring.metrics import Metrics
 
     pages = {"/metrics": Metrics(state).page}
     if arguments.status:
-        pages["/"] = lambda accept: status_page(status.snapshot())
+        pages["/"] = Recent(lambda: status_page(status.snapshot()))
     server = HttpServer("--metrics-port", arguments.metrics_host, arguments.metrics_port, pages)
     _LOG.info("metrics address=http://%s/metrics", server.address)
     if not server.is_local:

@@ -49,7 +49,9 @@ class WarmUp:
         self._thread.start()
 
     def share(self, store: TokenStore) -> float | None:
-        """Return how much of a store it has preloaded, in [0, 1]; None if it is not to be."""
+        """Return how much of a store it has preloaded, in [0, 1]; None if it is not to be,
+        or could not be.
+        """
         done_bytes = self._done_bytes.get(store)
         return None if done_bytes is None else done_bytes / max(1, store.memory_bytes)
 
@@ -97,7 +99,10 @@ class WarmUp:
             if add:
                 add(piece)
 
-        return warm(store, self._closed.is_set, on_piece)
+        done_bytes = warm(store, self._closed.is_set, on_piece)
+        if done_bytes < store.memory_bytes:
+            del self._done_bytes[store]
+        return done_bytes
 
     def _take_digest(self, dataset: Dataset, reading: InOrder) -> str:
         """Compute and store a dataset's digest.  Returns: the reason if it failed, else ""."""

@@ -210,10 +210,15 @@ class AdmissionControl:
         return self._limits.streams
 
     def send_frame(
-        self, call: ActiveCall, message: bytes, on_sent: Callable[[], None] = lambda: None
+        self,
+        call: ActiveCall,
+        message: bytes,
+        on_sent: Callable[[bool], None] = lambda is_taken: None,
     ) -> Iterator[bytes]:
-        """Yield a frame to the client, under the send timeout.  on_sent: called when it was taken,
-        or may have been.  Raises: CallDrained after that, while the server shuts down.
+        """Yield a frame to the client, under the send timeout.
+
+        on_sent: called with True when the frame was taken, with False if the call ended and its
+        client may have it.  Raises: CallDrained after that, while the server shuts down.
         """
         seconds = self._limits.send_timeout_seconds + len(message) // BYTES_PER_SECOND_MIN
         call.start_timer("send_timeout", seconds)
@@ -223,11 +228,11 @@ class AdmissionControl:
             # The client has ended the call. A client that has all of its rows often does so before
             # gRPC asks for the next frame, and then it has this one.
             if time.monotonic() < call.expires_at:
-                on_sent()
+                on_sent(False)
             raise
         call.stop_timer()
         call.connection.sent_bytes += len(message)
-        on_sent()
+        on_sent(True)
         if self._draining.is_set():
             raise CallDrained(*_SHUTTING_DOWN)
 
@@ -281,8 +286,9 @@ class AdmissionControl:
         while not self._draining.wait(_POLL_SECONDS):
             now = time.monotonic()
             with self._lock:
-                expired = [call for call in self._open if now > call.expires_at]
-                expired = [call for call in expired if not call.is_evicted]
+                expired = [
+                    call for call in self._open if now > call.expires_at and not call.is_evicted
+                ]
             for call in expired:
                 call.is_evicted = True
                 self.counts.evicted(call.timer)

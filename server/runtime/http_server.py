@@ -24,10 +24,13 @@ from .exceptions import log_exception
 _LOG = logging.getLogger("tokenfeed.server")
 
 _CONNECTIONS_MAX = 32
-"""Beyond it, further ones wait to be accepted."""
+"""Beyond it, the oldest one is cut off: a probe has to get through in any case."""
+_REQUEST_SECONDS = 3.0
+"""From accept to the end of the request."""
 _CONNECTION_SECONDS = 15.0
 """From accept to close; a scrape takes milliseconds, and Prometheus gives up after 10 s."""
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
+_RECENT_SECONDS = 1.0
 
 
 class Page(NamedTuple):
@@ -35,6 +38,24 @@ class Page(NamedTuple):
 
     headers: Mapping[str, str]
     content: bytes
+
+
+class Recent:
+    """A page that is made at most once a second. It is for pages that take long; not for figures
+    that have to be of the moment.
+    """
+
+    def __init__(self, make: Callable[[], Page]) -> None:
+        """Make nothing yet."""
+        self._make = make
+        self._made: tuple[float, Page] | None = None
+
+    def __call__(self, accept: str) -> Page:
+        """Return the page; not in two threads at once."""
+        now = time.monotonic()
+        if self._made is None or now - self._made[0] >= _RECENT_SECONDS:
+            self._made = now, self._make()
+        return self._made[1]
 
 
 class HttpServer:
@@ -78,7 +99,7 @@ class HttpServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-        self._server.close_older_than(0.0)
+        self._server.close_older_than(0.0, 0.0)
 
 
 class _Server(ThreadingHTTPServer):
@@ -95,8 +116,12 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.address_family = family
         self.pages = pages
+        self.turn = threading.Lock()
+        """Held while a page is made: one at a time, so that scrapers cannot take all processors."""
         self._lock = threading.Lock()  # guards what follows
+        # When each connection was accepted, the oldest first, and those that have sent a request.
         self._accepted: dict[socket.socket, float] = {}
+        self._asked: set[socket.socket] = set()
         super().__init__(address, _Handler)
 
     @property
@@ -120,31 +145,45 @@ class _Server(ThreadingHTTPServer):
         """Accept a connection."""
         connection, address = super().get_request()
         with self._lock:
+            oldest = next(iter(self._accepted), None)
+            is_full = len(self._accepted) >= _CONNECTIONS_MAX
+            if is_full and oldest is not None:
+                del self._accepted[oldest]
             self._accepted[connection] = time.monotonic()
-            is_full = len(self._accepted) > _CONNECTIONS_MAX
-        if is_full:
-            self.shutdown_request(connection)
-            raise OSError("too many connections")
+        if is_full and oldest is not None:
+            _cut_off(oldest)
         return connection, address
+
+    def has_asked(self, connection: socket.socket) -> None:
+        """Note that a connection has sent its request."""
+        with self._lock:
+            self._asked.add(connection)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
         with self._lock:
             self._accepted.pop(request, None)
+            self._asked.discard(request)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
         """Cut off those that take too long."""
-        self.close_older_than(_CONNECTION_SECONDS)
+        self.close_older_than(_REQUEST_SECONDS, _CONNECTION_SECONDS)
 
-    def close_older_than(self, seconds: float) -> None:
-        """Cut off the connections that were accepted so long ago, which ends their threads."""
+    def close_older_than(self, request_seconds: float, seconds: float) -> None:
+        """Cut off the connections that were accepted this long ago, which ends their threads.
+
+        request_seconds: of those that have sent no request yet.
+        """
         now = time.monotonic()
         with self._lock:
-            old = [each for each, began in self._accepted.items() if now - began >= seconds]
+            old = [
+                each
+                for each, began in self._accepted.items()
+                if now - began >= (seconds if each in self._asked else request_seconds)
+            ]
         for connection in old:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _cut_off(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that went away."""
@@ -161,6 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer."""
         assert isinstance(self.server, _Server)
+        self.server.has_asked(self.connection)
         if not self.server.may_be_called(self.headers.get("Host", "")):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, Page(_PLAIN, b"ask by an address\n"))
             return
@@ -170,7 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, Page(_PLAIN, f"there is only {paths}\n".encode()))
             return
         try:
-            page = make(self.headers.get("Accept", ""))
+            with self.server.turn:
+                page = make(self.headers.get("Accept", ""))
         except Exception:  # noqa: BLE001 - its text must not reach the caller
             log_exception(logging.ERROR, "page failed path=%s", self.path.partition("?")[0])
             problem = b"failed; see the server log\n"
@@ -191,6 +232,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
+
+
+def _cut_off(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_address(text: str) -> bool:

@@ -64,6 +64,8 @@ def log_crashes() -> None:
     def log_crash(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        if issubclass(kind, (SystemExit, KeyboardInterrupt)):
+            return  # as asked for
         _LOG.critical("crashed thread=%s", threading.current_thread().name, exc_info=error)
 
     def log_thread_crash(arguments: threading.ExceptHookArgs) -> None:

@@ -58,7 +58,8 @@ class Stream:
     latest call.  calls: open now;
     of these, making and sending make and send a frame.  make_seconds: time in which some call made
     a frame; send_seconds: time in which none did, and some had one ready.  since: when these two
-    were last added to.  readings: of the last seconds.  has_ended: whether this was logged.
+    were last added to.  readings: of the last seconds.  has_first: whether a frame
+    was made.  has_ended: whether its end was logged.
     """
 
     key: StreamKey
@@ -75,6 +76,7 @@ class Stream:
     make_seconds: float = 0.0
     send_seconds: float = 0.0
     readings: deque[_Reading] = field(default_factory=lambda: deque(maxlen=RATE_SECONDS + 1))
+    has_first: bool = False
     has_ended: bool = False
 
     @property

@@ -15,11 +15,11 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.stages import MIXTURE
 
 from ..frame_producer import FrameProducer, MadeFrame
-from .counts import FrameCounts, Labels, RowCounts, Seconds, Totals
+from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Totals
 from .streams import Caller, Stream, StreamKey, StreamSeen, log_ended, log_opened, seen_at
 
 STREAMS_KEPT = 4096
-"""Beyond it, the streams without a call that moved longest ago are forgotten."""
+"""Beyond it, streams without a call are forgotten, those first whose last call is oldest."""
 FORGET_SECONDS = 600.0
 """A stream without a call is forgotten after this time."""
 ENDED_SECONDS = 60.0
@@ -65,7 +65,8 @@ class Activity:
                 seconds[0].add(now, rows)
                 seconds[1].add(now, token_bytes)
             for stream in list(self._streams.values()):
-                stream.read(now)
+                if stream.calls or now - stream.moved_at < LINE_SECONDS:
+                    stream.read(now)
                 if stream.calls:
                     continue
                 if now - stream.moved_at > FORGET_SECONDS:
@@ -93,10 +94,15 @@ class Activity:
             return Totals(rows, {labels: each.copy() for labels, each in self._frames.items()})
 
     def streams(self, most: int) -> tuple[list[StreamSeen], int]:
-        """Return the streams that moved last, and how many others there are.  most: to return."""
+        """Return streams, and how many others there are.  most: to return. Those with a call come
+        first, of these the one that moved longest ago; then the others, the latest first.
+        """
         now = time.monotonic()
         with self._lock:
-            found = sorted(self._streams.values(), key=lambda stream: -stream.moved_at)
+            found = sorted(
+                self._streams.values(),
+                key=lambda one: (0, one.moved_at) if one.calls else (1, -one.moved_at),
+            )
             return [seen_at(stream, now) for stream in found[:most]], max(0, len(found) - most)
 
     def sent_of(self, dataset: str) -> tuple[int, int]:
@@ -166,20 +172,25 @@ class Activity:
             stream.making += 1
             self._streams[key] = stream
             self._streams.move_to_end(key)
-            self._forget_beyond(STREAMS_KEPT)
+            forgotten = self._forget_beyond(STREAMS_KEPT)
+        for other in forgotten:
+            log_ended(other, "idle")
         if is_new:
             log_opened(stream, position.sample_of(request.first_row))
         return stream, counts, rows
 
-    def _forget_beyond(self, most: int) -> None:
-        """Forget streams without a call, if there are more than this number."""
+    def _forget_beyond(self, most: int) -> list[Stream]:
+        """Forget streams without a call, if there are more than this number.  Returns: those of
+        them whose end was not logged.
+        """
         if len(self._streams) <= most:
-            return
+            return []
         # Not a slice of a list: that would read all of them at each call.
         oldest = itertools.islice(self._streams.items(), len(self._streams) - most)
-        for key, stream in list(oldest):
-            if not stream.calls:
-                del self._streams[key]
+        forgotten = [stream for _, stream in oldest if not stream.calls]
+        for stream in forgotten:
+            del self._streams[stream.key]
+        return [stream for stream in forgotten if not stream.has_ended]
 
 
 class CallActivity:
@@ -213,12 +224,16 @@ class CallActivity:
             stream.making -= 1
             stream.sending += 1
             counts.make_seconds.add(now - self._since)
-            if not stream.rows:
+            if not stream.has_first:
+                stream.has_first = True
                 counts.first_seconds.add(now - stream.began_at)
         self._is_sending, self._since = True, now
 
-    def sent(self, frame: MadeFrame) -> None:
-        """Its client took it; the next one is made."""
+    def sent(self, frame: MadeFrame, is_taken: bool) -> None:
+        """The frame was sent; the next one is made.
+
+        is_taken: False if the call ends, and its client may have the frame or not.
+        """
         now = time.monotonic()
         stream, counts = self._stream, self._counts
         by_source: Sequence[int] = (frame.row_count,)
@@ -228,7 +243,8 @@ class CallActivity:
             stream.pass_time(now)
             stream.sending -= 1
             stream.making += 1
-            stream.moved_at = now
+            if is_taken:
+                stream.moved_at = now
             stream.rows += frame.row_count
             stream.position, stream.end_row = self._position, frame.end_row
             counts.frames += 1

@@ -44,13 +44,21 @@ class Status:
     """The status service of a server."""
 
     def __init__(
-        self, state: ServerState, residency: Residency, tokens: BearerTokens | None
+        self,
+        state: ServerState,
+        residency: Residency,
+        tokens: BearerTokens | None,
+        *,
+        trusts_loopback: bool,
     ) -> None:
-        """tokens: those of operators; None: only this machine may ask."""
+        """tokens: those of operators; None: only this machine may ask, over Unix sockets.
+        trusts_loopback: and over loopback addresses, which are those of a proxy too.
+        """
         self._state = state
         self._residency = residency
         self._tokens = tokens
-        self._calls = AdmissionControl(_LIMITS)
+        self._trusts_loopback = trusts_loopback
+        self._calls = AdmissionControl(_LIMITS, state.calls.counts)
 
     def add_to(self, server: grpc.Server) -> None:
         """Register with a server."""
@@ -104,7 +112,7 @@ class Status:
     def _require_operator(self, context: grpc.ServicerContext) -> None:
         """Raise Unauthenticated or Forbidden unless the caller may ask."""
         if self._tokens is None:
-            if not _is_local(str(context.peer())):
+            if not _is_local(str(context.peer()), loopback=self._trusts_loopback):
                 cure = "start it with --status-token-file to ask from elsewhere"
                 raise Forbidden("peer", f"this server tells its status only to its machine; {cure}")
         elif not has_token(context.invocation_metadata(), self._tokens):
@@ -178,11 +186,15 @@ def _stream(seen: StreamSeen) -> pb.StreamStatus:
     )
 
 
-def _is_local(peer: str) -> bool:
-    """Return whether a caller is on this machine, by its gRPC address."""
+def _is_local(peer: str, *, loopback: bool) -> bool:
+    """Return whether a caller is on this machine, by its gRPC address.  loopback: whether loopback
+    addresses are.
+    """
     kind, _, rest = peer.partition(":")
     if kind == "unix":
         return True
+    if not loopback:
+        return False
     host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
     try:
         found = ipaddress.ip_address(host.partition("%")[0])

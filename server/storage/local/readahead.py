@@ -7,6 +7,7 @@ to be missing.
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 import numpy as np
@@ -36,15 +37,16 @@ class ReadAhead:
     """Tracks whether a store is in memory; one for all streams of a store.
 
     cold: whether gathers seem to wait for the disk.  cold_reads: gathers that had to wait.
-    advised_bytes: of which reading was started ahead.
-    Several threads change its few numbers without a lock: at worst, advice for a frame is useless
-    or late, and a gather is not counted.
+    advised_bytes: of which reading was started ahead.  Neither ever falls.
+    Several threads change its other numbers without a lock: at worst, advice for a frame is useless
+    or late.
     """
 
     def __init__(self, store: Readable) -> None:
         """Begin; assumes a cold store until a sample was in memory."""
         self._store = store
         self.cold = True
+        self._lock = threading.Lock()  # guards the two below; only while the store is cold
         self.cold_reads = 0
         self.advised_bytes = 0
         self._frames_distrusted = 0
@@ -59,7 +61,9 @@ class ReadAhead:
         elif self._store.seem_resident(spans):
             self.cold = False
             return
-        self.advised_bytes += spans.size_tokens * self._store.stored.itemsize
+        size_bytes = spans.size_tokens * self._store.stored.itemsize
+        with self._lock:
+            self.advised_bytes += size_bytes
         self._store.read_ahead(spans)
 
     def observe(self, waits: int) -> None:
@@ -71,7 +75,8 @@ class ReadAhead:
         """
         if not waits:
             return
-        self.cold_reads += 1
+        with self._lock:
+            self.cold_reads += 1
         if not self.cold:
             self.cold = True
             self._frames_distrusted = self._distrust

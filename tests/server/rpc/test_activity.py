@@ -76,7 +76,7 @@ def send(call: CallActivity, clock: Clock, end_row: int, make: float, wait: floa
     clock.now += make
     call.made()
     clock.now += wait
-    call.sent(made(end_row))
+    call.sent(made(end_row), True)
 
 
 def test_frames_and_rows_are_counted_once_they_were_taken(clock: Clock) -> None:
@@ -202,6 +202,47 @@ def test_a_stream_without_a_call_is_logged_and_then_forgotten(
     )
 
 
+def test_a_stream_has_one_first_frame(clock: Clock) -> None:
+    """After a failover two calls begin together, and both make a frame before one is taken."""
+    activity = Activity()
+    with calling(activity, clock) as call, calling(activity, clock, first_sample=320) as ahead:
+        call.made()
+        ahead.made()
+        call.sent(made(4), True)
+
+    counts = activity.totals().frames[Labels("train", "sequential-1")]
+    assert sum(counts.first_seconds.counts) == 1
+
+
+def test_a_frame_that_a_client_left_behind_is_no_sign_of_life(clock: Clock) -> None:
+    """A client that hung and was then killed had not read anything for that time."""
+    activity = Activity()
+    with calling(activity, clock) as call:
+        call.made()
+        clock.now += 29
+        call.sent(made(4), False)
+    (stream,), _ = activity.streams(9)
+
+    assert (stream.rows, stream.idle_seconds) == (4, 29.0)
+
+
+def test_clients_that_hang_are_listed_before_those_that_ended(clock: Clock) -> None:
+    """Of thousands of streams some are left out, and not those that an operator looks for."""
+    activity = Activity()
+    with calling(activity, clock, name="hangs") as call:
+        call.made()
+        clock.now += 100
+        for number in range(5):
+            with calling(activity, clock, name=f"ended {number}", port=2) as other:
+                send(other, clock, 4, 0.1, 0.1)
+        with calling(activity, clock, name="reads", port=3) as reads:
+            send(reads, clock, 4, 0.1, 0.1)
+            streams, omitted = activity.streams(3)
+
+    assert [one.key.client_name for one in streams] == ["hangs", "reads", "ended 4"]
+    assert omitted == 4
+
+
 def test_clients_that_change_their_names_do_not_fill_the_memory(clock: Clock) -> None:
     """A name is what a client says."""
     activity = Activity()
@@ -224,7 +265,7 @@ def test_counts_are_exact_with_many_threads() -> None:
         with activity.call(producer(rank=rank), caller, 0.0) as call:
             for row in range(500):
                 call.made()
-                call.sent(made(row + 1, 1))
+                call.sent(made(row + 1, 1), True)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(8)]
     for thread in threads:

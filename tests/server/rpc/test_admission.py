@@ -160,15 +160,15 @@ def test_the_frame_that_a_client_ends_its_call_with_counts_unless_it_was_late(
 ) -> None:
     """A client that has all of its rows often ends the call before gRPC asks for the next frame."""
     calls = AdmissionControl(StreamLimits(send_timeout_seconds=timeout_seconds))
-    sent = []
+    sent: list[bool] = []
     try:
         with calls.admit(Context("ipv4:10.0.0.1:1")) as call:
-            sending = calls.send_frame(call, b"frame", lambda: sent.append(b"frame"))
+            sending = calls.send_frame(call, b"frame", sent.append)
             next(sending)
             eventually(lambda: time.monotonic() > call.expires_at, 0.1)
             sending.close()
 
-            assert len(sent) == counted
+            assert sent == [False] * counted
     finally:
         calls.drain()
 

@@ -96,55 +96,49 @@ def test_a_client_that_sends_its_request_slowly_is_cut_off(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One byte every second would hold a thread for ever."""
-    monkeypatch.setattr(http_server, "_CONNECTION_SECONDS", 0.3)
-    began = time.monotonic()
+    monkeypatch.setattr(http_server, "_REQUEST_SECONDS", 0.3)
     with connect(server) as slow:
         slow.sendall(b"GET / HT")
+        slow.settimeout(0.02)
 
         def is_cut_off() -> bool:
             try:
                 slow.sendall(b"T")
-            except OSError:
-                return True
-            slow.settimeout(0.02)
-            try:
                 return slow.recv(1) == b""
             except TimeoutError:
                 return False
+            except OSError:
+                return True
 
         assert eventually(is_cut_off)
-    assert time.monotonic() - began < 5
     assert get(server, "/") == b"hello"
 
 
-def test_too_many_connections_are_closed_and_later_ones_answered(server: HttpServer) -> None:
-    idle = [connect(server) for _ in range(http_server._CONNECTIONS_MAX + 20)]
+def test_connections_that_wait_do_not_keep_others_out(server: HttpServer) -> None:
+    """A probe that gets no answer ends the server."""
+    idle = [connect(server) for _ in range(3 * http_server._CONNECTIONS_MAX)]
     try:
-
-        def closed() -> int:
-            count = 0
-            for each in idle:
-                each.settimeout(0.01)
-                try:
-                    count += each.recv(1) == b""
-                except TimeoutError:
-                    continue
-                except OSError:
-                    count += 1
-            return count
-
-        assert eventually(lambda: closed() >= 20)
+        assert get(server, "/") == b"hello"
+        assert len([t for t in threading.enumerate() if "process_request" in t.name]) <= (
+            http_server._CONNECTIONS_MAX + 8
+        )
     finally:
         for each in idle:
             each.close()
 
-    def answers() -> bool:
-        try:
-            return get(server, "/") == b"hello"
-        except OSError:
-            return False
 
-    assert eventually(answers)
+def test_a_recent_page_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of many clients takes a tenth of a second, and any number of tabs may be open."""
+    made: list[int] = []
+
+    def make() -> Page:
+        made.append(1)
+        return Page({}, b"%d" % len(made))
+
+    page = http_server.Recent(make)
+    assert [page("").content for _ in range(3)] == [b"1"] * 3
+    monkeypatch.setattr(http_server, "_RECENT_SECONDS", 0.0)
+    assert page("").content == b"2"
 
 
 def test_closing_ends_connections_and_threads(server: HttpServer) -> None:

@@ -140,7 +140,7 @@ def test_a_dataset_that_is_lost_is_told(serve: Serve, two: list[Path]) -> None:
 def test_an_idle_client_that_is_cut_off_is_counted(serve: Serve, write_tokens: WriteTokens) -> None:
     """A client that reads nothing holds a thread until then."""
     corpus = write_tokens(np.arange(1 << 22) % 65_000)
-    server = serve("--data", corpus, *SCRAPED, "--send-timeout-seconds", "0.2")
+    server = serve("--data", corpus, *SCRAPED, "--send-timeout-seconds", "2")
     request = pb.GetBatchRequest(batch_size=32, context_length=2048, num_batches=10**6)
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream(GET_BATCH)(request.SerializeToString())
@@ -170,6 +170,30 @@ def test_the_process_and_its_build_are_told(serve: Serve, two: list[Path]) -> No
     resident = 1024 * int(status.partition("VmRSS:")[2].split()[0])
     assert one["tokenfeed_resident_memory_bytes"] == pytest.approx(resident, rel=0.2)
     assert found["tokenfeed_build_info"] == {labels(version=__version__): 1}
+
+
+def test_a_drain_can_be_scraped(serve: Serve, write_tokens: WriteTokens) -> None:
+    """The port is open until the server has ended its calls."""
+    corpus = write_tokens(np.arange(1 << 22) % 65_000)
+    server = serve("--data", corpus, *SCRAPED, "--drain-seconds", "5")
+    request = pb.GetBatchRequest(batch_size=32, context_length=2048, num_batches=10**6)
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_stream(GET_BATCH)(request.SerializeToString())
+        next(call)
+        seen: list[dict[Labels, float]] = []
+
+        def hangs() -> bool:
+            """Whether a frame is made, and none was taken since the last scrape."""
+            found = samples(server)
+            seen.append(found["tokenfeed_frames_sent_total"])
+            (made,) = found["tokenfeed_frame_make_seconds_count"].values()
+            return seen[-1:] == seen[-2:-1] and [made - 1] == list(seen[-1].values())
+
+        assert eventually(hangs)
+        assert samples(server)["tokenfeed_draining"] == {labels(): 0}
+        server.process.terminate()
+
+        assert eventually(lambda: samples(server)["tokenfeed_draining"] == {labels(): 1})
 
 
 def test_the_port_is_closed_when_the_server_has_stopped(serve: Serve, two: list[Path]) -> None:

@@ -134,7 +134,8 @@ def test_a_dataset_that_is_lost_says_why(serve: Serve, two: list[Path]) -> None:
 )
 def test_only_this_machine_is_local(peer: str, local: bool) -> None:
     """Without tokens of operators nobody else may ask."""
-    assert _is_local(peer) == local
+    assert _is_local(peer, loopback=True) == local
+    assert _is_local(peer, loopback=False) == peer.startswith("unix")
 
 
 def test_the_status_has_tokens_of_its_own(serve: Serve, two: list[Path], tmp_path: Path) -> None:
@@ -164,6 +165,24 @@ def test_the_status_has_tokens_of_its_own(serve: Serve, two: list[Path], tmp_pat
     status.write_text("renewed\n")
     assert eventually(lambda: _answers(server.address, "renewed"))
     assert not _answers(server.address, "operator")
+
+
+@pytest.mark.parametrize("option", ["--token-file", "--allow-plaintext-token"])
+def test_a_proxy_on_the_same_machine_makes_no_client_an_operator(
+    serve: Serve, two: list[Path], tmp_path: Path, option: str
+) -> None:
+    """Behind it, clients of everywhere come from a loopback address."""
+    words = [option]
+    if option == "--token-file":
+        words.append(str(tmp_path / "tokens"))
+        (tmp_path / "tokens").write_text("trainer\n")
+    path = tmp_path / "feed.sock"
+    server = serve("--data", two[0], "--host", "127.0.0.1", "--unix", path, *words)
+
+    code, details = refused(server.address, token="trainer")
+    assert code == "PERMISSION_DENIED"
+    assert "--status-token-file" in details
+    assert ask(f"unix:{path}").server_version == __version__
 
 
 def _answers(address: str, token: str) -> bool:
