@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +101,32 @@ def test_faults_outweigh_what_the_kernel_says_is_resident(
         advised.append(len(given))
 
     assert advised == [4, 8, 16, 32]
+
+
+def test_what_is_counted_never_falls_and_is_exact_with_many_threads() -> None:
+    """A counter that falls looks like a restart, after which all of it counts as new."""
+
+    class Cold:
+        stored = np.dtype("<u2")
+
+        def seem_resident(self, spans: Spans) -> bool:
+            return False
+
+        def read_ahead(self, spans: Spans) -> None:
+            pass
+
+    readahead, windows = ReadAhead(Cold()), some_windows()
+
+    def work() -> None:
+        for _ in range(500):
+            readahead.advise(windows)
+            readahead.observe(1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert readahead.advised_bytes == 8 * 500 * windows.size_tokens * 2
+    assert readahead.cold_reads == 8 * 500
