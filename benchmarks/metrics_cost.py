@@ -15,6 +15,7 @@ import re
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,9 @@ def measured(one: Variant, corpus: Path, seconds: float) -> Measured:
 
 @contextmanager
 def scraped(server: Server) -> Iterator[None]:
-    """Read the metrics of a server every second, for the duration of a with block."""
+    """Read the metrics of a server every second, for the duration of a with block.  Raises: what a
+    read of them raised, at its end: without scrapes, the rate is not that of its row.
+    """
     found = re.search(r"metrics address=(\S+)", server.log)
     assert found is not None
     url = found[1]
@@ -116,13 +119,13 @@ def scraped(server: Server) -> Iterator[None]:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 answer.read()
 
-    thread = threading.Thread(target=scrape)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        scraping = pool.submit(scrape)
+        try:
+            yield
+        finally:
+            ended.set()
+        scraping.result()
 
 
 def print_targets(rates: dict[str, list[float]]) -> None:

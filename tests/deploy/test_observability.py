@@ -15,7 +15,8 @@ import pytest
 
 from client import Mixture, NumpyBatches
 from tests.conftest import ROOT, Serve, WriteTokens
-from tests.support.prometheus import FOLDER, metrics_text, promtool
+from tests.support.prometheus import FOLDER, promtool
+from tests.support.scraping import fetch
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 PAGE = ROOT / "docs" / "observability.md"
@@ -38,7 +39,7 @@ def exported(serve: Serve, write_tokens: WriteTokens) -> str:
     refused = pb.GetBatchRequest(dataset="nothing").SerializeToString()
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary("/tokenfeed.v1.TokenFeed/GetBatch")(refused, timeout=10)
-    return metrics_text(server)
+    return fetch(server)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import ROOT, Server
 from tests.support.ports import free_port
+from tests.support.scraping import metrics_address
 from tests.support.waiting import eventually
 
 FOLDER = ROOT / "deploy" / "observability"
@@ -49,20 +50,6 @@ def promtool(*words: str | Path, stdin: str = "") -> str:
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout + answer.stderr
-
-
-def metrics_address(server: Server) -> str:
-    """Where a server with --metrics-port serves them, "host:port"."""
-    found = re.search(r"metrics address=http://(\S+)/metrics", server.stderr)
-    assert found is not None, server.stderr
-    return found[1]
-
-
-def metrics_text(server: Server) -> str:
-    """The metrics of a server, as it serves them."""
-    url = f"http://{metrics_address(server)}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
 
 
 class Prometheus:

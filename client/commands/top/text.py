@@ -90,8 +90,8 @@ def _server(status: pb.GetStatusResponse, target: str, width: int | None) -> lis
     memory = f"{words.size(status.anonymous_bytes)} of {words.size(status.memory_limit_bytes)}"
     refused = sum(each.count for each in status.refusals)
     figures = (
-        f"sends {words.mean_rate(status)}",
-        f"streams {status.streams_open:,} of {status.streams_max:,}",
+        f"sends {words.size(status.bytes_per_second)}/s",
+        f"streams {status.streams_open:,} of about {status.streams_max:,}",
         f"memory {memory}",
         f"threads {status.threads:,}",
         f"refused {refused:,}",

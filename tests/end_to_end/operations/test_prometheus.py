@@ -20,7 +20,8 @@ import pytest
 from client import Mixture, NumpyBatches
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support import prometheus
-from tests.support.prometheus import FOLDER, Prometheus, metrics_text, watching
+from tests.support.prometheus import FOLDER, Prometheus, watching
+from tests.support.scraping import fetch, metrics_address
 from tests.support.waiting import eventually
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -173,7 +174,7 @@ def test_the_alert_of_a_lost_dataset_fires(server: Server, tmp_path: Path) -> No
         (labels,) = alerts(watcher, "TokenfeedDatasetLost")
         assert labels["dataset"] == "web"
         assert labels["severity"] == "critical"
-        assert labels["instance"] == prometheus.metrics_address(server)
+        assert labels["instance"] == metrics_address(server)
 
 
 def test_the_alert_of_streams_without_rows_fires(
@@ -235,14 +236,14 @@ def test_ten_thousand_names_of_clients_leave_the_number_of_series(server: Server
     options = (("grpc.use_local_subchannel_pool", 1),)
     channels = [grpc.insecure_channel(server.address, options) for _ in range(CHANNELS)]
     call(channels[0], "the first one")
-    before = series(metrics_text(server))
+    before = series(fetch(server))
     with ThreadPoolExecutor(CHANNELS) as threads:
         list(threads.map(call_all, channels))
     for channel in channels:
         channel.close()
 
-    assert eventually(lambda: f"frames_sent_total{WEB} {NAMES + 1}.0" in metrics_text(server))
-    assert series(metrics_text(server)) == before
+    assert eventually(lambda: f"frames_sent_total{WEB} {NAMES + 1}.0" in fetch(server))
+    assert series(fetch(server)) == before
 
 
 WEB = '{dataset="web",order="shuffled-1"}'

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ...v1 import status_pb2 as pb
 from . import words
+from .rank_spans import absent, count_of, spans_of
 from .runs import Run, find_runs
 from .states import Level, State, states_of, usual_sample
 
@@ -103,8 +104,9 @@ def _of_server(status: pb.GetStatusResponse) -> Iterator[Point]:
         yield Point(Level.PROBLEM, f"{what} Beyond it, the kernel ends the server.")
     most = status.streams_max
     if most and status.streams_open >= _STREAMS_SHARE * most:
-        level = Level.PROBLEM if status.streams_open >= most else Level.WARNING
-        what = f"{status.streams_open:,} streams are open, of at most {most:,}."
+        # Calls are limited, to two for each of these streams, and a stream may have one.
+        level = Level.PROBLEM if status.streams_open > most else Level.WARNING
+        what = f"{status.streams_open:,} streams are open, of about {most:,}."
         yield Point(level, f"{what} Beyond that, clients have to wait (--max-streams).")
 
 
@@ -142,7 +144,7 @@ def _of_run(run: Run, members: Iterable[SeenStream], cold: set[str]) -> Iterator
 def _who(run: Run, streams: Sequence[pb.StreamStatus]) -> str:
     who = run.name or "A client without a name"
     if run.world_size > 1:
-        who += f", {words.ranks([stream.rank for stream in streams], run.world_size)}"
+        who += f", {words.ranks(spans_of(stream.rank for stream in streams), run.world_size)}"
     if len(streams) == 1:
         who += f" ({words.address(streams[0].address)})"
     return who if len(streams) == 1 else f"{who},"
@@ -215,11 +217,12 @@ def _missing(run: Run, members: Sequence[SeenStream]) -> Iterator[Point]:
     is_spread = gcd(*(rank - streams[0].rank for rank in here)) != 1
     has_started = max(stream.age_seconds for stream in streams) >= _STARTED_SECONDS
     is_moving = min(stream.idle_seconds for stream in streams) < _MOVING_SECONDS
-    if is_spread or not has_started or not is_moving or len(here) == run.world_size:
+    away = absent(spans_of(here), run.world_size)
+    if is_spread or not has_started or not is_moving or not away:
         return
-    away = [rank for rank in range(min(run.world_size, 1 << 16)) if rank not in here]
-    verb, cure = ("is", "It uses") if len(away) == 1 else ("are", "They use")
-    end = "does not run" if len(away) == 1 else "do not run"
+    is_one = count_of(away) == 1
+    verb, cure = ("is", "It uses") if is_one else ("are", "They use")
+    end = "does not run" if is_one else "do not run"
     text = f"{run.name or 'A run without a name'}: {words.ranks(away, run.world_size)} {verb}"
     yield Point(
         Level.WARNING, f"{text} not here, unlike the others. {cure} another server, or {end}."

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from ...v1 import status_pb2 as pb
+from .rank_spans import Span, count_of
 
 NAME_SHOWN = 60
 """Characters of a name that are shown at most."""
-_RANKS_SHOWN = 6
+_SPANS_SHOWN = 6
 _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
 
 
@@ -126,29 +127,18 @@ def progress_of(stream: pb.StreamStatus) -> tuple[str, str, str, str, str, str]:
     )
 
 
-def mean_rate(status: pb.GetStatusResponse) -> str:
-    """Return how much a server sends: the average of the last 10 seconds."""
-    recent = status.second_bytes[-10:]
-    return f"{size(sum(recent) / max(1, len(recent)))}/s"
-
-
-def ranks(numbers: Sequence[int], world_size: int) -> str:
-    """Return some ranks of a run, such as "ranks 1 to 3 and 5 of 8"."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
+def ranks(spans: Sequence[Span], world_size: int) -> str:
+    """Return some ranks of a run, such as "ranks 1 to 3 and 5 of 8".  spans: as of `spans_of`."""
     shown = []
-    for first, end in spans[:_RANKS_SHOWN]:
-        shown += (
-            [str(first), str(end)][: end - first + 1] if end < first + 2 else [f"{first} to {end}"]
-        )
-    if len(spans) > _RANKS_SHOWN:
-        left = sum(end - first + 1 for first, end in spans[_RANKS_SHOWN:])
-        shown.append(f"{left:,} others")
-    word = "rank" if len(set(numbers)) == 1 else "ranks"
+    for first, last in spans[:_SPANS_SHOWN]:
+        ends = [f"{first:,}", f"{last:,}"]
+        if last - first < 2:
+            shown += ends[: last - first + 1]
+        else:
+            shown.append(" to ".join(ends))
+    if len(spans) > _SPANS_SHOWN:
+        shown.append(f"{count_of(spans[_SPANS_SHOWN:]):,} others")
+    word = "rank" if count_of(spans) == 1 else "ranks"
     return f"{word} {listing(shown)} of {world_size:,}"
 
 

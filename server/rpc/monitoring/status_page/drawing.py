@@ -18,11 +18,7 @@ def rate_line(second_bytes: Sequence[int]) -> str:
     label = "nothing was sent yet"
     shapes = ""
     if values:
-        mean = sum(values) / len(values)
-        label = (
-            f"the last {len(values)} s: {words.size(mean)}/s on average, "
-            f"{words.size(peak)}/s at most"
-        )
+        label = f"the last {len(values)} s: {words.size(peak)}/s at most"
         first = _SECONDS - len(values)
         points = [
             f"{first + place},{_HEIGHT - (_HEIGHT - 4) * value // max(1, peak)}"

@@ -127,10 +127,10 @@ def _figures(status: pb.GetStatusResponse) -> str:
     share = used / limit if limit else 0.0
     refused = sum(each.count for each in status.refusals)
     figures = (
-        ("Sends", words.mean_rate(status), rate_line(status.second_bytes)),
+        ("Sends", f"{words.size(status.bytes_per_second)}/s", rate_line(status.second_bytes)),
         (
             "Open streams",
-            f"{status.streams_open:,} <small>of {status.streams_max:,}</small>",
+            f"{status.streams_open:,} <small>of about {status.streams_max:,}</small>",
             bar(("used", status.streams_open / max(1, status.streams_max))),
         ),
         (

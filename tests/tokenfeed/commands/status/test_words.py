@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.statuses import HOSTILE_NAMES, dataset, stream
 from tokenfeed.commands.status import words
+from tokenfeed.commands.status.rank_spans import spans_of
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_addresses_are_written_as_people_do(peer: str, text: str) -> None:
 )
 def test_ranks_are_listed_briefly(numbers: list[int], text: str) -> None:
     """A sentence about 1,000 ranks stays a sentence."""
-    assert words.ranks(list(numbers), 64) == text
+    assert words.ranks(spans_of(numbers), 64) == text
 
 
 def test_a_dataset_says_what_happens_to_it() -> None:
