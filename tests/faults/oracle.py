@@ -192,8 +192,7 @@ class Feed:
     def pieces_hash(self, source: Source | pb.DescribeRequest, length: int) -> bytes:
         """Return the hash of the pieces of an order over documents."""
         long = source.long_documents or "cut"
-        lengths = reference.piece_lengths(self.documents[source.dataset], length, long)
-        return reference.pieces_hash(length, long, None, lengths)
+        return reference.pieces_hash(length, long, None, self.documents[source.dataset])
 
 
 def _starts(lengths: Sequence[int]) -> Iterable[int]:

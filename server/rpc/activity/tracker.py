@@ -59,7 +59,7 @@ class Activity:
         now = time.monotonic()
         ended = []
         with self._lock:
-            self._frame_seconds.add(now, sum(each.frame_bytes for each in self._frames.values()))
+            self._frame_seconds.add(now, self._frame_bytes())
             for dataset, (rows, token_bytes) in self._by_dataset().items():
                 seconds = self._dataset_seconds.setdefault(dataset, (Seconds(), Seconds()))
                 seconds[0].add(now, rows)
@@ -110,6 +110,12 @@ class Activity:
         with self._lock:
             return self._by_dataset().get(dataset, (0, 0))
 
+    def bytes_per_second(self) -> float:
+        """Return the rate of bytes of messages, over the last seconds."""
+        now = time.monotonic()
+        with self._lock:
+            return self._frame_seconds.rate(now, self._frame_bytes())
+
     def line(self) -> list[int]:
         """Return the bytes of messages in each of the last seconds."""
         with self._lock:
@@ -124,6 +130,9 @@ class Activity:
             rows, token_bytes = self._by_dataset().get(dataset, (0, 0))
             of_rows, of_bytes = self._dataset_seconds[dataset]
             return of_rows.rate(now, rows), of_bytes.rate(now, token_bytes), of_bytes.each()
+
+    def _frame_bytes(self) -> int:
+        return sum(each.frame_bytes for each in self._frames.values())
 
     def _by_dataset(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}

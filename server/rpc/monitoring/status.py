@@ -107,6 +107,7 @@ class Status:
             ],
             evictions=sum(counts.evictions.values()),
             second_bytes=state.activity.line(),
+            bytes_per_second=state.activity.bytes_per_second(),
         )
 
     def _require_operator(self, context: grpc.ServicerContext) -> None:
