@@ -127,13 +127,13 @@ def test_each_alert_names_where_it_is_and_what_to_do(alerts: str) -> None:
     blocks = re.split(r"(?=- alert: )", alerts)[1:]
     for block in blocks:
         name = alert_names(block)[0]
-        description = block.partition("description: >-")[2].partition("runbook:")[0]
+        description = block.partition("description: >-")[2].partition("runbook_url:")[0]
         assert re.search(r"for: \d+[sm]\n", block), name
         assert re.search(r"severity: (critical|warning|info)\}", block), name
         assert "summary: " in block, name
         assert "$labels.instance" in description or "$labels.job" in description, name
         assert "dataset" in description, name
-        assert f"runbook: docs/observability.md#{name.lower()}\n" in block, name
+        assert f"runbook_url: docs/observability.md#{name.lower()}\n" in block, name
         assert name.lower() in sections, name
     assert len(blocks) == 13
 

@@ -7,9 +7,10 @@ from tokenfeed.v1 import status_pb2 as tokenfeed_dot_v1_dot_status__pb2
 
 class StatusStub(object):
     """Tells operators what a server does. It names clients and datasets, so it is guarded separately: with
-    --status-token-file each call needs one of that file's tokens (`authorization: Bearer TOKEN`), else UNAUTHENTICATED;
-    without it, calls that do not come from this machine (a loopback address or a Unix socket) are PERMISSION_DENIED.
-    A token for the tokens of the datasets is not enough, and is not needed.
+    --status-token-file each call needs one of that file's tokens (`authorization: Bearer TOKEN`), else UNAUTHENTICATED.
+    Without it, calls over a Unix socket are answered, and those from a loopback address if the server has neither
+    --token-file nor --allow-plaintext-token (a proxy on the same machine would make everybody local); all others are
+    PERMISSION_DENIED. A token for the tokens of the datasets is not enough, and is not needed.
     """
 
     def __init__(self, channel):
@@ -27,9 +28,10 @@ class StatusStub(object):
 
 class StatusServicer(object):
     """Tells operators what a server does. It names clients and datasets, so it is guarded separately: with
-    --status-token-file each call needs one of that file's tokens (`authorization: Bearer TOKEN`), else UNAUTHENTICATED;
-    without it, calls that do not come from this machine (a loopback address or a Unix socket) are PERMISSION_DENIED.
-    A token for the tokens of the datasets is not enough, and is not needed.
+    --status-token-file each call needs one of that file's tokens (`authorization: Bearer TOKEN`), else UNAUTHENTICATED.
+    Without it, calls over a Unix socket are answered, and those from a loopback address if the server has neither
+    --token-file nor --allow-plaintext-token (a proxy on the same machine would make everybody local); all others are
+    PERMISSION_DENIED. A token for the tokens of the datasets is not enough, and is not needed.
     """
 
     def GetStatus(self, request, context):
@@ -56,9 +58,10 @@ def add_StatusServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Status(object):
     """Tells operators what a server does. It names clients and datasets, so it is guarded separately: with
-    --status-token-file each call needs one of that file's tokens (`authorization: Bearer TOKEN`), else UNAUTHENTICATED;
-    without it, calls that do not come from this machine (a loopback address or a Unix socket) are PERMISSION_DENIED.
-    A token for the tokens of the datasets is not enough, and is not needed.
+    --status-token-file each call needs one of that file's tokens (`authorization: Bearer TOKEN`), else UNAUTHENTICATED.
+    Without it, calls over a Unix socket are answered, and those from a loopback address if the server has neither
+    --token-file nor --allow-plaintext-token (a proxy on the same machine would make everybody local); all others are
+    PERMISSION_DENIED. A token for the tokens of the datasets is not enough, and is not needed.
     """
 
     @staticmethod

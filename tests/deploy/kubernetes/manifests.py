@@ -52,6 +52,11 @@ def with_component(folder: Path, overlay: str, component: str) -> list[Manifest]
     return build(own)
 
 
+def namespaces(manifests: list[Manifest]) -> set[str | None]:
+    """Where the objects are; None is wherever kubectl happens to be."""
+    return {each["metadata"].get("namespace") for each in manifests}
+
+
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
     return [each for each in manifests if each["kind"] == kind]
 

@@ -11,7 +11,7 @@ import yaml
 
 from server.cli.options import build_parser as serve_parser
 from tests.conftest import ROOT
-from tests.deploy.kubernetes.manifests import Manifest, build, of_kind, only
+from tests.deploy.kubernetes.manifests import Manifest, build, namespaces, of_kind, only
 from tests.deploy.kubernetes.test_network import TRAINERS, admitted
 from tests.deploy.kubernetes.test_schemas import VERSIONS
 
@@ -24,13 +24,18 @@ def example(kind: str) -> str:
     return found
 
 
+def build_own(folder: Path, text: str) -> list[Manifest]:
+    """What own/kustomization.yaml beside the checkout builds."""
+    (folder / "tokenfeed").symlink_to(ROOT)
+    (folder / "own").mkdir()
+    (folder / "own" / "kustomization.yaml").write_text(text)
+    return build(folder / "own")
+
+
 @pytest.fixture
 def own(tmp_path: Path) -> list[Manifest]:
-    """What the folder beside the checkout, as the page has it, builds."""
-    (tmp_path / "tokenfeed").symlink_to(ROOT)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "kustomization.yaml").write_text(example("Kustomization"))
-    return build(tmp_path / "own")
+    """What it builds as the page has it."""
+    return build_own(tmp_path, example("Kustomization"))
 
 
 def test_a_folder_of_ones_own_changes_what_the_page_says(own: list[Manifest]) -> None:
@@ -49,6 +54,21 @@ def test_a_folder_of_ones_own_changes_what_the_page_says(own: list[Manifest]) ->
     }  # fmt: skip
     assert spec["replicas"] == 3
     assert len(of_kind(own, "PodMonitor")) == 1
+
+
+def test_all_objects_of_ones_own_folder_are_in_the_same_namespace(own: list[Manifest]) -> None:
+    """A PodMonitor elsewhere watches pods that nobody has, and no one is told."""
+    assert namespaces(own) == {"tokenfeed"}
+
+
+def test_the_namespace_of_ones_own_folder_is_that_of_all_objects(tmp_path: Path) -> None:
+    """Whoever changes it as the page says has the PodMonitor follow the servers."""
+    text = example("Kustomization")
+    assert text.count("\nnamespace: tokenfeed") == 1
+    own = build_own(tmp_path, text.replace("\nnamespace: tokenfeed", "\nnamespace: feeds"))
+
+    assert of_kind(own, "PodMonitor")
+    assert namespaces(own) == {"feeds"}
 
 
 def test_the_trainer_of_the_page_reaches_the_servers_and_trusts_them(own: list[Manifest]) -> None:

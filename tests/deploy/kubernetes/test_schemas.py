@@ -14,6 +14,7 @@ from tests.deploy.kubernetes.manifests import (
     OVERLAYS,
     built,
     container,
+    namespaces,
     of_kind,
     only,
     pod,
@@ -112,6 +113,15 @@ def test_only_who_asks_for_it_gets_a_pod_monitor(name: str, tmp_path: Path) -> N
     assert monitor["metadata"]["labels"] == {"app.kubernetes.io/name": "tokenfeed"}
     jsonschema.validate(monitor["spec"], POD_MONITOR)
     assert len(manifests) == len(built(name)) + 1
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_pod_monitor_is_where_the_servers_are(name: str, tmp_path: Path) -> None:
+    """It watches its own namespace alone, and an overlay's does not apply to what is beside it."""
+    manifests = with_component(tmp_path, name, "pod-monitor")
+
+    assert of_kind(manifests, "PodMonitor")
+    assert namespaces(manifests) == {"tokenfeed"} == namespaces(built(name))
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -142,14 +142,14 @@ TRAINER = """
 import os, sys
 from tokenfeed import NumpyBatches
 rows = sum(len(x) for x, y in NumpyBatches(sys.argv[1], 4, 64, order="shuffled").epoch(0))
-print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} read {rows} rows")
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} read {rows} rows {sys.argv[2:]}")
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(60)
-def test_the_job_of_slurm_serves_its_ranks(write_tokens: WriteTokens, tmp_path: Path) -> None:
-    """With programs in the place of Slurm's that start processes on this machine, as it does."""
+def run_slurm_job(folder: Path, data: Path, *arguments: str, seconds: float) -> tuple[int, str]:
+    """Run examples/slurm.sbatch, with programs in the place of Slurm's that start processes on this
+    machine, as it does.  Returns: exit code, and what was printed.
+    """
     commands = {
         "srun": TASKS,
         "scontrol": "#!/bin/sh\necho localhost",
@@ -157,28 +157,53 @@ def test_the_job_of_slurm_serves_its_ranks(write_tokens: WriteTokens, tmp_path: 
         "python": f'#!/bin/sh\nexec {sys.executable} "$@"',
     }
     for name, text in commands.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "train.py").write_text(TRAINER)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "train.py").write_text(TRAINER)
     port = next(port for port in iter(free_port, None) if port < 30_000)
     environment = os.environ | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "TRAIN_DATA": str(write_tokens(np.arange(64 * 100 + 1))),
+        "TRAIN_DATA": str(data),
         "SLURM_JOB_NODELIST": "localhost",
         "SLURM_JOB_ID": str(port - 20_000),
         "SLURM_NTASKS": "2",
     }
     process = subprocess.Popen(
-        ["bash", EXAMPLES / "slurm.sbatch", "train.py"],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        ["bash", EXAMPLES / "slurm.sbatch", "train.py", *arguments],
+        cwd=folder, env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        assert process.wait(timeout=50) == 0
+        status = process.wait(timeout=seconds)
     finally:
         # As Slurm does at the end of a job: the server is in it, too.
         os.killpg(process.pid, signal.SIGKILL)
         printed, _ = process.communicate(timeout=5)
+    return status, printed
 
-    read = sorted(re.findall("rank . of 2 read .* rows", printed))
-    assert read == [f"rank {rank} of 2 read 48 rows" for rank in range(2)]
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_the_job_of_slurm_serves_its_ranks(write_tokens: WriteTokens, tmp_path: Path) -> None:
+    """Each rank reads its share, and gets the arguments of its script."""
+    data = write_tokens(np.arange(64 * 100 + 1))
+
+    status, printed = run_slurm_job(tmp_path, data, "--note", "two words", seconds=50)
+
+    assert status == 0
+    read = sorted(re.findall("rank . of 2 read .*", printed))
+    told = "48 rows ['--note', 'two words']"
+    assert read == [f"rank {rank} of 2 read {told}" for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_job_of_slurm_whose_server_cannot_start_ends(tmp_path: Path) -> None:
+    """Its ranks would hold the GPUs for 480 s, waiting for a server that will not come."""
+    status, printed = run_slurm_job(tmp_path, tmp_path / "missing.bin", seconds=50)
+
+    assert status == 1
+    assert "the server has ended; server-" in printed
+    (log,) = tmp_path.glob("server-*.log")
+    assert "missing.bin" in log.read_text()
