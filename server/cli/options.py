@@ -227,7 +227,8 @@ def _add_status(group: argparse._ArgumentGroup) -> None:
         "--status-token-file",
         metavar="PATH",
         help="file of bearer tokens of operators, one per line, for tokenfeed top; without it only "
-        "this machine may ask for the status",
+        "this machine may ask: over Unix sockets and, without --token-file and "
+        "--allow-plaintext-token, loopback addresses",
     )
 
 
