@@ -122,7 +122,7 @@ def test_the_docs_have_every_metric_and_no_other(exported: str, names: set[str])
 
 
 def test_each_alert_names_where_it_is_and_what_to_do(alerts: str) -> None:
-    """Whoever is woken by it reads nothing else at first."""
+    """A person who is woken by it reads nothing else at first."""
     sections = anchors(PAGE.read_text())
     blocks = re.split(r"(?=- alert: )", alerts)[1:]
     for block in blocks:

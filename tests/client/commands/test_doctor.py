@@ -273,7 +273,7 @@ def test_what_limits_the_speed_is_named_only_as_far_as_it_shows(
 def test_the_report_for_people_names_problem_evidence_and_cure(
     scripted: ScriptedServer, capsys: Captured
 ) -> None:
-    """It is read by whoever is called at night."""
+    """It is read by a person who was called at night."""
     scripted.contract_revisions = ()
 
     assert main(["doctor", scripted.address]) == 15

@@ -62,7 +62,7 @@ def test_all_objects_of_ones_own_folder_are_in_the_same_namespace(own: list[Mani
 
 
 def test_the_namespace_of_ones_own_folder_is_that_of_all_objects(tmp_path: Path) -> None:
-    """Whoever changes it as the page says has the PodMonitor follow the servers."""
+    """After a change as the page says, the PodMonitor follows the servers."""
     text = example("Kustomization")
     assert text.count("\nnamespace: tokenfeed") == 1
     own = build_own(tmp_path, text.replace("\nnamespace: tokenfeed", "\nnamespace: feeds"))

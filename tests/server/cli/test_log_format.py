@@ -56,7 +56,7 @@ def test_each_line_of_the_log_is_an_object(serve: Serve, write_tokens: WriteToke
 
 
 def test_what_a_client_calls_itself_forges_no_line(serve: Serve, write_tokens: WriteTokens) -> None:
-    """Its name is in the log, and whoever reaches the port chooses one."""
+    """Its name is in the log, and any client that reaches the port chooses one."""
     server = serve("--data", write_tokens(range(1000)), *JSON, "--log-level", "debug")
     names = ['","level":"ERROR","x":"', "run <script> \u2028 naïve", "a\nb\x00", "x" * 10_000]
     statuses = [ask(server, name) for name in names]
