@@ -22,7 +22,7 @@ _LOG = logging.getLogger("tokenfeed.server")
 SCAN_SUFFIX, ROWS_SUFFIX = ".scan.json", ".rows.lock"
 """Of the files of locks."""
 _WAIT_SECONDS = 60.0
-"""Another process that has not got on for this long may have stopped: this one does the work too."""
+"""Another process that has not got on for this long may have stopped: then this one works too."""
 _TOUCH_SECONDS = 1.0
 _POLL_SECONDS, _POLL_SECONDS_MAX = 0.02, 0.5
 """Between two tries to lock; the pause doubles."""

@@ -85,7 +85,7 @@ class Screen:
         self._write(_HOME + "\r\n".join(shown) + _END_OF_SCREEN)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for this long, or until a key is pressed.  Returns: whether it is that of the end."""
+        """Wait this long, or until a key is pressed.  Returns: whether it is that of the end."""
         if self._keyboard < 0:
             time.sleep(seconds)
             return False

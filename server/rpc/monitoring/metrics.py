@@ -122,8 +122,8 @@ class _ServerCollector(Collector):
         shares = {key: self._state.warm_up.share(store) for key, store in stores.items()}
         yield _gauge(
             "tokenfeed_warm_up_progress_ratio",
-            "Share of a dataset that the warm-up has read; absent if it is not preloaded, or not all of "
-            "it could be.",
+            "Share of a dataset that the warm-up has read; absent if it is not preloaded, or if "
+            "that ended early.",
             label,
             {key: share for key, share in shares.items() if share is not None},
         )

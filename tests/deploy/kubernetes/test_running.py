@@ -112,7 +112,7 @@ def running(tmp_path: Path, papers: Papers, serve: Serve) -> Pod:
 
 def test_the_probe_of_the_pod_follows_the_health_of_its_server(running: Pod) -> None:
     """Without certificate and token. A server that has lost its corpus goes on running, so that
-    whoever looks finds its log.
+    its log can be read.
     """
     assert running.is_ready()
 
