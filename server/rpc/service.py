@@ -7,6 +7,7 @@ go only to the log, never to a client.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -41,6 +42,8 @@ from .activity import Activity, Caller
 from .admission import AdmissionControl, abort_on_error, parse_message
 from .fair_scheduler import FairScheduler
 from .frame_producer import FrameProducer
+
+_LOG = logging.getLogger("tokenfeed.server")
 
 _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
@@ -104,6 +107,7 @@ class TokenFeed:
             call.client_name = _printable(message.client_name)
             producer = self._open(message)
             caller = Caller(str(context.peer()), call.client_name)
+            _LOG.debug("call opened peer=%s client=%r", *caller)
             with self._activity.call(producer, caller, began_at) as activity:
                 for made in producer.frames(call.connection):
                     activity.made()

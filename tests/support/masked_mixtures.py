@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from server.rpc.frame_producer import MadeFrame
 from server.rpc.service import TokenFeed
 from tests.support import reference
 from tests.support.frames import encode
@@ -54,26 +55,33 @@ class MaskedMixtures(TokenFeed):
         if identity != expected.identity:
             raise InvalidRequest("expected_identity", "is another one")
         stream = frame.Stream(request.spec, request.position, identity, planes)
-        return _Frames(stores, request, stream)
+        names = [dataset.name for dataset in datasets]
+        return _Frames(names, stores, request, stream)
 
 
 class _Frames:
     """The frames of a call."""
 
-    def __init__(self, stores: list, request: StreamRequest, stream: frame.Stream) -> None:
+    def __init__(
+        self, names: list[str], stores: list, request: StreamRequest, stream: frame.Stream
+    ) -> None:
+        self.datasets = names
         self._stores = stores
-        self._request = request
+        self.request = request
         self._stream = stream
 
-    def frames(self, connection: object) -> Iterator[bytes]:
-        row, end = self._request.first_row, self._request.end_row
+    def frames(self, connection: object) -> Iterator[MadeFrame]:
+        row, end = self.request.first_row, self.request.end_row
         while row < end:
             count = min(_ROWS, end - row)
-            yield from encode(self._stream, row, self._block(self._request.position, row, count))
+            block = self._block(self.request.position, row, count)
             row += count
+            for message in encode(self._stream, row - count, block):
+                sources = np.zeros(count, np.int64)
+                yield MadeFrame(message, row, count, sources, block.tokens.nbytes // count)
 
     def _block(self, position: Position, first_row: int, count: int) -> RowBlock:
-        spec = self._request.spec
+        spec = self.request.spec
         spans = plan(
             spec, [store.shape for store in self._stores], position.samples(first_row, count)
         )
