@@ -19,8 +19,8 @@ from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
 from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.dataset import TokenChecks, full_digest, open_dataset
-from .datasets.manifest import ManifestSplit, read_splits, require_as_ingested
 from .datasets.sources import DatasetSource
+from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
 from .storage.choice import Storing
 from .storage.formats import FormatOptions
 

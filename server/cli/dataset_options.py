@@ -10,8 +10,8 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ..datasets.dataset import PlaneOptions
 from ..datasets.loss_masks import OPTION
-from ..datasets.paths import MASK_SUFFIXES, expand
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
+from ..datasets.sources.paths import MASK_SUFFIXES, expand
 from ..storage.borders import END_OPTION, START_OPTION, Delimiters
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.store import WAYS

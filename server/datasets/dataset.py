@@ -41,10 +41,10 @@ from ..storage.rows import RowIndex, RowIndices
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
 from .loss_masks import LossMask, masks_beside, open_loss_mask
-from .manifest import ManifestSplit, require_listed
 from .shared.rows import rows_once
 from .shared.scan import scan_once
 from .sources import DatasetSource
+from .sources.manifest import ManifestSplit, require_listed
 
 _LOG = logging.getLogger("tokenfeed.server")
 _PROGRESS_SECONDS = 5.0

@@ -47,9 +47,9 @@ from .dataset import (
     start_polling,
 )
 from .loss_masks import OPTION as MASK_OPTION
-from .paths import MASK_SUFFIXES, expand
 from .planned_rows import PlannedRows
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
+from .sources.paths import MASK_SUFFIXES, expand
 
 _LOSS_MASK = MASK_OPTION.removeprefix("--")
 _VOCAB_SIZE = "vocab-size"

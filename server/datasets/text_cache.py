@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from tokenfeed.commands.extras import is_installed, missing
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
-from .manifest import VERSION, read_manifest
 from .sources import DatasetSource, parse_datasets
+from .sources.manifest import VERSION, read_manifest
 
 _LOG = logging.getLogger("tokenfeed.server")
 

@@ -13,9 +13,9 @@ from tokenfeed.errors import InvalidCorpus
 
 from ..datasets.dataset import TokenChecks, full_digest, open_dataset
 from ..datasets.loss_masks import mask_path
-from ..datasets.manifest import NAME as MANIFEST
-from ..datasets.manifest import VERSION
 from ..datasets.sources import DatasetSource
+from ..datasets.sources.manifest import NAME as MANIFEST
+from ..datasets.sources.manifest import VERSION
 from ..storage.files import open_file
 from ..storage.formats import FormatOptions
 from ..storage.formats.document_ids import ids_path

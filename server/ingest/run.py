@@ -18,8 +18,8 @@ from typing import Any
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, InvalidSource, WriteFailed
 
-from ..datasets.manifest import NAME as MANIFEST
-from ..datasets.manifest import WORK_FOLDER, read_manifest
+from ..datasets.sources.manifest import NAME as MANIFEST
+from ..datasets.sources.manifest import WORK_FOLDER, read_manifest
 from .finished import manifest_of, problems_by_path, require_whole
 from .inputs import READERS
 from .inputs.base import ReaderContext

@@ -128,6 +128,8 @@ class TokenFeed:
         request, expected = from_message(message)
         spec = request.spec
         datasets = [self._dataset(source.dataset) for source in spec.sources]
+        if spec.redactions:
+            raise StreamMismatch("redactions", "this server has no lists of redactions")
         store, scheduler = self._rows_of(datasets, spec)
         store.require_intact()
         require_windows(spec, store.shapes)

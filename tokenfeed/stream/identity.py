@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from .order import Order
 
-VERSIONS_SERVED = (1, 2)
-"""Versions of the identity that a server can compare: streams of one dataset and stages of
-mixtures. Those of redactions (3) are published, but not served yet.
+VERSIONS_SERVED = (1, 2, 3)
+"""Versions of the identity that a server can compare: of streams of one dataset, of stages of
+mixtures, and of both with redactions.
 """
 COMPLETE_BYTES_MAX = 1 << 30
 """A corpus of up to exactly this size is hashed in full: a change of any token changes the

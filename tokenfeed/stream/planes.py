@@ -18,9 +18,10 @@ KINDS: dict[int, str] = {
 DOCUMENT_STARTS = pb.Frame.DOCUMENT_STARTS_FIELD_NUMBER
 LOSS_MASK = pb.Frame.LOSS_MASK_FIELD_NUMBER
 TOKEN_COUNTS = pb.Frame.TOKEN_COUNTS_FIELD_NUMBER
+REDACTED = pb.Frame.REDACTED_FIELD_NUMBER
 
 NO_FINGERPRINT = bytes(32)
-"""That of TOKEN_COUNTS, which follow from the identity."""
+"""That of TOKEN_COUNTS and REDACTED, which follow from the identity."""
 
 
 def require_known(kinds: Iterable[int]) -> None:

@@ -14,15 +14,22 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..errors import InvalidRequest, shortened
-from .identity import Corpus, SourceParts, mixture_identity, stage_identity, stream_identity
+from .identity import (
+    Corpus,
+    SourceParts,
+    mixture_identity,
+    redacted_identity,
+    stage_identity,
+    stream_identity,
+)
 from .order import Order
 from .planes import require_known
 from .position import require_range
+from .redactions import SOURCES_END, Redactions, require_ascending
 from .stages import MIXTURE, Stage
 
 SEED_END = 1 << 64
 _CONTEXT_LENGTH_END = 1 << 64
-_SOURCES_END = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class Source:
     def __post_init__(self) -> None:
         """Check the values, and set the default."""
         require_range("seed", self.seed, 0, SEED_END)
-        require_range("number", self.number, 0, _SOURCES_END)
+        require_range("number", self.number, 0, SOURCES_END)
         object.__setattr__(self, "long_documents", _long(self.order, self.long_documents))
 
     @property
@@ -97,14 +104,25 @@ class StageValues(NamedTuple):
     asked: int
 
 
+class RedactionValues(NamedTuple):
+    """A redaction as plain values: its first sample, the number of its source, and the hash of its
+    list, 64 hexadecimal digits.
+    """
+
+    first_sample: int
+    source: int
+    list_hash: str
+
+
 @dataclass(frozen=True, slots=True)
 class StreamParts:
     """The parts of the identity of a stream as plain values of a saved state. They may come from a
     release with other orders.
 
     order: with its version.  seed: 0 if the order ignores it.  context_length: T.  fingerprint:
-    of the corpus, 64 hexadecimal digits; of a mixture the identity of its last stage.  sources,
-    stages: of a mixture.  long_documents, pieces: of an order over documents, as in SourceValues.
+    of the corpus, 64 hexadecimal digits; of a mixture the identity of its last stage, without
+    redactions.  sources, stages: of a mixture.  long_documents, pieces: of an order over documents,
+    as in SourceValues.  redactions: ascending.
     """
 
     order: str
@@ -115,6 +133,7 @@ class StreamParts:
     stages: tuple[StageValues, ...] = ()
     long_documents: str = ""
     pieces: str = ""
+    redactions: tuple[RedactionValues, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +166,8 @@ class StreamSpec:
     """The specification of a stream. Always valid once constructed.
 
     context_length: T, at least 1; a row has T + 1 tokens.  sources: one, or those of a mixture.
-    mixture: None for a stream of one dataset.  planes: kinds (planes.py), ascending.
+    mixture: None for a stream of one dataset.  planes: kinds (planes.py), ascending.  redactions:
+    ascending; a request has those that are in force.
     Raises: InvalidRequest, naming the field and its limit.
     """
 
@@ -155,6 +175,7 @@ class StreamSpec:
     sources: tuple[Source, ...]
     mixture: Mixture | None = None
     planes: tuple[int, ...] = ()
+    redactions: Redactions = ()
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -176,6 +197,11 @@ class StreamSpec:
                 problem = f"number {following.number} follows {source.number}; numbers must ascend"
                 raise InvalidRequest("stage.sources", problem)
         require_known(self.planes)
+        require_ascending(self.redactions)
+        for redaction in self.redactions:
+            if redaction.source not in self.numbers:
+                problem = f"{redaction.source} is not the number of a source of this stream"
+                raise InvalidRequest("redactions.source", problem)
 
     @classmethod
     def of_dataset(
@@ -186,13 +212,18 @@ class StreamSpec:
         context_length: int,
         planes: Sequence[int] = (),
         long_documents: str = "",
+        redactions: Redactions = (),
     ) -> StreamSpec:
         """Return the stream over one dataset: one source, no mixture."""
         source = Source(dataset, order, seed, long_documents=long_documents)
-        return cls(context_length, (source,), planes=tuple(sorted(planes)))
+        return cls(context_length, (source,), planes=tuple(sorted(planes)), redactions=redactions)
 
     def parts(self, corpora: Sequence[Corpus]) -> StreamParts:
         """Return the parts of `identity` as plain values.  corpora: of each source."""
+        redactions = tuple(
+            RedactionValues(each.first_sample, each.source, each.list_hash.hex())
+            for each in self.redactions
+        )
         if self.mixture is None:
             ((fingerprint, pieces),) = corpora
             return StreamParts(
@@ -202,12 +233,13 @@ class StreamSpec:
                 fingerprint.hex(),
                 long_documents=self.source.long_documents,
                 pieces=pieces.hex(),
+                redactions=redactions,
             )
         return StreamParts(
             MIXTURE,
             self.mixture.seed,
             self.context_length,
-            self.identity(corpora).hex(),
+            self.chain(corpora)[-1].hex(),
             tuple(
                 SourceValues(
                     each.dataset,
@@ -223,6 +255,7 @@ class StreamSpec:
                 StageValues(each.first_sample, each.weights, each.origin, each.asked)
                 for each in self.mixture.stages
             ),
+            redactions=redactions,
         )
 
     def plain(self) -> dict[str, Any]:
@@ -233,11 +266,21 @@ class StreamSpec:
         if not self.mixture:
             of_dataset = (self.source.dataset, self.order.NAME, self.seed)
             of_dataset += (self.source.long_documents,) * self.reads_documents
-        return {
+        values = {
             "context_length": self.context_length,
             "dataset": of_dataset,
             "planes": self.planes,
         }
+        if self.redactions:
+            values["redactions"] = tuple(
+                (each.first_sample, each.source, each.list_hash.hex()) for each in self.redactions
+            )
+        return values
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each source."""
+        return tuple(source.number for source in self.sources)
 
     @property
     def reads_documents(self) -> bool:
@@ -273,18 +316,30 @@ class StreamSpec:
     @property
     def identity_version(self) -> int:
         """Version of the canonical form that `identity` hashes."""
-        return 2 if self.mixture else 1
+        return 3 if self.redactions else 2 if self.mixture else 1
 
     def identity(self, corpora: Sequence[Corpus]) -> bytes:
         """Return the identity of this stream, the same everywhere, 32 bytes (identity.py); of the
-        last stage of a mixture.
+        last stage of a mixture, and with all redactions.
 
         corpora: of each source.
         """
-        if self.mixture is None:
-            (corpus,) = corpora
-            return stream_identity(self.order, self.source.seed, self.context_length, *corpus)
-        return self.chain(corpora)[-1]
+        if self.mixture is not None:
+            return self.redacted(self.chain(corpora)[-1])
+        (corpus,) = corpora
+        return self.redacted(
+            stream_identity(self.order, self.source.seed, self.context_length, *corpus)
+        )
+
+    def redacted(self, identity: bytes) -> bytes:
+        """Return the identity of the same rows with all redactions of this stream.  identity: of
+        the rows without them.
+        """
+        if not self.redactions:
+            return identity
+        return redacted_identity(
+            identity, [(each.first_sample, each.source, each.list_hash) for each in self.redactions]
+        )
 
     def chain(self, corpora: Sequence[Corpus]) -> list[bytes]:
         """Return the chain of identities of a mixture, 32 bytes each: what comes before the first
@@ -335,4 +390,9 @@ class StreamSpec:
             previous,
         )
         sources = tuple(self.sources[number] for number in used)
-        return replace(self, sources=sources, mixture=Mixture(self.mixture.seed, (alone,)))
+        return replace(
+            self,
+            sources=sources,
+            mixture=Mixture(self.mixture.seed, (alone,)),
+            redactions=tuple(each for each in self.redactions if each.source in used),
+        )

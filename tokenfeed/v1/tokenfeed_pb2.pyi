@@ -102,7 +102,7 @@ class Redaction(_message.Message):
     def __init__(self, first_sample: _Optional[int] = ..., source: _Optional[int] = ..., list_hash: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("first_sample", "first_row", "row_count", "token_bytes", "checksum", "identity", "document_starts", "loss_mask", "token_counts", "tokens")
+    __slots__ = ("first_sample", "first_row", "row_count", "token_bytes", "checksum", "identity", "document_starts", "loss_mask", "token_counts", "redacted", "tokens")
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
     ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class Frame(_message.Message):
     DOCUMENT_STARTS_FIELD_NUMBER: _ClassVar[int]
     LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    REDACTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     first_sample: int
     first_row: int
@@ -122,8 +123,9 @@ class Frame(_message.Message):
     document_starts: Plane
     loss_mask: Plane
     token_counts: Plane
+    redacted: Plane
     tokens: bytes
-    def __init__(self, first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., token_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., identity: _Optional[bytes] = ..., document_starts: _Optional[_Union[Plane, _Mapping]] = ..., loss_mask: _Optional[_Union[Plane, _Mapping]] = ..., token_counts: _Optional[_Union[Plane, _Mapping]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., row_count: _Optional[int] = ..., token_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., identity: _Optional[bytes] = ..., document_starts: _Optional[_Union[Plane, _Mapping]] = ..., loss_mask: _Optional[_Union[Plane, _Mapping]] = ..., token_counts: _Optional[_Union[Plane, _Mapping]] = ..., redacted: _Optional[_Union[Plane, _Mapping]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class Plane(_message.Message):
     __slots__ = ("row_bytes", "content", "fingerprint")
@@ -166,7 +168,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., identity_versions: _Optional[_Iterable[int]] = ..., contract_revisions: _Optional[_Iterable[int]] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
 
 class Dataset(_message.Message):
-    __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "rows", "planes", "documents", "redaction_lists")
+    __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "rows", "planes", "documents", "redaction_lists", "erased_list")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +181,7 @@ class Dataset(_message.Message):
     PLANES_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     REDACTION_LISTS_FIELD_NUMBER: _ClassVar[int]
+    ERASED_LIST_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     token_bytes: int
@@ -191,7 +194,8 @@ class Dataset(_message.Message):
     planes: _containers.RepeatedCompositeFieldContainer[DatasetPlane]
     documents: Documents
     redaction_lists: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    erased_list: bytes
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ..., erased_list: _Optional[bytes] = ...) -> None: ...
 
 class OrderRows(_message.Message):
     __slots__ = ("order", "rows", "pieces_hash", "row_pieces_max", "target_count", "progress", "documents", "one_token_documents", "dropped_documents", "truncated_documents", "cropped_tokens")

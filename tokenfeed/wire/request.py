@@ -12,7 +12,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from ..errors import InvalidRequest, LimitExceeded, SamplesExhausted, StreamMismatch
 from ..sampling import orders
 from ..stream.identity import VERSIONS_SERVED
+from ..stream.planes import REDACTED
 from ..stream.position import SAMPLE_END, Position, require_range
+from ..stream.redactions import Redaction, Redactions, end_of, in_force
 from ..stream.spec import Mixture, Source, StreamSpec
 from ..stream.stages import BLOCK_MAX, MIXTURE, Stage
 from ..v1 import tokenfeed_pb2 as pb
@@ -105,7 +107,8 @@ class StreamRequest:
         self, first_row: int, end_row: int, of_stage: Callable[[int], StreamSpec] | None = None
     ) -> StreamRequest:
         """Return the request for the rows [first_row, end_row) of this stream, which are counted
-        like self.end_row. Of a mixture only for those in the stage of the first row.
+        like self.end_row. Of a mixture only for those in the stage of the first row, and only for
+        those with the same redactions in force.
 
         of_stage: returns the mixture of one stage alone, by its place; by default without the
         identity before it.
@@ -115,6 +118,12 @@ class StreamRequest:
             place = mixture.stage_of(self.position.sample_of(first_row))
             spec = (of_stage or spec.of_stage)(place)
             if (end := mixture.end_of(place)) is not None:
+                end_sample = end if end_sample is None else min(end, end_sample)
+                end_row = min(end_row, self.position.rows_before(end))
+        if spec.redactions:
+            sample, redactions = self.position.sample_of(first_row), spec.redactions
+            spec = replace(spec, redactions=in_force(redactions, sample))
+            if (end := end_of(redactions, sample)) is not None:
                 end_sample = end if end_sample is None else min(end, end_sample)
                 end_row = min(end_row, self.position.rows_before(end))
         batch, row = divmod(first_row, batch_size)
@@ -196,6 +205,12 @@ def to_message(
         identity_version=expected.identity_version,
         end_sample=request.end_sample,
         stage=None if spec.mixture is None else _stage_message(spec, digests),
+        redactions=[
+            pb.Redaction(
+                first_sample=each.first_sample, source=each.source, list_hash=each.list_hash
+            )
+            for each in spec.redactions
+        ],
         declined_planes=request.declined_planes,
         long_documents="" if spec.mixture else _sent(spec.source),
         client_name=client_name,
@@ -275,14 +290,12 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
     order_name = order.NAME if order else MIXTURE
     if message.HasField("stage") and order:
         raise InvalidRequest("stage", f"is set, but {order_name} is not a mixture; omit it")
-    for redaction in message.redactions:
-        if not redaction.list_hash:
-            raise InvalidRequest("list_hash", f"is missing; it has to have {_HASH_BYTES} bytes")
-        _require_hash("list_hash", redaction.list_hash)
-        raise StreamMismatch("redactions", "this server has no lists of redactions")
     kinds = [plane.kind for plane in message.planes]
+    redactions = tuple(
+        Redaction(each.first_sample, each.source, each.list_hash) for each in message.redactions
+    )
     if order is None:
-        spec = _mixture(message, kinds)
+        spec = _mixture(message, kinds, redactions)
     else:
         spec = StreamSpec.of_dataset(
             message.dataset,
@@ -291,6 +304,7 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
             message.context_length,
             kinds,
             message.long_documents,
+            redactions,
         )
     request = StreamRequest(
         spec,
@@ -316,17 +330,22 @@ def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
         digests if any(digests) else (),
         tuple((plane.kind, plane.expected_fingerprint) for plane in message.planes),
     )
+    begins = [("redactions.first_sample", each.first_sample) for each in redactions[-1:]]
     if spec.mixture is not None:
-        begin = spec.mixture.stages[0].first_sample
-        first = request.position.sample_of(request.first_row)
+        begins.append(("stage.first_sample", spec.mixture.stages[0].first_sample))
+    first = request.position.sample_of(request.first_row)
+    for field, begin in begins:
         if begin > first:
-            raise InvalidRequest(
-                "stage.first_sample", f"{begin} is above {first}, the sample of the first row"
-            )
+            raise InvalidRequest(field, f"{begin} is above {first}, the sample of the first row")
+    if redactions and REDACTED not in spec.planes:
+        problem = f"are set, but plane {REDACTED}, which says where they are, is not requested"
+        raise StreamMismatch("redactions", problem)
     return request, expected
 
 
-def _mixture(message: pb.GetBatchRequest, kinds: Sequence[int]) -> StreamSpec:
+def _mixture(
+    message: pb.GetBatchRequest, kinds: Sequence[int], redactions: Redactions
+) -> StreamSpec:
     """Return the specification of a request of a mixture, with its only stage."""
     for field in "dataset", "expected_digest", "long_documents":
         if getattr(message, field):
@@ -335,7 +354,7 @@ def _mixture(message: pb.GetBatchRequest, kinds: Sequence[int]) -> StreamSpec:
         raise InvalidRequest("stage", f"is missing; a request of {MIXTURE} has one")
     sources, stage = _parsed_stage(message.stage.SerializeToString())
     mixture = Mixture(message.seed, (stage,))
-    spec = StreamSpec(message.context_length, sources, mixture, tuple(sorted(kinds)))
+    spec = StreamSpec(message.context_length, sources, mixture, tuple(sorted(kinds)), redactions)
     given = message.stage.mixture_identity
     _require_hash("mixture_identity", given)
     if given and given != spec.start_identity:

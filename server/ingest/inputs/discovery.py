@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidSource
 
-from ...datasets.paths import TEXT_SUFFIXES, expand
+from ...datasets.sources.paths import TEXT_SUFFIXES, expand
 from .. import inputs
 from ..units import TextSource
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import WriteFailed
 
-from ...datasets.manifest import WORK_FOLDER
+from ...datasets.sources.manifest import WORK_FOLDER
 from ...storage.formats.document_ids import SUFFIX as IDS
 from ..tokenize.encoding import EncodedUnit
 

@@ -21,8 +21,8 @@ from client.transport.channel import describe
 from server.datasets import warmup
 from server.datasets.content import InOrder
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
-from server.datasets.manifest import ManifestSplit
 from server.datasets.sources import DatasetSource
+from server.datasets.sources.manifest import ManifestSplit
 from server.datasets.warmup import WarmUp, take_digest
 from server.storage.choice import Storing
 from server.storage.local.sidecar import read_sidecar

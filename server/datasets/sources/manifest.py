@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..storage.store import PIECE_BYTES
+from ...storage.store import PIECE_BYTES
 
 NAME = "manifest.json"
 VERSION = 1
