@@ -47,10 +47,10 @@ from tokenfeed.stream.spec import (
 )
 from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, scheduled
 
-from ..runtime.arguments import hash_digits, integer, shown, text
-from ..stream.wanted_planes import PLANE_NAMES
+from ...runtime.arguments import hash_digits, integer, shown, text
+from ...stream.wanted_planes import PLANE_NAMES
+from ..mixture.schedule import sources_of
 from .history import History, Run, history_of
-from .mixture.schedule import sources_of
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -63,7 +63,7 @@ PARTS = ("order", "seed", "context_length", "fingerprint")
 _COMPARED = (*PARTS, *_DOCUMENTS)
 MID_EPOCH = "mid_epoch"
 """Not a part of a stream, but a permission to change the context length in the middle of an epoch
-(client/feed/rescale.py).
+(rescale.py).
 """
 MIXTURE = "mixture"
 """A permission to go on with other weights, by a stage that is appended at the saved sample."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from client.feed.rescale import is_rescaled, rescaled
+from client.feed.saved.rescale import is_rescaled, rescaled
 from tokenfeed.errors import SamplesExhausted, StreamMismatch
 from tokenfeed.stream.spec import StreamParts
 
