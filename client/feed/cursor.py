@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamParts
 
-from .saved.history import HISTORY_RUNS_MAX, History
+from .history import HISTORY_RUNS_MAX, History
 
 _LOG = logging.getLogger("tokenfeed.client")
 

@@ -33,11 +33,11 @@ from ..transport.timeouts import Timeouts
 from .batch_reader import BatchReader
 from .cursor import Cursor, OpenRun
 from .epochs import TAILS, EpochPlan, Tail
+from .history import History, as_dicts
 from .mixture.recipe import Mixture, long_argument
 from .mixture.schedule import Schedule
 from .ranks.agreement import rank_agreement
 from .ranks.coordinates import Group, data_parallel
-from .saved.history import History, as_dicts
 from .saved.rescale import is_rescaled, rescaled
 from .saved.state import (
     Planes,

@@ -28,12 +28,12 @@ from ..runtime.arguments import integer
 from ..runtime.counters import Counters
 from ..stream.usable import corpora_of, row_documents_max
 from .cursor import Cursor, OpenRun
+from .history import History
 from .mixture.counts import source_stats
 from .mixture.exhaustion import exhausted
 from .mixture.past import require_same_length_and_seed, require_same_sources, same_corpora
 from .mixture.recipe import checked_weights
 from .mixture.schedule import Schedule
-from .saved.history import History
 from .saved.state import (
     MIXTURE,
     Planes,

@@ -11,7 +11,7 @@ from tokenfeed.sampling.mixture import locate
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.stream.stages import AskedStage, Stage, scheduled
 
-from ..saved.history import History
+from ..history import History
 from ..stats import SourceStats
 
 

@@ -1,1 +1,1 @@
-"""The saved state of a feed, the history in it, and resuming at another context length."""
+"""The saved state of a feed, and resuming at another context length."""

@@ -49,8 +49,8 @@ from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, sch
 
 from ...runtime.arguments import hash_digits, integer, shown, text
 from ...stream.wanted_planes import PLANE_NAMES
+from ..history import History, Run, history_of
 from ..mixture.schedule import sources_of
-from .history import History, Run, history_of
 
 _LOG = logging.getLogger("tokenfeed.client")
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.feed.history import History
 from client.feed.mixture.schedule import PlannedStage, Schedule
-from client.feed.saved.history import History
 from client.feed.saved.state import (
     log_differences,
     read_history,

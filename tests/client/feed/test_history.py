@@ -9,15 +9,15 @@ from itertools import count
 from types import FrameType
 from typing import Any, NamedTuple
 
-import client.feed.saved.history
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import client.feed.cursor
+import client.feed.history
 from client.feed.cursor import Cursor
-from client.feed.saved.history import HISTORY_RUNS_MAX, History, as_dicts
+from client.feed.history import HISTORY_RUNS_MAX, History, as_dicts
 from client.feed.saved.state import read_history, read_state, write_state
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamParts
@@ -187,7 +187,7 @@ def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: int) -> None:
     """A Ctrl-C may come anywhere, and a state that is taken then has to be consistent."""
-    files = (client.feed.cursor.__file__, client.feed.saved.history.__file__)
+    files = (client.feed.cursor.__file__, client.feed.history.__file__)
     after = _delivered(Cursor(Position(0, 4, 0, 2)), skipped)
     seen = set()
     for at in count(1):

@@ -116,6 +116,10 @@ def as_dicts(history: History) -> list[dict[str, Any]]:
     for run in history.runs:
         values = run._asdict()
         spec = asdict(values.pop("spec"))
+        if not spec["redactions"]:
+            del spec["redactions"]
+        else:
+            spec["redactions"] = [redaction._asdict() for redaction in run.spec.redactions]
         if not spec["pieces"]:
             del spec["long_documents"], spec["pieces"]
         if not spec["stages"]:
