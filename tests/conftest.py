@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,10 +56,10 @@ class Server:
 Serve = Callable[..., Server]
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start `python -m server` with some arguments, on a free port, and wait until it listens;
-    stopped after the test.
+@contextmanager
+def serving(folder: Path) -> Iterator[Serve]:
+    """Lend what starts `python -m server` with some arguments, on a free port, and waits until it
+    listens. The servers are stopped behind the with block.  folder: for their logs.
     """
     servers: list[Server] = []
 
@@ -68,7 +69,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         wrapper: Sequence[str] = (),
         stderr: int | None = None,
     ) -> Server:
-        stderr_path = tmp_path / f"server-{len(servers)}.log"
+        stderr_path = folder / f"server-{len(servers)}.log"
         command = [
             *wrapper,
             sys.executable,
@@ -90,13 +91,22 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         assert "listening on" in line, server.stderr
         return server
 
-    yield start
-    for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.wait(timeout=10)
-        assert server.process.stdout is not None
-        server.process.stdout.close()
+    try:
+        yield start
+    finally:
+        for server in servers:
+            if server.process.poll() is None:
+                server.process.kill()
+            server.process.wait(timeout=10)
+            assert server.process.stdout is not None
+            server.process.stdout.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start servers as `serving` does; stopped after the test."""
+    with serving(tmp_path) as start:
+        yield start
 
 
 WriteTokens = Callable[..., Path]

@@ -1,6 +1,6 @@
-"""A training run of which every row is recorded: 2 ranks with a skip, a larger batch, a change of the
-mixture, and a resume at 3 ranks, over ingested text, Megatron, datatrove and raw files, by windows,
-packed and padded rows.
+"""A training run of which every row is recorded: 2 ranks with a skip, a larger batch, a change of
+the mixture, and a resume at 3 ranks, over ingested text, Megatron, datatrove and raw files, by
+windows, packed and padded rows.
 
 Each token is a number of its own, so it tells its source, its file and its place.
 """
