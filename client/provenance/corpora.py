@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tokenfeed.errors import StreamMismatch
+from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import Source, StreamParts, StreamSpec
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Expected, StreamRequest
 
 from ..local.choice import open_target
 from ..local.target import is_local_target
@@ -75,7 +77,7 @@ class Corpora:
         name = "" if parts.stages else self.name_of(parts)
         found = segments(parts, first_sample, end_sample, name)
         for spec in {id(each.spec): each.spec for each in found}.values():
-            self.require_same(parts, spec)
+            self._require_same(parts, spec, spec.numbers)
         return found
 
     def name_of(self, parts: StreamParts) -> str:
@@ -89,15 +91,16 @@ class Corpora:
             self._served = {each.fingerprint: each.name for each in reversed(answer.datasets)}
         return self._served.get(bytes.fromhex(parts.fingerprint), "")
 
-    def require_same(self, parts: StreamParts, spec: StreamSpec) -> None:
-        """Raise StreamMismatch, naming what differs, unless the datasets of a stream, or of one of
-        its stages, are those that it was saved with.
+    def _require_same(self, parts: StreamParts, spec: StreamSpec, numbers: Sequence[int]) -> None:
+        """Raise StreamMismatch, naming what differs, unless datasets are those that a stream was
+        saved with.
+
+        spec: of these datasets.  numbers: of each in the stream.
         """
         described = self.described(spec)
-        for source, dataset, now in zip(
-            spec.sources, described, corpora_of(spec, described), strict=True
-        ):
-            saved = parts.sources[source.number] if parts.stages else parts
+        corpora = corpora_of(spec, described)
+        for number, dataset, now in zip(numbers, described, corpora, strict=True):
+            saved = parts.sources[number] if parts.stages else parts
             before = Corpus(bytes.fromhex(saved.fingerprint), bytes.fromhex(saved.pieces))
             for field, what, cure in _PARTS:
                 old, new = getattr(before, field), getattr(now, field)
@@ -107,6 +110,23 @@ class Corpora:
                         f"{dataset.name!r} at {self._target} has {what} {new.hex()}, but the run "
                         f"read {old.hex()}; {cure}",
                     )
+
+    def alone(self, parts: StreamParts, number: int = 0) -> tuple[StreamSpec, Expected]:
+        """Return a source of a stream as a stream of its own, and what is expected of a server.
+
+        number: of the source.  Raises: TokenfeedError; StreamMismatch, as `segments`.
+        """
+        saved = parts.sources[number] if parts.stages else parts
+        spec = StreamSpec.of_dataset(
+            parts.sources[number].dataset if parts.stages else self.name_of(parts),
+            orders.find(saved.order),
+            saved.seed,
+            parts.context_length,
+            long_documents=saved.long_documents,
+        )
+        self._require_same(parts, spec, [number])
+        corpus = Corpus(bytes.fromhex(saved.fingerprint), bytes.fromhex(saved.pieces))
+        return spec, Expected(spec.identity([corpus]), spec.identity_version)
 
     def rows_per_epoch(self, spec: StreamSpec, place: int = 0) -> int | None:
         """Return the rows of an epoch of a source; None for an order without epochs.

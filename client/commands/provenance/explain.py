@@ -24,12 +24,13 @@ from ...provenance.rows import Tokens, read_rows
 from ...provenance.runs import Segment, future, places_of, rows_of_step
 from ..top.screen import encodable
 from .asked import AskedRun, read_run
+from .options import ROWS_END
 from .words import counted, escaped, printable_errors, span
 
 DELETED = "deleted"
 REDACTED = "[redacted]"
 """What is printed in place of tokens."""
-_ROWS_END = 1 << 20
+
 _RANGES_SHOWN = 50
 """Of a row; --json has all."""
 
@@ -64,7 +65,7 @@ class Selection:
 
 def run_explain(arguments: argparse.Namespace) -> None:
     """Print where rows come from."""
-    require_range("rows_max", arguments.rows_max, 1, _ROWS_END)
+    require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     decode = None if arguments.tokenizer is None else decoder(arguments.tokenizer)
     with printable_errors():
         asked = read_run(arguments)

@@ -12,7 +12,7 @@ from tokenfeed.sampling.orders import padded_v1
 
 Add: TypeAlias = "Callable[..., argparse.Action]"
 
-ROWS_MAX = 100
+ROWS_MAX, ROWS_END = 100, 1 << 20
 
 
 def add_explain(add: Add) -> None:
