@@ -14,7 +14,7 @@ from tokenfeed.sampling.orders import padded_v1
 from .bench import run_bench
 from .describe import run_describe
 from .doctor.run import run_doctor
-from .plan import run_plan
+from .plan.run import run_plan
 from .show import run_show
 from .top.run import run_top
 

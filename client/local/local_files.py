@@ -14,6 +14,7 @@ from typing import Protocol
 from tokenfeed._aliases import require_package
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.stream.spec import Source
+from tokenfeed.v1 import provenance_pb2 as provenance_pb
 from tokenfeed.wire.request import StreamRequest
 
 from ..runtime.awaited_task import AwaitedTask
@@ -48,6 +49,15 @@ class Opened(Protocol):
 
     def blocks(self, request: StreamRequest) -> Blocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
+
+    def locate(self, request: provenance_pb.LocateRequest) -> provenance_pb.LocateResponse:
+        """Return where rows come from.  Raises: TokenfeedError."""
+
+    def find(self, request: provenance_pb.FindRequest) -> provenance_pb.FindResponse:
+        """Return which rows hold some tokens.  Raises: TokenfeedError."""
+
+    def coverage(self, request: provenance_pb.CoverageRequest) -> provenance_pb.CoverageResponse:
+        """Return which tokens samples hold.  Raises: TokenfeedError."""
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
@@ -97,6 +107,10 @@ class LocalFiles(Supervised):
             self._await_opened()
         assert self._described is not None
         return self._described
+
+    def opened(self) -> Opened:
+        """Return the opened files; opens them first, like `await_described`."""
+        return self._opened or self._await_opened()
 
     @property
     def reads_documents(self) -> bool:

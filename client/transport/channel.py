@@ -33,6 +33,7 @@ from tokenfeed.errors import (
     Unreachable,
     from_status,
 )
+from tokenfeed.v1 import provenance_pb2 as provenance_pb
 from tokenfeed.v1 import status_pb2 as status_pb
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -49,6 +50,7 @@ RpcError = grpc.RpcError
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
 _STATUS_SERVICE = status_pb.DESCRIPTOR.services_by_name["Status"].full_name
+_PROVENANCE_SERVICE = provenance_pb.DESCRIPTOR.services_by_name["Provenance"].full_name
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -185,6 +187,27 @@ class Channel:
         """Ask what the server does, and return the call; it ends after timeout_seconds."""
         method = f"/{_STATUS_SERVICE}/GetStatus"
         return self._ask(method, request, status_pb.GetStatusResponse, timeout_seconds)
+
+    def locate(
+        self, request: provenance_pb.LocateRequest, timeout_seconds: float
+    ) -> UnaryCall[provenance_pb.LocateResponse]:
+        """Ask where rows come from, and return the call; it ends after timeout_seconds."""
+        method = f"/{_PROVENANCE_SERVICE}/Locate"
+        return self._ask(method, request, provenance_pb.LocateResponse, timeout_seconds)
+
+    def find(
+        self, request: provenance_pb.FindRequest, timeout_seconds: float
+    ) -> UnaryCall[provenance_pb.FindResponse]:
+        """Ask which rows hold some tokens, and return the call; it ends after timeout_seconds."""
+        method = f"/{_PROVENANCE_SERVICE}/Find"
+        return self._ask(method, request, provenance_pb.FindResponse, timeout_seconds)
+
+    def coverage(
+        self, request: provenance_pb.CoverageRequest, timeout_seconds: float
+    ) -> UnaryCall[provenance_pb.CoverageResponse]:
+        """Ask which tokens samples hold, and return the call; it ends after timeout_seconds."""
+        method = f"/{_PROVENANCE_SERVICE}/Coverage"
+        return self._ask(method, request, provenance_pb.CoverageResponse, timeout_seconds)
 
     def close(self) -> None:
         """Cancel all calls and close the connection."""

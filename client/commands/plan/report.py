@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenfeed.stream.stages import Exhausted
 
-from ..feed.mixture.forecast import DELAY_STEPS_MAX, Forecast, StageForecast, smaller_blocks
-from ..feed.stats import SourceStats
+from ...feed.mixture.forecast import DELAY_STEPS_MAX, Forecast, StageForecast, smaller_blocks
+from ...feed.stats import SourceStats
 
 _HEADINGS = ("source", "weight", "asked", "share", "samples", "tokens", "epochs")
 

@@ -1,4 +1,4 @@
-"""tokenfeed plan: what a mixture will do, known from the sizes of its datasets alone."""
+"""The command `tokenfeed plan`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tokenfeed.stream.stages import scheduled
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
-from ..feed.mixture.counts import source_stats
-from ..feed.mixture.exhaustion import definition_of
-from ..feed.mixture.forecast import Forecast, forecast
-from ..feed.mixture.past import require_same_sources
-from ..feed.mixture.recipe import Mixture
-from ..feed.mixture.toml_text import mixture_toml
-from ..feed.stats import SourceStats
-from ..local.choice import open_target
-from ..stream.usable import corpora_of, counted_rows, target_share
-from ..stream.wanted_planes import WantedPlanes
-from ..transport.timeouts import Timeouts
-from . import WAIT_SECONDS
-from .plan_input import ORDER, Asked, read_asked, read_end_sample, read_tokens
-from .plan_picture import draw, require_png
-from .plan_report import Report
+from ...feed.mixture.counts import source_stats
+from ...feed.mixture.exhaustion import definition_of
+from ...feed.mixture.forecast import Forecast, forecast
+from ...feed.mixture.past import require_same_sources
+from ...feed.mixture.recipe import Mixture
+from ...feed.mixture.toml_text import mixture_toml
+from ...feed.stats import SourceStats
+from ...local.choice import open_target
+from ...stream.usable import corpora_of, counted_rows, target_share
+from ...stream.wanted_planes import WantedPlanes
+from ...transport.timeouts import Timeouts
+from .. import WAIT_SECONDS
+from .input import ORDER, Asked, read_asked, read_end_sample, read_tokens
+from .picture import draw, require_png
+from .report import Report
 
 
 def run_plan(arguments: argparse.Namespace) -> None:

@@ -14,12 +14,12 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import SEED_END, StreamParts, StreamSpec
 
-from ..feed.history import History
-from ..feed.mixture.past import require_same_length_and_seed
-from ..feed.mixture.recipe import Mixture
-from ..feed.mixture.schedule import Schedule, planned_stages, sources_of
-from ..feed.saved.state import read_history, read_state
-from ..runtime.arguments import shown
+from ...feed.history import History
+from ...feed.mixture.past import require_same_length_and_seed
+from ...feed.mixture.recipe import Mixture
+from ...feed.mixture.schedule import Schedule, planned_stages, sources_of
+from ...feed.saved.state import read_history, read_state
+from ...runtime.arguments import shown
 
 ORDER = "random"
 """As that of RemoteBatches."""

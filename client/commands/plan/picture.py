@@ -10,7 +10,7 @@ from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, WriteFailed
 from tokenfeed.stream.stages import AskedStage, scheduled
 
-from ..feed.mixture.forecast import Forecast
+from ...feed.mixture.forecast import Forecast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client.commands.plan_picture import _groups, _marks, _short, _steps, draw
+from client.commands.plan.picture import _groups, _marks, _short, _steps, draw
 from tests.client.feed.mixture.test_forecast import planned
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.stages import AskedStage

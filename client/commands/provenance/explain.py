@@ -1,0 +1,340 @@
+"""tokenfeed explain: where the rows of a step come from, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from tokenfeed.commands.decoding import decoder
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.position import SAMPLE_END, require_range
+from tokenfeed.stream.spec import StreamParts
+from tokenfeed.v1 import provenance_pb2 as pb
+
+from ...feed.history import Run
+from ...provenance.asking import Provenance, located, open_provenance
+from ...provenance.rows import Tokens, read_rows
+from ...provenance.runs import Segment, future, places_of, rows_of_step
+from ..top.screen import encodable
+from .asked import AskedRun, read_run
+from .options import ROWS_END
+from .words import counted, escaped, printable_errors, span
+
+DELETED = "deleted"
+REDACTED = "[redacted]"
+"""What is printed in place of tokens."""
+
+_RANGES_SHOWN = 50
+"""Of a row; --json has all."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A row to explain.  rank, row: None for a sample that is of no step."""
+
+    rank: int | None
+    row: int | None
+    sample: int
+    is_padding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that are asked for.
+
+    parts: their stream.  title: what they are.  step, run: None for a single sample.  left_out:
+    more rows that are not explained.
+    """
+
+    parts: StreamParts
+    title: str
+    rows: Sequence[Wanted]
+    left_out: int = 0
+    step: int | None = None
+    run: Run | None = None
+
+
+def run_explain(arguments: argparse.Namespace) -> None:
+    """Print where rows come from."""
+    require_range("rows_max", arguments.rows_max, 1, ROWS_END)
+    decode = None if arguments.tokenizer is None else decoder(arguments.tokenizer)
+    with printable_errors():
+        asked = read_run(arguments)
+        chosen = _selected(asked, arguments)
+        with closing(open_provenance(arguments.target)) as provenance:
+            explained = _explained(asked, chosen, provenance, arguments.target, decode)
+            if arguments.json:
+                print(json.dumps(_plain(asked, chosen, list(explained))))
+                return
+            print(encodable(f"{chosen.title}, {asked.words}"))
+            for record in explained:
+                print(encodable("\n".join(_lines(record))))
+    if chosen.left_out:
+        print(f"{counted(chosen.left_out, 'row')} left out; --rows-max prints more")
+
+
+def _selected(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
+    """Return the rows that the options select.  Raises: InvalidRequest."""
+    if arguments.sample is None:
+        return _of_step(asked, arguments)
+    for name in ("step", "rank", "row"):
+        if getattr(arguments, name) is not None:
+            raise InvalidRequest(name, "is given together with --sample; pass one of them")
+    require_range("sample", arguments.sample, 0, SAMPLE_END)
+    title = f"sample {arguments.sample:,}"
+    if not asked.is_assumed:
+        places = places_of(asked.history, asked.parts, np.array([arguments.sample]))
+        at = [
+            f"step {step:,} rank {rank:,} row {row:,}"
+            for step, rank, row in zip(
+                places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True
+            )
+        ]
+        title += f", read at {' and '.join(at)}" if at else ", not read so far"
+    return Selection(asked.parts, title, [Wanted(None, None, arguments.sample)])
+
+
+def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
+    step, history, when = arguments.step, asked.history, ""
+    if asked.is_assumed:
+        if step is None:
+            raise InvalidRequest("step", "is missing; pass it, --sample, or --state")
+        for name in ("batch_size", "world_size"):
+            if getattr(arguments, name) is None:
+                raise InvalidRequest(
+                    name, "is missing; a step depends on it, so pass it or --state"
+                )
+    elif step is None:
+        if not asked.steps:
+            raise InvalidRequest("state", "has no step; pass --sample")
+        step = asked.steps - 1
+    elif step >= asked.steps:
+        history = future(
+            history,
+            asked.parts,
+            asked.sample,
+            batch_size=arguments.batch_size,
+            world_size=arguments.world_size,
+        )
+        when = " still to come, if the run goes on as it is"
+    first = rows_of_step(history, step, arguments.rank or 0, arguments.row)
+    rows, left_out = _rows_of_step(history, step, first.run, arguments)
+    run = first.run
+    sizes = f"{run.world_size:,} x {run.batch_size:,} rows"
+    return Selection(run.spec, f"step {step:,}{when}: {sizes}", rows, left_out, step, run)
+
+
+def _rows_of_step(
+    history: Any, step: int, run: Run, arguments: argparse.Namespace
+) -> tuple[list[Wanted], int]:
+    """Return the first rows of a step, and how many are left out. One rank after the other: a step
+    may have more rows than fit into memory.
+    """
+    ranks = (
+        range(run.world_size) if arguments.rank is None else range(arguments.rank, run.world_size)
+    )
+    rank_count = run.world_size if arguments.rank is None else 1
+    total = rank_count * (run.batch_size if arguments.row is None else 1)
+    rows: list[Wanted] = []
+    for rank in ranks[:rank_count]:
+        if len(rows) >= arguments.rows_max:
+            break
+        found = rows_of_step(history, step, rank, arguments.row)
+        each = zip(
+            found.row.tolist(), found.sample.tolist(), found.is_padding.tolist(), strict=True
+        )
+        rows += [Wanted(rank, *values) for values in each]
+    rows = rows[: arguments.rows_max]
+    return rows, total - len(rows)
+
+
+def _explained(
+    asked: AskedRun,
+    chosen: Selection,
+    provenance: Provenance,
+    target: str,
+    decode: Decode | None,
+) -> Iterator[dict[str, Any]]:
+    """Yield a record of each row, in order."""
+    for group in _consecutive(chosen.rows):
+        if group[0].is_padding:
+            yield from (_begun(row) for row in group)
+            continue
+        rows = iter(group)
+        first, end = group[0].sample, group[-1].sample + 1
+        for segment in asked.corpora.segments(chosen.parts, first, end):
+            names = {
+                source.number: dataset.name
+                for source, dataset in zip(
+                    segment.spec.sources, asked.corpora.described(segment.spec), strict=True
+                )
+            }
+            for row, record in zip(
+                rows,
+                _of_segment(segment, provenance, names, target, decode),
+                strict=False,
+            ):
+                yield _begun(row) | record
+
+
+def _consecutive(rows: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    """Yield the rows in groups of consecutive samples, or of padding."""
+    group: list[Wanted] = []
+    for row in rows:
+        if group and (
+            row.is_padding != group[-1].is_padding
+            or (not row.is_padding and row.sample != group[-1].sample + 1)
+        ):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _begun(row: Wanted) -> dict[str, Any]:
+    """Return what is known of a row without asking."""
+    begun: dict[str, Any] = {"rank": row.rank, "row": row.row}
+    if row.is_padding:
+        return begun | {"is_padding": True}
+    return begun | {"sample": row.sample}
+
+
+def _of_segment(
+    segment: Segment,
+    provenance: Provenance,
+    names: dict[int, str],
+    target: str,
+    decode: Decode | None,
+) -> Iterator[dict[str, Any]]:
+    """Yield a record of each row of a segment.  names: of datasets, by the number of the source."""
+    samples = segment.first_sample, segment.end_sample
+    rows: Iterator[Tokens | None] = repeat(None)
+    if decode is not None:
+        rows = read_rows(target, segment.spec, *samples)
+    for page in located(provenance, segment.spec, segment.expected, *samples):
+        files = {(file.source, file.file): file.name for file in page.files}
+        for row in page.rows:
+            record: dict[str, Any] = {
+                "dataset": names.get(row.source, ""),
+                "source_sample": row.source_sample,
+                "epoch": row.epoch if row.HasField("epoch") else None,
+                "ranges": [_range(row, each, files) for each in row.ranges],
+                "padding_tokens": row.padding_tokens,
+                "redacted": [[each.first_token, each.end_token] for each in row.redacted],
+            }
+            tokens = next(rows)
+            if decode is not None:
+                record |= _text(row, record["ranges"], tokens, decode)
+            yield record
+
+
+def _range(
+    row: pb.LocatedRow, each: pb.LocatedRange, files: dict[tuple[int, int], str]
+) -> dict[str, Any]:
+    document = None
+    if each.HasField("document"):
+        of = each.document
+        document = {
+            "number": of.number,
+            "id": of.id or None,
+            "tokens": [of.first_token, of.end_token],
+        }
+    return {
+        "file": each.file,
+        "file_name": files.get((row.source, each.file), ""),
+        "tokens": [each.first_token, each.end_token],
+        "document": document,
+    }
+
+
+def _text(
+    row: pb.LocatedRow, ranges: list[dict[str, Any]], tokens: Tokens | None, decode: Decode
+) -> dict[str, Any]:
+    """Put the text of each range into it.  Returns: whether the row was deleted.
+
+    tokens: None if it was.
+    """
+    if tokens is None:
+        return {"is_deleted": True}
+    at = 0
+    for each in ranges:
+        first, end = each["tokens"]
+        end_at = at + end - first
+        each["text"] = _decoded(tokens, at, end_at, row.redacted, decode)
+        at = end_at
+    return {"is_deleted": False}
+
+
+def _decoded(
+    tokens: Tokens, at: int, end: int, redacted: Sequence[pb.TokenSpan], decode: Decode
+) -> str:
+    """Return the text of the tokens [at, end) of a row."""
+    found = []
+    for each in redacted:
+        first, last = max(each.first_token, at), min(each.end_token, end)
+        if first < last:
+            found += [decode(tokens[at:first].tolist()), REDACTED]
+            at = last
+    return "".join([*found, decode(tokens[at:end].tolist())])
+
+
+def _plain(asked: AskedRun, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return all of it as plain values."""
+    parts, run = chosen.parts, chosen.run
+    return {
+        "known": asked.words,
+        "is_assumed": asked.is_assumed,
+        "step": chosen.step,
+        "batch_size": run.batch_size if run else None,
+        "world_size": run.world_size if run else None,
+        "order": parts.order,
+        "seed": parts.seed,
+        "context_length": parts.context_length,
+        "rows": records,
+        "rows_left_out": chosen.left_out,
+    }
+
+
+def _lines(record: dict[str, Any]) -> Iterator[str]:
+    """Yield a row as lines for people."""
+    is_single = record["rank"] is None
+    row = "" if is_single else f"rank {record['rank']:,} row {record['row']:,}: "
+    if record.get("is_padding"):
+        yield f"{row}padding behind the end of the epoch, without targets"
+        return
+    dataset = escaped(record["dataset"])
+    own = f"sample {record['source_sample']:,} of {dataset}"
+    if record["epoch"] is not None:
+        own += f", epoch {record['epoch']:,}"
+    padding = record["padding_tokens"]
+    more = f", {counted(padding, 'token')} of padding" if padding else ""
+    for first, end in record["redacted"]:
+        more += f", tokens {span(first, end)} of the row are redacted"
+    yield f"{row}sample {record['sample']:,}, {own}{more}"
+    for each in record["ranges"][:_RANGES_SHOWN]:
+        yield f"  {_place(each)}"
+        if "text" in each:
+            yield f"    {each['text']!r}"
+    if left := len(record["ranges"]) - _RANGES_SHOWN:
+        if left > 0:
+            yield f"  and {counted(left, 'more range')}; --json has all"
+    if record.get("is_deleted"):
+        yield f"    {DELETED}"
+
+
+def _place(each: dict[str, Any]) -> str:
+    found = f"{escaped(each['file_name'])} tokens {span(*each['tokens'])}"
+    if (document := each["document"]) is not None:
+        named = f" {escaped(document['id'])}" if document["id"] else ""
+        found += f", document {document['number']:,}{named}: {span(*document['tokens'])}"
+    return found

@@ -1,0 +1,310 @@
+"""tokenfeed find: which rows hold a document, and which of them a run has seen."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.position import SAMPLE_END, require_range
+from tokenfeed.stream.spec import StreamParts
+from tokenfeed.v1 import provenance_pb2 as pb
+
+from ...feed.history import History
+from ...provenance.asking import open_provenance
+from ...provenance.finding import (
+    FoundPage,
+    FoundRow,
+    KnownRun,
+    Search,
+    When,
+    end_of_epoch,
+    find_rows,
+    redacted_spans,
+    searches,
+)
+from ...provenance.runs import future
+from ..top.screen import encodable
+from .asked import AskedRun, read_run
+from .options import ROWS_END
+from .words import counted, escaped, printable_errors, span
+
+_LOOKED_FOR_SHOWN = 20
+_SPANS_SHOWN = 8
+_NUMBER_END = 1 << 63
+_PROGRESS_AFTER_SECONDS = 1.0
+_PROGRESS_SECONDS = 1.0
+
+
+def run_find(arguments: argparse.Namespace) -> None:
+    """Print which rows hold a document or a range of tokens."""
+    require_range("rows_max", arguments.rows_max, 1, ROWS_END)
+    what = _what(arguments)
+    with printable_errors():
+        asked = read_run(arguments)
+        run = _known(asked, arguments)
+        wanted = searches(run, asked.corpora, arguments.dataset)
+        with closing(open_provenance(arguments.target)) as provenance:
+            pages = find_rows(run, wanted, asked.corpora, provenance, what)
+            result = _collected(pages, wanted, arguments.rows_max)
+            redacted = [redacted_spans(row, asked.corpora, provenance) for row in result.rows]
+        if arguments.json:
+            print(json.dumps(_plain(asked, run, result, redacted)))
+        else:
+            print(encodable("\n".join(_lines(asked, run, result, redacted))))
+
+
+def _what(arguments: argparse.Namespace) -> pb.FindRequest:
+    """Return what is looked for.  Raises: InvalidRequest."""
+    of_file = arguments.file is not None or arguments.file_number is not None
+    given = {
+        "document": arguments.document is not None,
+        "id": arguments.id is not None,
+        "file": of_file,
+    }
+    if sum(given.values()) != 1:
+        ways = "--document, --id, or --file with --token"
+        raise InvalidRequest("document", f"has to be given by one of {ways}")
+    if given["document"]:
+        require_range("document", arguments.document, 0, _NUMBER_END)
+        return pb.FindRequest(document=arguments.document)
+    if given["id"]:
+        return pb.FindRequest(document_id=arguments.id)
+    if arguments.token is None:
+        raise InvalidRequest("token", "is missing; it is the first token within --file")
+    if arguments.file is not None and arguments.file_number is not None:
+        raise InvalidRequest("file_number", "is given together with --file; pass one of them")
+    require_range("token", arguments.token, 0, _NUMBER_END)
+    require_range("tokens", arguments.tokens, 1, _NUMBER_END - arguments.token)
+    require_range("file_number", arguments.file_number or 0, 0, _NUMBER_END)
+    return pb.FindRequest(
+        range=pb.FileRange(
+            file=arguments.file_number or 0,
+            file_name=arguments.file or "",
+            first_token=arguments.token,
+            end_token=arguments.token + arguments.tokens,
+        )
+    )
+
+
+def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
+    """Return what the run has read, and where to stop to look.  Raises: TokenfeedError."""
+    if arguments.end_sample is not None and arguments.epochs is not None:
+        raise InvalidRequest("epochs", "is given together with --end-sample; pass one of them")
+    end_sample = arguments.end_sample
+    if end_sample is not None:
+        require_range("end_sample", end_sample, 1, SAMPLE_END)
+    else:
+        end_sample = _default_end(asked, arguments)
+    if asked.is_assumed:
+        coming = asked.history if asked.history.runs else None
+        return KnownRun(History(), asked.parts, 0, coming, end_sample)
+    coming = None
+    if asked.history.runs or (arguments.batch_size and arguments.world_size):
+        coming = future(
+            asked.history,
+            asked.parts,
+            asked.sample,
+            batch_size=arguments.batch_size,
+            world_size=arguments.world_size,
+        )
+    end_sample = max(end_sample, asked.sample)
+    return KnownRun(asked.history, asked.parts, asked.sample, coming, end_sample)
+
+
+def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
+    """Return where so many epochs of the dataset end; by default those that were begun."""
+    epochs, name = arguments.epochs, arguments.dataset
+    if epochs is not None:
+        require_range("epochs", epochs, 1, _NUMBER_END)
+    names = [source.dataset for source in asked.parts.sources]
+    if names and name not in names:
+        return asked.sample  # an earlier stream may have read it
+    end = end_of_epoch(
+        asked.corpora, asked.parts, names.index(name) if names else 0, epochs, asked.sample
+    )
+    if end is not None:
+        return end
+    if epochs is not None or asked.is_assumed:
+        name = "epochs" if epochs is not None else "end_sample"
+        problem = "the order random has no epochs; pass --end-sample"
+        raise InvalidRequest(name, problem)
+    return asked.sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What was found.
+
+    rows: the first ones, in the order of the run.  left_out: others.  counts: rows of each kind.
+    times: how often seen rows were read, all together.
+    """
+
+    rows: list[FoundRow]
+    left_out: int
+    counts: Counter[When]
+    times: int
+    looked_for: Sequence[pb.LocatedRange]
+    files: dict[int, str] = field(default_factory=dict)
+
+
+def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: int) -> Result:
+    """Return the first rows of all pages, and counts of all rows, in bounded memory."""
+    streams: dict[StreamParts, int] = {}
+    for search in wanted:
+        streams.setdefault(search.parts, len(streams))
+    rows: list[FoundRow] = []
+    counts: Counter[When] = Counter()
+    times = 0
+    looked_for: Sequence[pb.LocatedRange] = ()
+    files: dict[int, str] = {}
+    with _Progress() as progress:
+        for page in pages:
+            looked_for = page.looked_for
+            files.update((each.file, each.name) for each in page.files)
+            counts.update(row.when for row in page.rows)
+            times += sum(len(row.places) for row in page.rows if row.when is When.SEEN)
+            rows = heapq.nsmallest(
+                rows_max, [*rows, *page.rows], key=lambda row: (streams[row.parts], row.sample)
+            )
+            progress.show(page.done)
+    return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
+
+
+class _Progress:
+    """A line on stderr for a search that takes longer than a second."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream = stream
+        self._shown = self._begun = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def show(self, done: float) -> None:
+        """Say how far it is.  done: in [0, 1]."""
+        now = time.monotonic()
+        if now - self._begun < _PROGRESS_AFTER_SECONDS or now - self._shown < _PROGRESS_SECONDS:
+            return
+        self._shown = now
+        text = f"looked at {100 * done:.1f} % of the rows"
+        is_terminal = self._stream.isatty()
+        print(
+            f"\r{text}" if is_terminal else text,
+            end="" if is_terminal else "\n",
+            file=self._stream,
+            flush=True,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown != self._begun and self._stream.isatty():
+            self._stream.write("\r\033[K")
+            self._stream.flush()
+
+
+def _plain(
+    asked: AskedRun, run: KnownRun, result: Result, redacted: Sequence[Sequence[tuple[int, int]]]
+) -> dict[str, Any]:
+    return {
+        "known": asked.words,
+        "is_assumed": asked.is_assumed,
+        "sample": run.sample,
+        "end_sample": run.end_sample,
+        "looked_for": [
+            {
+                "file": each.file,
+                "file_name": result.files.get(each.file, ""),
+                "tokens": [each.first_token, each.end_token],
+                "document": each.document.number if each.HasField("document") else None,
+                "id": each.document.id or None,
+            }
+            for each in result.looked_for
+        ],
+        "rows": [
+            {
+                "when": row.when.value,
+                "places": [
+                    {"step": step, "rank": rank, "row": number} for step, rank, number in row.places
+                ],
+                "sample": row.sample,
+                "source_sample": row.source_sample,
+                "epoch": row.epoch,
+                "order": row.parts.order,
+                "context_length": row.parts.context_length,
+                "tokens": list(map(list, row.spans)),
+                "redacted": list(map(list, spans)),
+            }
+            for row, spans in zip(result.rows, redacted, strict=True)
+        ],
+        "rows_left_out": result.left_out,
+        "counts": {each.value: result.counts[each] for each in When},
+        "times_seen": result.times,
+    }
+
+
+def _lines(
+    asked: AskedRun, run: KnownRun, result: Result, redacted: Sequence[Sequence[tuple[int, int]]]
+) -> Iterator[str]:
+    """Yield what was found as lines for people."""
+    for each in result.looked_for[:_LOOKED_FOR_SHOWN]:
+        named = ""
+        if each.HasField("document"):
+            of_id = f" {escaped(each.document.id)}" if each.document.id else ""
+            named = f"document {each.document.number:,}{of_id}: "
+        name = escaped(result.files.get(each.file, ""))
+        yield f"{named}{name} tokens {span(each.first_token, each.end_token)}"
+    if (left := len(result.looked_for) - _LOOKED_FOR_SHOWN) > 0:
+        yield f"and {counted(left, 'more document')} of this id"
+    yield asked.words
+    if run.end_sample > run.sample:
+        yield f"still to come: samples {span(run.sample, run.end_sample)}"
+    for row, spans in zip(result.rows, redacted, strict=True):
+        yield _line(row, spans, is_assumed=asked.is_assumed)
+    if result.left_out:
+        yield f"{counted(result.left_out, 'row')} left out; --rows-max prints more"
+    yield _summary(result, is_assumed=asked.is_assumed)
+
+
+def _line(row: FoundRow, redacted: Sequence[tuple[int, int]], *, is_assumed: bool) -> str:
+    when = "" if is_assumed else f"{row.when.value}: "
+    at = " and ".join(f"step {step:,} rank {rank:,} row {n:,}" for step, rank, n in row.places)
+    epoch = "" if row.epoch is None else f", epoch {row.epoch:,}"
+    shown = [span(*each) for each in row.spans[:_SPANS_SHOWN]]
+    if (left := len(row.spans) - _SPANS_SHOWN) > 0:
+        shown.append(f"{left:,} more")
+    sample = f"sample {row.sample:,}"
+    if row.sample != row.source_sample:
+        sample += f" ({row.source_sample:,} of the dataset)"
+    text = f"{when}{at + ', ' if at else ''}{sample}{epoch}, tokens {', '.join(shown)} of the row"
+    return f"{text}{_redaction(row.spans, redacted)}"
+
+
+def _redaction(spans: Sequence[tuple[int, int]], redacted: Sequence[tuple[int, int]]) -> str:
+    """Return how much of what was looked for a redaction has replaced in a row."""
+    both = sum(
+        max(0, min(end, last) - max(first, begin))
+        for first, end in spans
+        for begin, last in redacted
+    )
+    if not both:
+        return ""
+    return ", redacted" if both == sum(end - first for first, end in spans) else ", partly redacted"
+
+
+def _summary(result: Result, *, is_assumed: bool) -> str:
+    if is_assumed:
+        return f"in {counted(result.counts.total(), 'row')}"
+    seen, counts = result.counts[When.SEEN], result.counts
+    times = "" if result.times == seen else f", {result.times:,} times"
+    return (
+        f"seen in {counted(seen, 'row')}{times}; "
+        f"{counts[When.SKIPPED]:,} skipped, {counts[When.TO_COME]:,} to come"
+    )

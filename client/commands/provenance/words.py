@@ -1,0 +1,39 @@
+"""Names, ranges and texts as these commands print them: nothing in them acts on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tokenfeed.errors import TokenfeedError
+
+_NAME_SHOWN = 200
+_PROBLEM_SHOWN = 1000
+
+
+def escaped(text: str, most: int = _NAME_SHOWN) -> str:
+    """Return text with an escape for each sign that is not printable, cut after `most` signs."""
+    cut = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in cut
+    )
+
+
+def span(first: int, end: int) -> str:
+    """Return a half-open range."""
+    return f"[{first:,}, {end:,})"
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 row" or "2 rows"."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+@contextmanager
+def printable_errors() -> Iterator[None]:
+    """Escape what a server or a file has written into an error."""
+    try:
+        yield
+    except TokenfeedError as error:
+        subject, problem = escaped(error.subject), escaped(error.problem, _PROBLEM_SHOWN)
+        raise TokenfeedError(subject, problem) from None

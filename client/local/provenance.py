@@ -1,0 +1,54 @@
+"""Where rows of local files come from, and where tokens went: what a server tells by Provenance."""
+
+from __future__ import annotations
+
+from tokenfeed.v1 import provenance_pb2 as pb
+from tokenfeed.v1 import tokenfeed_pb2 as request_pb
+from tokenfeed.wire.request import from_message
+
+from .local_files import LocalFiles, Opened
+from .target import parse_local_target
+
+_PATIENCE_SECONDS = 15.0
+
+
+class LocalProvenance:
+    """Answers requests of Provenance from local files, which are opened for the first one."""
+
+    def __init__(self, target: str) -> None:
+        """Parse the target; does no I/O.  Raises: InvalidRequest if it is malformed."""
+        parse_local_target(target)
+        self._target = target
+        self._opened: dict[tuple[str, ...], LocalFiles] = {}
+
+    def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
+        """Return where rows come from.  Raises: TokenfeedError."""
+        return self._files(request.rows).locate(request)
+
+    def find(self, request: pb.FindRequest) -> pb.FindResponse:
+        """Return which rows hold some tokens.  Raises: TokenfeedError."""
+        return self._files(request.stream).find(request)
+
+    def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
+        """Return which tokens samples hold.  Raises: TokenfeedError."""
+        return self._files(request.stream).coverage(request)
+
+    def close(self) -> None:
+        """Close the files."""
+        for files in self._opened.values():
+            files.close()
+        self._opened.clear()
+
+    def _files(self, message: request_pb.GetBatchRequest) -> Opened:
+        """Return the datasets of a request."""
+        plain = request_pb.GetBatchRequest()
+        plain.CopyFrom(message)
+        del plain.redactions[:]
+        plain.expected_identity, plain.identity_version = b"", 0
+        request, _ = from_message(plain)
+        names = tuple(source.dataset for source in request.spec.sources)
+        if names not in self._opened:
+            self._opened[names] = LocalFiles(
+                self._target, request, reconnect_seconds=_PATIENCE_SECONDS
+            )
+        return self._opened[names].opened()

@@ -1,0 +1,232 @@
+"""Asks a server, or local files, where rows come from and where tokens went.
+
+Every answer comes in pages, which are asked for one after the other, as they are consumed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import Message
+
+from tokenfeed.errors import (
+    BadFrame,
+    NotATokenfeedServer,
+    ServerUnavailable,
+    TokenfeedError,
+)
+from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.v1 import provenance_pb2 as pb
+from tokenfeed.v1 import tokenfeed_pb2 as request_pb
+from tokenfeed.wire.request import Expected, StreamRequest, to_message
+
+from ..local.provenance import LocalProvenance
+from ..local.target import is_local_target
+from ..runtime.threads import Outcome, start_thread
+from ..transport.addresses import require_address
+from ..transport.channel import Channel, UnaryCall
+from ..transport.credentials import Credentials, with_environment
+
+SPANS_MAX = 65536
+"""Ranges of samples in a CoverageRequest."""
+_CALL_SECONDS = 60.0
+"""How long one answer may take: that of a cold index on a slow disk takes seconds."""
+_PATIENCE_SECONDS = 15.0
+"""How long an unavailable server is asked again."""
+_PAUSE_SECONDS_FIRST, _PAUSE_SECONDS_MAX = 0.1, 2.0
+_CLOSE_SECONDS = 1.0
+
+Answer = TypeVar("Answer", bound=Message)
+Ranges = npt.NDArray[np.int64]
+
+
+class Provenance(Protocol):
+    """What answers the three requests, a page each."""
+
+    def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
+        """Return where rows come from.  Raises: TokenfeedError."""
+
+    def find(self, request: pb.FindRequest) -> pb.FindResponse:
+        """Return which rows hold some tokens.  Raises: TokenfeedError."""
+
+    def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
+        """Return which tokens samples hold.  Raises: TokenfeedError."""
+
+    def close(self) -> None:
+        """Close the connection, or the files."""
+
+
+def open_provenance(target: str) -> Provenance:
+    """Return what answers for a target; does no I/O. Credentials come from the environment.
+
+    Raises: InvalidRequest if the target is malformed.
+    """
+    return LocalProvenance(target) if is_local_target(target) else _Server(target)
+
+
+class _Server:
+    """One server, asked over one connection."""
+
+    def __init__(
+        self,
+        target: str,
+        credentials: Credentials | None = None,
+        patience_seconds: float = _PATIENCE_SECONDS,
+    ) -> None:
+        require_address(target)
+        self._target = target
+        self._credentials = with_environment(credentials)
+        self._patience_seconds = patience_seconds
+        self._generations = itertools.count()
+        self._channel: Channel | None = None
+        self._has_answered = False
+
+    def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
+        return self._answer(lambda channel: channel.locate(request, _CALL_SECONDS))
+
+    def find(self, request: pb.FindRequest) -> pb.FindResponse:
+        return self._answer(lambda channel: channel.find(request, _CALL_SECONDS))
+
+    def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
+        return self._answer(lambda channel: channel.coverage(request, _CALL_SECONDS))
+
+    def close(self) -> None:
+        closed: Outcome[None] = Outcome()
+        start_thread(partial(closed.run, self._disconnect), "tokenfeed-provenance-close")
+        with suppress(TokenfeedError):
+            closed.wait_for(_CLOSE_SECONDS)
+
+    def _answer(self, begin: Callable[[Channel], UnaryCall[Answer]]) -> Answer:
+        """Return the answer to a call; an unavailable server is asked again for a while."""
+        end = time.monotonic() + self._patience_seconds
+        pause_seconds = _PAUSE_SECONDS_FIRST
+        while True:
+            # Not in the caller's thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
+            outcome: Outcome[Answer] = Outcome()
+            start_thread(partial(outcome.run, partial(self._ask, begin)), "tokenfeed-provenance")
+            try:
+                return outcome.wait()
+            except NotATokenfeedServer:
+                raise NotATokenfeedServer(
+                    self._target,
+                    "does not tell where rows come from: it was started with --no-locate, or it "
+                    "is an older tokenfeed server",
+                ) from None
+            except ServerUnavailable:
+                if time.monotonic() + pause_seconds > end:
+                    raise
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
+
+    def _ask(self, begin: Callable[[Channel], UnaryCall[Answer]]) -> Answer:
+        if self._channel is None:
+            self._channel = Channel(self._target, next(self._generations), self._credentials)
+        try:
+            answer = begin(self._channel).result(is_first_contact=not self._has_answered)
+        except TokenfeedError:
+            # A new connection is tried at once, and not after gRPC's growing pauses.
+            self._disconnect()
+            raise
+        self._has_answered = True
+        return answer
+
+    def _disconnect(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+
+def stream_message(
+    spec: StreamSpec, expected: Expected, first_sample: int, end_sample: int
+) -> request_pb.GetBatchRequest:
+    """Return the request for the samples [first_sample, end_sample) of all ranks, one after the
+    other.
+    """
+    return to_message(stream_request(spec, first_sample, end_sample), expected)
+
+
+def stream_request(spec: StreamSpec, first_sample: int, end_sample: int) -> StreamRequest:
+    """Return the request for the samples [first_sample, end_sample) in batches of one row."""
+    return StreamRequest(
+        spec,
+        Position(first_sample, 1),
+        num_batches=end_sample - first_sample,
+        end_sample=end_sample,
+        declined_planes=(LOSS_MASK,),
+    )
+
+
+def located(
+    provenance: Provenance,
+    spec: StreamSpec,
+    expected: Expected,
+    first_sample: int,
+    end_sample: int,
+) -> Iterator[pb.LocateResponse]:
+    """Yield where the samples [first_sample, end_sample) come from, in order, in pages.
+
+    spec: of one dataset, or of one stage of a mixture, with the redactions in force.
+    Raises: TokenfeedError; BadFrame if the answer has other rows.
+    """
+    while first_sample < end_sample:
+        message = stream_message(spec, expected, first_sample, end_sample)
+        page = provenance.locate(pb.LocateRequest(rows=message))
+        found = [row.sample for row in page.rows]
+        if not found or found != list(range(first_sample, first_sample + len(found))):
+            raise BadFrame("Locate", f"the answer is not of the rows from {first_sample} on")
+        yield page
+        first_sample += len(found)
+
+
+def found(provenance: Provenance, request: pb.FindRequest) -> Iterator[pb.FindResponse]:
+    """Yield which rows hold some tokens, in pages.  Raises: TokenfeedError."""
+    while True:
+        page = provenance.find(request)
+        yield page
+        if not page.HasField("next_candidate"):
+            return
+        if page.next_candidate <= request.first_candidate:
+            raise BadFrame("Find", f"the answer goes back to candidate {page.next_candidate}")
+        request.first_candidate = page.next_candidate
+
+
+def covered(
+    provenance: Provenance, spec: StreamSpec, expected: Expected, samples: Ranges
+) -> Iterator[pb.CoverageResponse]:
+    """Yield which tokens samples hold, in pages.
+
+    spec: of one dataset.  samples: int64[n, 2], of one epoch; ascending, they neither overlap nor
+    touch. More than SPANS_MAX of them are asked for one part after the other.
+    Raises: TokenfeedError; BadFrame if the answer is made of another number of rows.
+    """
+    for begin in range(0, len(samples), SPANS_MAX):
+        part = samples[begin : begin + SPANS_MAX]
+        first_sample, end_sample = int(part[0, 0]), int(part[-1, 1])
+        request = pb.CoverageRequest(
+            stream=stream_message(spec, expected, first_sample, end_sample),
+            samples=[
+                pb.SampleSpan(first_sample=first, end_sample=end) for first, end in part.tolist()
+            ],
+        )
+        missing = int((part[:, 1] - part[:, 0]).sum())
+        while True:
+            page = provenance.coverage(request)
+            yield page
+            missing -= page.row_count
+            if not page.HasField("next_place"):
+                break
+            if page.next_place <= request.first_place:
+                raise BadFrame("Coverage", f"the answer goes back to place {page.next_place}")
+            request.first_place = page.next_place
+        if missing:
+            problem = f"the answer has {-missing:+,} rows beside those that were asked for"
+            raise BadFrame("Coverage", problem)

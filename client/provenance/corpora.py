@@ -1,0 +1,139 @@
+"""The datasets of a run, as a server has them now: their names, and whether they are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tokenfeed.errors import StreamMismatch
+from tokenfeed.sampling import orders
+from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import Source, StreamParts, StreamSpec
+from tokenfeed.wire.request import Expected, StreamRequest
+
+from ..local.choice import open_target
+from ..local.target import is_local_target
+from ..stream.usable import Datasets, corpora_of, counted_rows
+from ..stream.wanted_planes import WantedPlanes
+from ..transport.channel import describe
+from ..transport.credentials import with_environment
+from ..transport.timeouts import Timeouts
+from .runs import Segment, segments
+
+_WAIT_SECONDS = 15.0
+"""How long to wait for a server."""
+_PARTS = (
+    ("fingerprint", "the fingerprint", "ask a server with that corpus, or pass --dataset"),
+    ("pieces", "pieces of documents with the hash", "serve it with the same document borders"),
+)
+
+
+class Corpora:
+    """The datasets of one target."""
+
+    def __init__(self, target: str, dataset: str = "") -> None:
+        """Ask nothing yet.
+
+        dataset: name for streams of one dataset, whose saved states do not have it; by default the
+        only dataset of the target, or the one with the fingerprint of the state.
+        """
+        self._target = target
+        self._dataset = dataset
+        self._served: dict[bytes, str] | None = None
+        self._described: dict[tuple[tuple[Source, ...], int], Datasets] = {}
+
+    def described(self, spec: StreamSpec) -> Datasets:
+        """Return the description of each source; rows of orders over documents are waited for.
+
+        Raises: TokenfeedError.
+        """
+        key = spec.sources, spec.context_length
+        if key not in self._described:
+            plain = replace(spec, redactions=(), planes=())
+            dataset = open_target(
+                self._target,
+                StreamRequest(plain, Position(0, 1)),
+                timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
+                planes=WantedPlanes(loss_mask=False),
+            )
+            try:
+                self._described[key] = dataset.await_described()
+            finally:
+                dataset.close()
+        return self._described[key]
+
+    def parts(self, spec: StreamSpec) -> StreamParts:
+        """Return a stream of these datasets as plain values.  Raises: TokenfeedError."""
+        return spec.parts(corpora_of(spec, self.described(spec)))
+
+    def segments(self, parts: StreamParts, first_sample: int, end_sample: int) -> list[Segment]:
+        """Return the samples [first_sample, end_sample) of a stream, in parts that one request can
+        ask for.
+
+        Raises: StreamMismatch, naming what differs, if these datasets are not those of the stream;
+        InvalidRequest for an order of a later release.
+        """
+        name = "" if parts.stages else self.name_of(parts)
+        found = segments(parts, first_sample, end_sample, name)
+        for spec in {id(each.spec): each.spec for each in found}.values():
+            self._require_same(parts, spec, spec.numbers)
+        return found
+
+    def name_of(self, parts: StreamParts) -> str:
+        """Return the name of the dataset of a stream of one dataset.  Raises: TokenfeedError."""
+        if self._dataset or is_local_target(self._target):
+            return self._dataset
+        if self._served is None:
+            answer = describe(
+                self._target, timeout_seconds=_WAIT_SECONDS, credentials=with_environment()
+            )
+            self._served = {each.fingerprint: each.name for each in reversed(answer.datasets)}
+        return self._served.get(bytes.fromhex(parts.fingerprint), "")
+
+    def _require_same(self, parts: StreamParts, spec: StreamSpec, numbers: Sequence[int]) -> None:
+        """Raise StreamMismatch, naming what differs, unless datasets are those that a stream was
+        saved with.
+
+        spec: of these datasets.  numbers: of each in the stream.
+        """
+        described = self.described(spec)
+        corpora = corpora_of(spec, described)
+        for number, dataset, now in zip(numbers, described, corpora, strict=True):
+            saved = parts.sources[number] if parts.stages else parts
+            before = Corpus(bytes.fromhex(saved.fingerprint), bytes.fromhex(saved.pieces))
+            for field, what, cure in _PARTS:
+                old, new = getattr(before, field), getattr(now, field)
+                if old != new:
+                    raise StreamMismatch(
+                        "dataset",
+                        f"{dataset.name!r} at {self._target} has {what} {new.hex()}, but the run "
+                        f"read {old.hex()}; {cure}",
+                    )
+
+    def alone(self, parts: StreamParts, number: int = 0) -> tuple[StreamSpec, Expected]:
+        """Return a source of a stream as a stream of its own, and what is expected of a server.
+
+        number: of the source.  Raises: TokenfeedError; StreamMismatch, as `segments`.
+        """
+        saved = parts.sources[number] if parts.stages else parts
+        spec = StreamSpec.of_dataset(
+            parts.sources[number].dataset if parts.stages else self.name_of(parts),
+            orders.find(saved.order),
+            saved.seed,
+            parts.context_length,
+            long_documents=saved.long_documents,
+        )
+        self._require_same(parts, spec, [number])
+        corpus = Corpus(bytes.fromhex(saved.fingerprint), bytes.fromhex(saved.pieces))
+        return spec, Expected(spec.identity([corpus]), spec.identity_version)
+
+    def rows_per_epoch(self, spec: StreamSpec, place: int = 0) -> int | None:
+        """Return the rows of an epoch of a source; None for an order without epochs.
+
+        place: of the source among the sources.
+        """
+        order = spec.sources[place].order
+        if not order.HAS_EPOCHS:
+            return None
+        return counted_rows(self.described(spec)[place], order.NAME)
