@@ -89,7 +89,7 @@ class ListContent:
         return tuple(addition.list_hash for addition in self.additions)
 
     def list_of(self, count: int) -> RedactionList:
-        """Return the list after so many additions.  Raises: Damaged if it has another hash."""
+        """Return the list after its first additions.  Raises: Damaged if it has another hash."""
         first, *others = (addition.ranges for addition in self.additions[:count])
         found = RedactionList.of(self.fill, first.union(*others))
         if found.hash != self.additions[count - 1].list_hash:
