@@ -53,7 +53,10 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "feed": {"runtime", "transport", "stream", "local", "device"},
         "batches": {"runtime", "transport", "stream", "device", "feed"},
         "metrics": {"runtime", "feed"},
-        "commands": {"runtime", "transport", "stream", "local", "batches", "feed"},
+        "provenance": {"runtime", "transport", "stream", "local", "feed"},
+        "commands": {
+            *("runtime", "transport", "stream", "local", "batches", "feed", "provenance"),
+        },
         "__init__": {"transport", "feed", "batches"},
         "__main__": {"commands"},
     },
@@ -96,6 +99,7 @@ REACHES: dict[str, set[str]] = {
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},
     "client.metrics": CONTRACT | {"prometheus_client"},
+    "client.provenance": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.commands": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.__main__": CONTRACT | {"google_crc32c", "grpc", "tomli"},
 }
@@ -110,6 +114,7 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
     "client.feed.ranks.coordinates": {"torch"},
     "client.commands.bench": {"tomli", "torch"},
     "client.commands.plan_picture": {"matplotlib"},
+    "client.provenance.files.torch_file": {"torch"},
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,
 # and files of this machine, which are read as a server reads them.
