@@ -129,7 +129,8 @@ def test_explain_tells_file_document_range_and_text_of_every_row(scene: Scene, t
             "explain", "--state", path, "--step", step, "--rows-max", 1000, "--json",
             "--tokenizer", scene.folder / "words.json", scene.address,
         )  # fmt: skip
-        assert not said["is_assumed"] and not said["rows_left_out"]
+        assert not said["is_assumed"]
+        assert not said["rows_left_out"]
         assert len(said["rows"]) == len(received)
         for row, found in zip(received, said["rows"], strict=True):
             require_explained(scene, row, found)
