@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +28,7 @@ from ...storage.borders.known import all_known
 from ...storage.formats import Documents
 from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
 from ..dataset import Dataset
-from .names import escaped
+from .names import escaped, file_name
 
 Numbers = npt.NDArray[np.int64]
 Kept = TypeVar("Kept")
@@ -96,10 +96,17 @@ class DatasetDocuments:
         self._shards = dataset.store.shards
         self._known = all_known(self._shards)
         self._first_numbers: Numbers | None = None
+        self._file_names: list[str] | None = None
         self._lock = threading.Lock()  # while a file is read, and guards what follows
-        self._kept: OrderedDict[tuple[str, int], tuple[int, object]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[int, object]] = OrderedDict()
         self.kept_bytes = 0
         self._searches: OrderedDict[str, _Search] = OrderedDict()
+
+    def files_named(self, name: str) -> list[int]:
+        """Return the files of a name, as it is shown: without a folder, and escaped."""
+        if self._file_names is None:
+            self._file_names = [file_name(shard.path) for shard in self._shards]
+        return [file for file, known in enumerate(self._file_names) if known == name]
 
     @property
     def are_known(self) -> bool:
@@ -212,7 +219,7 @@ class DatasetDocuments:
             found = FileDocuments(file, first, *self._read(file, end - first))
             return found.end_tokens.nbytes + found.first_tokens.nbytes, found
 
-        return self._reading("index", file, read)
+        return self.kept(("index", file), read)
 
     def index_bytes(self, file: int) -> int:
         """Return about how many bytes are read to know the documents of a file and their ids."""
@@ -249,7 +256,7 @@ class DatasetDocuments:
             ids = self._read_ids(file, path)
             return os.stat(path).st_size + _NUMBER_BYTES * len(ids), ids
 
-        return self._reading("ids", file, read)
+        return self.kept(("ids", file), read)
 
     def _read_ids(self, file: int, path: str) -> DocumentIds:
         """Raises: InvalidCorpus unless each document has an id."""
@@ -292,9 +299,12 @@ class DatasetDocuments:
         numbers: list[int] = ids.numbers_of(wanted).tolist()
         return numbers
 
-    def _reading(self, what: str, file: int, read: Callable[[], tuple[int, Kept]]) -> Kept:
-        """Return what is kept of a file, or was read.  read: also returns its bytes."""
-        key = what, file
+    def kept(self, key: Hashable, read: Callable[[], tuple[int, Kept]]) -> Kept:
+        """Return what is kept under a key, or was read now: one at a time, which bounds the memory.
+
+        read: also returns the size of what it read, in bytes.  Raises: what it raises; Unreadable
+        if a file is damaged.
+        """
         with self._lock:
             if (kept := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
