@@ -18,7 +18,7 @@ from ..stream.spec import Source, StreamSpec
 from ..stream.stages import Stage
 from .mixture import samples_of
 from .orders.splitmix import Words
-from .plan import Shape, rows_key
+from .plan import Shape, place_count
 
 Numbers = npt.NDArray[np.int64]
 
@@ -62,7 +62,7 @@ class SampleRange:
 
         number: the place of the source in spec.sources.  shape: of its dataset.  first_sample: at
         least that of the stage.  end_sample: at most 2^63.
-        Raises: InvalidRequest if there is no such sample in the stage; what `place_count_of` does.
+        Raises: InvalidRequest if there is no such sample in the stage; what `place_count` does.
         """
         source, stage = spec.sources[number], None
         first_own, end_own = first_sample, max(first_sample, end_sample)
@@ -75,18 +75,9 @@ class SampleRange:
             base, weight = stage.bases[number], stage.weights[number]
             first_own = base + first // stage.block_size * weight
             end_own = min(base + -(-end // stage.block_size) * weight, SAMPLE_END)
-        places = place_count_of(spec, source, shape)
-        return cls(
-            source,
-            stage,
-            number,
-            spec.seed,
-            places,
-            first_sample,
-            end_sample,
-            first_own,
-            end_own,
-        )
+        places = place_count(spec, source, shape)
+        samples = (first_sample, end_sample, first_own, end_own)
+        return cls(source, stage, number, spec.seed, places, *samples)
 
     @property
     def epochs(self) -> range:
@@ -119,13 +110,3 @@ class SampleRange:
         first, end = np.uint64(self.first_sample), np.uint64(self.end_sample)
         inside = np.flatnonzero((samples >= first) & (samples < end))
         return FoundSamples(at[inside], samples[inside].view(np.int64), own_samples[inside])
-
-
-def place_count_of(spec: StreamSpec, source: Source, shape: Shape) -> int:
-    """Return how many places a source has.  shape: of its dataset.
-
-    Raises: InvalidRequest, Unreadable for rows of documents that are unknown, or still being made.
-    """
-    if source.reads_documents:
-        return shape.document_rows(rows_key(spec, source)).row_count
-    return shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS).place_count
