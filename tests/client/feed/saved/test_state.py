@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 
 from client.feed.history import History
 from client.feed.mixture.schedule import PlannedStage, Schedule
-from client.feed.saved.state import (
-    log_differences,
-    read_history,
-    read_planes,
-    read_state,
-    require_same_planes,
-    require_same_stream,
-    write_state,
-)
+from client.feed.saved.comparing import log_differences, require_same_planes, require_same_stream
+from client.feed.saved.state import read_history, read_planes, read_state, write_state
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
