@@ -77,7 +77,7 @@ def require_lists(address: str, spec: StreamSpec, datasets: Datasets) -> None:
             raise StreamMismatch(
                 address,
                 f"lacks redaction list {redaction.list_hash.hex()} of dataset {dataset.name!r}; "
-                "copy the file of its lists there, beside the corpus",
+                "copy its list file there",
             )
 
 
