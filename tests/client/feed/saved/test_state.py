@@ -136,7 +136,7 @@ def test_other_planes_are_named_unless_they_are_allowed(
         (None, "not a dict"),
         ([], "not a dict"),
         ({}, "version None"),
-        (STATE | {"version": 5}, "version 5, but this client reads 1 to 4; a later release"),
+        (STATE | {"version": 6}, "version 6, but this client reads 1 to 5; a later release"),
         (STATE | {"version": 0}, "version 0"),
         ({name: value for name, value in STATE.items() if name != "seed"}, "lacks seed"),
         (STATE | {"sample": "12"}, "not an integer"),
