@@ -80,14 +80,15 @@ def verify(
             require_as_ingested(split)
         store = dataset.store
         known = store.kept_digest()
-        found = dataset.original_digest(full_digest(store))
+        content_digest = full_digest(store)
+        found = dataset.original_digest(content_digest)
         if found is None:
             problem = "the tokens are neither those before the last erasure, nor those after it"
             raise InvalidCorpus(store.shards[0].path, f"{problem}; restore the file")
         print(f"dataset {dataset.name}: {store.shape.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")
         print(f"digest:      {found.hex() or 'unknown: tokens were erased before it was known'}")
-        for line in described_lists(dataset.redactions):
+        for line in described_lists(dataset.redactions, content_digest):
             print(line)
         if not found:
             return

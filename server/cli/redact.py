@@ -1,4 +1,4 @@
-"""tokenfeed redact: adds documents, or ranges of tokens, to a dataset's list of redacted tokens, and
+"""tokenfeed redact: adds documents, or ranges of tokens, to the redacted tokens of a dataset, and
 erases them from its files if it is told to.
 
 A list changes nothing by itself: a training run names its hash, and has other tokens in place of

@@ -42,7 +42,13 @@ from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .loss_masks import LossMask, masks_beside, open_loss_mask
 from .redactions.laid_over import expected_content
 from .redactions.list_file import RedactionLists
-from .redactions.opening import list_path, log_lists, opened_lists, original_digest
+from .redactions.opening import (
+    list_path,
+    log_lists,
+    opened_lists,
+    original_digest,
+    warn_of_delimiters,
+)
 from .shared.rows import rows_once
 from .shared.scan import scan_once
 from .sources import DatasetSource
@@ -387,7 +393,7 @@ def open_dataset(
             store.add_plane(dataset.borders)
         delimiters = used_delimiters(store, planes.delimiters)
         if dataset.redactions is not None:
-            log_lists(store.name, dataset.redactions, delimiters.options.values())
+            warn_of_delimiters(store.name, dataset.redactions, delimiters.options.values())
         words = (f"{option} {token}" for option, token in delimiters.options.items())
         dataset.rows = RowIndices(
             store,
@@ -457,6 +463,8 @@ def log_opened(dataset: Dataset) -> None:
             log_safe_name(mask.store.shards[0].path),
             mask.store.kind,
         )
+    if dataset.redactions is not None:
+        log_lists(dataset.name, dataset.redactions)
     assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
     if assumed:
         _LOG.info(

@@ -82,19 +82,23 @@ def original_digest(erasure: Erasure | None, found: bytes) -> bytes | None:
     return erasure.original_digest if found == erasure.digest else None
 
 
-def log_lists(name: str, lists: RedactionLists, delimiters: Collection[int]) -> None:
-    """Log which lists a dataset has.  delimiters: tokens by which its documents are found."""
-    content = lists.content
-    if content is None:
-        return
-    latest, erasure = content.additions[-1].list_hash, content.erasure
-    _LOG.info(
-        "redactions opened dataset=%s lists=%d latest=%s erased=%s file=%s",
-        *(name, len(content.additions), latest.hex()),
-        erasure.list_hash.hex() if erasure else "none",
-        log_safe_name(lists.path),
-    )
-    if erasure and not set(delimiters) <= set(erasure.delimiters):
+def log_lists(name: str, lists: RedactionLists) -> None:
+    """Log which lists a dataset has."""
+    if (content := lists.content) is not None:
+        _LOG.info(
+            "redactions opened dataset=%s lists=%d latest=%s erased=%s file=%s",
+            name,
+            len(content.additions),
+            content.hashes[-1].hex(),
+            content.erasure.list_hash.hex() if content.erasure else "none",
+            log_safe_name(lists.path),
+        )
+
+
+def warn_of_delimiters(name: str, lists: RedactionLists, delimiters: Collection[int]) -> None:
+    """Log if tokens were erased that may have been delimiters.  delimiters: of the documents."""
+    erasure = None if lists.content is None else lists.content.erasure
+    if erasure is not None and not set(delimiters) <= set(erasure.delimiters):
         _LOG.warning(
             "documents may have changed dataset=%s: tokens were erased without the option "
             "--document-end-token or --document-start-token that finds them",
