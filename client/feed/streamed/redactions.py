@@ -115,21 +115,23 @@ def continued(
         begin = begins.get(each[1:])
         is_known = begin == each.first_sample or (is_rescaled and begin is not None)
         if each.first_sample < sample and not is_known:
-            problem = _difference(each, begin, sample)
+            problem, cure = _difference(each, begin, sample)
             if not allow:
-                cure = 'allow=("redactions",) goes on with those of the state, and this one'
-                raise StreamMismatch("redactions", f"{problem}; {cure} from sample {sample} on")
+                raise StreamMismatch("redactions", f"{problem}; {cure}")
             messages.append(f"resumed with other redactions: {problem}")
         at_sample = max(each.first_sample, sample)
         found, _ = with_redaction(found, each._replace(first_sample=at_sample))
     return found, tuple(messages)
 
 
-def _difference(own: PlannedRedaction, begin: int | None, sample: int) -> str:
-    """Return how a state differs.  begin: of the same list there, None without it."""
+def _difference(own: PlannedRedaction, begin: int | None, sample: int) -> tuple[str, str]:
+    """Return how a state differs, and what to do.  begin: of the list there, None without it."""
     of = f" of dataset {own.dataset!r}" if own.dataset else ""
     what = f"list {own.list_hash.hex()}{of}"
-    here = f"this feed has it from sample {own.first_sample} on"
-    if begin is None:
-        return f"the state, at sample {sample}, has no {what}, but {here}"
-    return f"the state has {what} from sample {begin} on, but {here}"
+    here = f"but this feed has it from sample {own.first_sample} on"
+    if begin is not None:
+        problem = f"the state has {what} from sample {begin} on, {here}"
+        return problem, f'pass {begin}, or allow=("redactions",) to go on as the state says'
+    problem = f"the state, at sample {sample}, has no {what}, {here}"
+    cure = f"pass {sample} or a later sample"
+    return problem, f'{cure}, or allow=("redactions",) to have it in force from there on'
