@@ -18,8 +18,8 @@ from ..feed.history import History
 from ..feed.mixture.past import require_same_length_and_seed
 from ..feed.mixture.recipe import Mixture
 from ..feed.mixture.schedule import Schedule, planned_stages, sources_of
+from ..feed.redactions import planned_for
 from ..feed.saved.state import read_history, read_state
-from ..feed.streamed.redactions import planned_for
 from ..runtime.arguments import shown
 
 ORDER = "random"

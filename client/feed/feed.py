@@ -38,6 +38,7 @@ from .mixture.recipe import Mixture, long_argument
 from .mixture.schedule import Schedule
 from .ranks.agreement import rank_agreement
 from .ranks.coordinates import Group, data_parallel
+from .redactions import Planned, planned_for
 from .saved.comparing import log_differences, require_same_stream
 from .saved.rescale import is_rescaled, rescaled
 from .saved.state import Planes, read_history, read_planes, read_state
@@ -45,7 +46,6 @@ from .stats import FeedPosition, FeedStats, stats_of
 from .streamed.changes import Changed, change_together
 from .streamed.dataset import StreamedDataset, note_of
 from .streamed.feed_stream import FeedStream
-from .streamed.redactions import Planned, planned_for
 
 _LOG = logging.getLogger("tokenfeed.client")
 

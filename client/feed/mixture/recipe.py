@@ -16,7 +16,7 @@ from tokenfeed.stream.spec import SEED_END, Source
 from tokenfeed.stream.stages import BLOCK_MAX
 
 from ...runtime.arguments import integer, optional_integer, shown, text
-from ..streamed.redactions import Planned, PlannedRedaction, read_list
+from ..redactions import Planned, PlannedRedaction, read_list
 from .schedule import PlannedStage, Schedule, above_0, log_begin
 from .weights import block_weights, proportions
 

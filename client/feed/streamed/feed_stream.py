@@ -25,16 +25,7 @@ from ..mixture.exhaustion import exhausted
 from ..mixture.past import require_same_length_and_seed, require_same_sources, same_corpora
 from ..mixture.recipe import checked_weights
 from ..mixture.schedule import Schedule
-from ..saved.comparing import (
-    MIXTURE,
-    REDACTIONS,
-    require_known_permissions,
-    require_same_planes,
-)
-from ..saved.state import Planes, write_state
-from ..stats import SourceStats
-from .dataset import StreamedDataset
-from .redactions import (
+from ..redactions import (
     Planned,
     PlannedRedaction,
     continued,
@@ -44,6 +35,15 @@ from .redactions import (
     read_list,
     with_redaction,
 )
+from ..saved.comparing import (
+    MIXTURE,
+    REDACTIONS,
+    require_known_permissions,
+    require_same_planes,
+)
+from ..saved.state import Planes, write_state
+from ..stats import SourceStats
+from .dataset import StreamedDataset
 
 
 class Rows(NamedTuple):

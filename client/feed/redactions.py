@@ -13,7 +13,7 @@ from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import StreamParts, StreamSpec
 
-from ...runtime.arguments import hash_digits, shown, text
+from ..runtime.arguments import hash_digits, shown, text
 
 
 class PlannedRedaction(NamedTuple):
