@@ -1,4 +1,4 @@
-"""Targets that do not count: loss masks, document borders and padding -> y = -100.
+"""Targets that do not count: loss masks, document borders, padding and redacted tokens -> y = -100.
 
 The host combines all that makes a target count or not into bits, like those of the plane loss_mask:
 T + 1 bits for each row, and bit j % 8 of byte j // 8 is 1 if token j counts as a target. On the way
@@ -11,6 +11,7 @@ Which of them apply is said by kinds of planes, where rows have them:
     document_starts   tokens that begin a document
     token_counts      padding, and tokens that begin a piece of a document, in rows of pieces: those
                       that have a count. In rows of windows, which have none, it ignores nothing.
+    redacted          tokens that were replaced; most rows have none
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 from .numpy_batch import IGNORED_TARGET
@@ -34,6 +35,8 @@ def _greatest(dtype: type[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
     return np.where(bits == 1, np.iinfo(dtype).max, IGNORED_TARGET).astype(dtype)
 
 
+_RANGE_BYTES = 8
+"""Of redacted tokens: the first one and the end."""
 _GREATEST = {2: _greatest(np.int32), 4: _greatest(np.int64)}
 """By the width of a served token in bytes."""
 
@@ -44,6 +47,16 @@ def masks_of(parts: Sequence[RowBlock], masks: Collection[int]) -> tuple[int, ..
     parts: at least one; all of them have the same planes.  masks: kinds that mask targets.
     """
     return tuple([plane.kind for plane in parts[0].planes if plane.kind in masks])
+
+
+def masks_here(parts: Sequence[RowBlock], masks: Collection[int]) -> tuple[int, ...]:
+    """Return `masks_of` these rows, without redactions if they have no redacted token."""
+    kinds = masks_of(parts, masks)
+    if REDACTED not in kinds or any(
+        plane.content.size for part in parts for plane in part.planes if plane.kind == REDACTED
+    ):
+        return kinds
+    return tuple([kind for kind in kinds if kind != REDACTED])
 
 
 def bit_columns(row_tokens: int, token_bytes: int) -> int:
@@ -73,6 +86,8 @@ def write_bits(parts: Sequence[RowBlock], bits: Bits, masks: Collection[int]) ->
             if starts is not None and DOCUMENT_STARTS not in masks:
                 _clear_starts(starts, own, planes[TOKEN_COUNTS].row_lengths > 0)
             _clear_padding(counts, part.row_tokens, own)
+        if REDACTED in masks:
+            _clear_redacted(planes[REDACTED], own)
         first = end
 
 
@@ -110,7 +125,8 @@ def widen_targets(
 def _ignore_borders(
     part: RowBlock, y: npt.NDArray[np.signedinteger], masks: Collection[int]
 ) -> None:
-    """Ignore the targets of rows without a mask: where documents begin, and padding.  y: [rows, T].
+    """Ignore the targets of rows without a mask: where documents begin, padding, and redacted
+    tokens.  y: [rows, T].
 
     Packed rows of web-like documents, 32 x 2048, take 30 microseconds with the tokens, by bits and
     the table 70; padded rows of chat-like ones 51, by bits 76. 2 shared cores, 2026-11.
@@ -129,6 +145,9 @@ def _ignore_borders(
     if counts is not None:
         for row in np.flatnonzero(counts < part.row_tokens).tolist():
             y[row, counts[row] - 1 :] = IGNORED_TARGET
+    if REDACTED in masks:
+        for row, first, end in _redacted(planes[REDACTED]):
+            y[row, max(first - 1, 0) : end - 1] = IGNORED_TARGET
 
 
 def _bits_of(part: RowBlock, masks: Collection[int]) -> Bits:
@@ -189,3 +208,24 @@ def _clear_padding(token_counts: npt.NDArray[np.int64], row_tokens: int, bits: B
     # Over all rows: a product with a table of booleans needs no copy of the bits.
     ends = (token_counts // 8)[:, np.newaxis]
     np.multiply(bits, np.arange(bits.shape[1]) <= ends, out=bits)
+
+
+def _clear_redacted(plane: Plane, bits: Bits) -> None:
+    """Clear the bit of each redacted token."""
+    if not plane.content.size:
+        return
+    counts = np.unpackbits(bits, axis=1, bitorder="little")
+    for row, first, end in _redacted(plane):
+        counts[row, first:end] = 0
+    bits[:] = np.packbits(counts, axis=1, bitorder="little")
+
+
+def _redacted(plane: Plane) -> list[tuple[int, int, int]]:
+    """Return the redacted ranges of rows: row, first token and end.
+
+    A range covers many tokens, and few rows have one: a loop over ranges is faster than arrays of
+    all their tokens.
+    """
+    ranges = plane.content.view("<u4").reshape(-1, 2)
+    rows = np.repeat(np.arange(plane.row_lengths.size), plane.row_lengths // _RANGE_BYTES)
+    return [(row, *ends) for row, ends in zip(rows.tolist(), ranges.tolist(), strict=True)]

@@ -11,7 +11,7 @@ from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import HostPart
 from ..device.row_source import RowSource
 from ..stream.usable import corpora_of
-from .streamed_dataset import StreamedDataset
+from .streamed.dataset import StreamedDataset
 
 Array = TypeVar("Array")
 
@@ -29,7 +29,8 @@ class BatchReader(Generic[Array]):
         """Start the prefetch.  rows: those of the request, from dataset; not started yet."""
         self._transfer = transfer
         self._stride = request.position.stride
-        self._request = request
+        self.request = request
+        """Of all its batches."""
         self._dataset = dataset
         self._spec: StreamParts | None = None
         self.rows = rows
@@ -42,7 +43,7 @@ class BatchReader(Generic[Array]):
     def spec(self) -> StreamParts:
         """The stream of the batches. Does not wait once there was a batch."""
         if self._spec is None:
-            spec = self._request.spec
+            spec = self.request.spec
             self._spec = spec.parts(corpora_of(spec, self._dataset.await_described()))
         return self._spec
 

@@ -86,6 +86,7 @@ class Epoch(Generic[Array, Rich]):
         open_reader: Callable[[int, int], BatchReader[Array]],
         carry_more: Callable[[], None],
         enriched: Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun]], Rich],
+        is_current: Callable[[BatchReader[Array]], bool],
         *,
         world_size: int,
     ) -> None:
@@ -94,13 +95,15 @@ class Epoch(Generic[Array, Rich]):
         cursor: of the feed.  make_plan: asks the server for the number of windows.  open_reader:
         starts to read, given a first sample and a number of batches.  carry_more: to be called
         before rich batches are read.  enriched: makes one of a batch, its reader, and the cursor's
-        value before it.  world_size: ranks that share the epoch.
+        value before it.  is_current: whether a reader reads what the feed reads now: `redact` has
+        not changed that meanwhile.  world_size: ranks that share the epoch.
         """
         self._cursor = cursor
         self._make_plan = make_plan
         self._open_reader = open_reader
         self._carry_more = carry_more
         self._enriched = enriched
+        self._is_current = is_current
         self._world_size = world_size
 
     def __len__(self) -> int:
@@ -144,6 +147,9 @@ class Epoch(Generic[Array, Rich]):
                         "another epoch moved its feed; start the loop again",
                     )
                 first_sample = reader.sample
+                if not self._is_current(reader):
+                    reader.close()
+                    reader = self._open_reader(first_sample, batch_count - index)
                 before = cursor.before(first_sample)
                 batch = reader.next()
                 if batch is None:

@@ -38,17 +38,14 @@ from .mixture.recipe import Mixture, long_argument
 from .mixture.schedule import Schedule
 from .ranks.agreement import rank_agreement
 from .ranks.coordinates import Group, data_parallel
+from .redactions import Planned, planned_for
+from .saved.comparing import log_differences, require_same_stream
 from .saved.rescale import is_rescaled, rescaled
-from .saved.state import (
-    Planes,
-    log_differences,
-    read_history,
-    read_planes,
-    read_state,
-    require_same_stream,
-)
+from .saved.state import Planes, read_history, read_planes, read_state
 from .stats import FeedPosition, FeedStats, stats_of
-from .streamed_dataset import FeedStream, StreamedDataset, note_of
+from .streamed.changes import Changed, change_together
+from .streamed.dataset import StreamedDataset, note_of
+from .streamed.feed_stream import FeedStream
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -114,7 +111,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         seed = arguments.integer("seed", seed)
         context_length = arguments.integer("context_length", context_length)
         dataset = arguments.text("dataset", dataset)
-        schedule = None
+        schedule: Schedule | None = None
+        redactions: Planned = ()
         if mixture is None:
             spec = StreamSpec.of_dataset(
                 dataset, orders.find(order), seed, context_length, (), long_documents
@@ -128,7 +126,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
                 raise InvalidRequest("fingerprint", problem)
             mixture = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
             schedule = mixture.schedule(context_length, order, seed, long_documents)
-            spec = schedule.spec()
+            redactions = mixture.planned_redactions(context_length)
+            spec = planned_for(schedule.spec(), redactions)
         # Checks every range. Later requests differ from this one only by their position.
         request = StreamRequest(
             spec,
@@ -170,7 +169,14 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         source.end_with(self)
         self._definition = schedule
         self._stream = FeedStream(
-            request, source, Cursor(request.position), open_dataset, planes.kinds, schedule
+            request,
+            source,
+            Cursor(request.position),
+            open_dataset,
+            planes.kinds,
+            schedule,
+            redactions,
+            own_redactions=redactions,
         )
         self._loads = itertools.count()
         self._reader: BatchReader[Array] | None = None
@@ -240,29 +246,37 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         stream = self._stream
         if stream.schedule is None:
             raise InvalidRequest("mixture", "is missing; only the weights of a mixture can change")
-        try:
-            if at_sample is None and stream.request.position.world_size > 1:
-                raise InvalidRequest("at_sample", "is required with several ranks")
-            changed, begin = stream.changed(weights, at_sample, self)
-            ranks_compare = None if self._agreement is None else changed.compared()
-        except BaseException as error:
-            if self._agreement is not None:
-                self._agreement.refuse(str(error) or repr(error))
-            raise
-        if self._agreement is None:
-            self._install(changed)
-        else:
-            try:
-                self._agreement.await_all_ranks(
-                    ranks_compare,
-                    agreed=partial(self._install, changed),
-                    is_over=lambda: stream.dataset.closed,
-                )
-            except BaseException:
-                changed.close_unless(self._stream)
-                raise
+        changed, begin = self._change(
+            "mixture", lambda: stream.changed(weights, at_sample, self), at_sample
+        )
         if changed is not stream:
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
+        return begin
+
+    def redact(
+        self, list_hash: str, at_sample: int | None = None, dataset: str | None = None
+    ) -> int:
+        """Leave out the tokens of a list of ranges from a sample on: a fill token replaces them,
+        and y is -100 there. No other token and no other row changes.
+
+            feed.redact("1443e503...", at_sample=feed.position.samples + 100_000)
+
+        Rows that were prefetched are read again. The state has the redaction, so a feed that loads
+        it has it too, whether it calls this or not. The same redaction twice is one. At sample 0,
+        before the first batch, it lets a new run read a corpus with erased tokens.
+        list_hash: 64 hexadecimal digits, as `tokenfeed redact` prints them. A server without that
+        list is left out, until it has it.  at_sample: as for `change_mixture`, also for several
+        ranks; by default the current position.  dataset: of a mixture, required there.
+        Returns: the sample from which on it is in force: an earlier one if it was already.
+        Raises: InvalidRequest; StreamMismatch if no server has the list, and on all ranks if they
+        differ; Unreachable if a rank does not call this in time; as for iterating.
+        """
+        stream = self._stream
+        changed, begin = self._change(
+            "redactions", lambda: stream.redacted(list_hash, at_sample, dataset), at_sample
+        )
+        if changed is not stream:
+            _LOG.info("redaction begins sample=%d list=%s", begin, list_hash)
         return begin
 
     @property
@@ -339,10 +353,12 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         if self._definition is not None and saved.stages:
             self._continue(self._definition, saved, sample, history, planes, allow)
             return
-        own = self._stream.parts()
+        stream = self._stream
+        own = stream.parts()
         require_same_stream(saved, own, allow)
-        self._stream.require_same_planes(saved, planes, sample, allow)
-        if is_rescaled(sample, saved, own):
+        stream.require_same_planes(saved, planes, sample, allow)
+        of_other_length = is_rescaled(sample, saved, own)
+        if of_other_length:
             windows_before = None
             if saved.fingerprint == own.fingerprint:
                 windows_before = self._dataset.rows_of(self._spec.order.NAME, saved.context_length)
@@ -355,11 +371,21 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
                 self._dataset.await_described()[0].file_count,
                 allow,
             )
-        log_differences(saved, own)
-        if self._definition is not None:
-            self._install(self._stream.restarted(self._definition, sample, history, self))
-        else:
+        resumed, messages = stream.resumed(
+            self._definition,
+            saved,
+            sample,
+            history=history,
+            allow=allow,
+            is_rescaled=of_other_length,
+            owner=self,
+        )
+        self._install(resumed)
+        if self._definition is None:
             self._seek(sample, history)
+        log_differences(saved, own)
+        for message in messages:
+            _LOG.warning("%s", message)
 
     def history(self) -> list[dict[str, Any]]:
         """Return what this feed, and the feeds whose state it loaded, have delivered: runs of
@@ -437,6 +463,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             self._open,
             self._carry_more,
             lambda batch, reader, before: self._enriched(batch, reader, self._stream, before),
+            lambda reader: reader.request.spec is self._spec,
             world_size=self._request.position.world_size,
         )
 
@@ -583,6 +610,17 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         for message in messages:
             _LOG.warning("%s", message)
 
+    def _change(self, name: str, change: Callable[[], Changed], at_sample: int | None) -> Changed:
+        """Change the stream on all ranks.  The arguments, and Raises: as for `change_together`."""
+        return change_together(
+            lambda: self._stream,
+            change,
+            name=name,
+            at_sample=at_sample,
+            agreement=self._agreement,
+            install=self._install,
+        )
+
     def _install(self, stream: FeedStream) -> None:
         """Read another stream from now on."""
         if stream is self._stream:
@@ -594,6 +632,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             if before.dataset.closed:  # meanwhile, by another thread
                 stream.dataset.close()
             before.dataset.close()
+        if before.cursor is stream.cursor:
+            stream.rename_runs(before)
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None

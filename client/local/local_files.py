@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tokenfeed._aliases import require_package
 from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.stream.redactions import Redactions
 from tokenfeed.stream.spec import Source
 from tokenfeed.v1 import provenance_pb2 as provenance_pb
 from tokenfeed.wire.request import StreamRequest
@@ -27,6 +28,7 @@ from ..stream.usable import (
     compared,
     counted_rows,
     crop_warnings,
+    require_lists,
     require_windows,
 )
 from ..stream.wanted_planes import DEFAULT_PLANES, WantedPlanes
@@ -121,6 +123,14 @@ class LocalFiles(Supervised):
         """Read document starts too from now on, where all datasets know them."""
         self.planes = replace(self.planes, known_starts=True)
 
+    def require_redactions(self, redactions: Redactions) -> None:
+        """Raise StreamMismatch unless the datasets have the lists of redactions; waits, and raises,
+        like `await_described`.
+        """
+        opened = self._await_opened()
+        spec = replace(self._spec, redactions=redactions)
+        require_lists("target", spec, opened.described(self._context_length, spec.sources))
+
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
         """Return kind and fingerprint of the wanted planes of each source; waits like
         `await_described`.
@@ -203,14 +213,16 @@ class LocalFiles(Supervised):
         return open_local(self._target.words, names, self._target.options, lambda: self.closed)
 
     def _accepted(self, described: Datasets) -> Datasets:
-        """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus;
-        InvalidRequest if a source of a mixture has no window, or wanted documents are not known.
+        """Return descriptions.  Raises: StreamMismatch unless they are of the required corpus and
+        have the lists of all redactions; InvalidRequest if a source of a mixture has no window, or
+        wanted documents are not known.
         """
         found, required = described[0].fingerprint, self._fingerprint
         if required is not None and found != required:
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
         require_windows(self._spec, described)
+        require_lists("target", self._spec, described)
         self.planes.require_documents(described)
         if self._agreement is not None:
             # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.

@@ -25,6 +25,7 @@ from tokenfeed.errors import (
     Unreachable,
     listed,
 )
+from tokenfeed.stream.redactions import Redactions
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
@@ -55,6 +56,8 @@ from .wanted_planes import DEFAULT_PLANES, WantedPlanes
 _LOG = logging.getLogger("tokenfeed.client")
 
 Result = TypeVar("Result")
+_Accepted = weakref.WeakKeyDictionary[Channel, Redactions]
+"""Connections to servers that were found usable, and the redactions whose lists these have."""
 Ask = Callable[[float, set[DescribeCall]], Result]
 """Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
 
@@ -114,7 +117,7 @@ class DatasetClient(Supervised):
         self._supervise(self._replicas.close)
         # Never taken by a thread that a signal may interrupt.
         self._describe_lock = threading.Lock()
-        self._accepted: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._accepted = _Accepted()
 
     def failover(self, awaited_since: Callable[[], float | None]) -> Failover:
         """Return a new Failover over the servers.  awaited_since: as for Failover."""
@@ -127,23 +130,28 @@ class DatasetClient(Supervised):
 
     @contextmanager
     def connected(
-        self, replica: Replica, timeout_seconds: float, open_calls: set[DescribeCall]
+        self,
+        replica: Replica,
+        timeout_seconds: float,
+        open_calls: set[DescribeCall],
+        redactions: Redactions = (),
     ) -> Iterator[Channel]:
         """Lend the connection to a server, after a check that it serves the same corpus.
 
         open_calls: holds the calls in progress, so that another thread can cancel them.
+        redactions: of the stream; the server has to have their lists.
         Raises: ServerUnavailable; StreamMismatch, naming the server; RequestError.
         """
         reference = self.described(timeout_seconds, open_calls)
         try:
             with replica.connected() as channel:
-                if channel not in self._accepted:
+                if not self._is_accepted(channel, redactions):
                     answer = self._describe(
                         channel, self._context_length, timeout_seconds, open_calls
                     )
-                    self._require_usable(replica, answer, reference)
+                    self._require_usable(replica, answer, reference, redactions)
                     self._learn_hashes(tuple(answer.datasets))
-                    self._accepted.add(channel)
+                    self._accepted[channel] = redactions
                 yield channel
         except InvalidRequest as error:
             if error.subject not in CREDENTIAL_FIELDS:
@@ -216,7 +224,14 @@ class DatasetClient(Supervised):
         accepted without a look at them are checked again.
         """
         self.planes = replace(self.planes, known_starts=True)
-        self._accepted = weakref.WeakSet()
+        self._accepted = _Accepted()
+
+    def require_redactions(self, redactions: Redactions) -> None:
+        """Ask all servers whether they have the lists of redactions; those without them are logged.
+        Waits like `await_described`, and raises the same; StreamMismatch if none has them all.
+        """
+        self.await_described()
+        self._await(partial(self._describe_all, self._context_length, redactions=redactions))
 
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
         """Return kind and fingerprint of the wanted planes of each source; waits like
@@ -238,12 +253,18 @@ class DatasetClient(Supervised):
         return counted_rows(described[place], order)
 
     def _describe_all(
-        self, context_length: int, timeout_seconds: float, open_calls: set[DescribeCall]
+        self,
+        context_length: int,
+        timeout_seconds: float,
+        open_calls: set[DescribeCall],
+        redactions: Redactions | None = None,
     ) -> Datasets:
         """Ask all servers, accept those with the same corpus, and log the others.
 
-        context_length: for the number of windows.
+        context_length: for the number of windows.  redactions: those of the template by default.
         """
+        if redactions is None:
+            redactions = self._request.spec.redactions
         replicas = self._replicas.known()
         answers = describe_all(
             replicas,
@@ -260,13 +281,14 @@ class DatasetClient(Supervised):
         not_ready: list[Unreachable] = []
         for answer in answers:
             try:
-                self._require_usable(answer.replica, answer.described, reference)
+                self._require_usable(answer.replica, answer.described, reference, redactions)
             except RequestError as error:  # noqa: PERF203 - another server may fit
                 refused.append((answer.replica.address, without_traceback(error)))
             except Unreachable as error:
                 not_ready.append(without_traceback(error))
             else:
-                self._accepted.add(answer.channel)
+                if not self._is_accepted(answer.channel, redactions):
+                    self._accepted[answer.channel] = redactions
                 # The first known digest is required of all others.
                 found = with_hashes(found, tuple(answer.described.datasets))
                 is_known = reference is not None and reference[0].name
@@ -345,11 +367,21 @@ class DatasetClient(Supervised):
         finally:
             open_calls.discard(call)
 
+    def _is_accepted(self, channel: Channel, redactions: Redactions) -> bool:
+        """Return whether a server was found usable, with the lists of these redactions."""
+        accepted = self._accepted.get(channel)
+        return accepted is not None and set(redactions) <= set(accepted)
+
     def _require_usable(
-        self, replica: Replica, described: pb.DescribeResponse, reference: Datasets | None
+        self,
+        replica: Replica,
+        described: pb.DescribeResponse,
+        reference: Datasets | None,
+        redactions: Redactions,
     ) -> None:
+        request = replace(self._request, spec=replace(self._request.spec, redactions=redactions))
         require_usable(
-            replica.address, described, self._request, self.client_name, reference, self.planes
+            replica.address, described, request, self.client_name, reference, self.planes
         )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from tokenfeed.stream.identity import stage_plane_fingerprint
-from tokenfeed.stream.planes import NO_FINGERPRINT, TOKEN_COUNTS
+from tokenfeed.stream.planes import NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, StreamRequest
@@ -27,19 +28,20 @@ class KnownStream:
         }
         spec, corpora = request.spec, corpora_of(request.spec, datasets)
         # A stream of one dataset is like a mixture with one stage.
-        self._chain = spec.chain(corpora) if spec.mixture else [b"", spec.identity(corpora)]
+        plain = replace(spec, redactions=())
+        self._chain = plain.chain(corpora) if spec.mixture else [b"", plain.identity(corpora)]
         # Not made again for each call: a stage may have hundreds of sources.
         self._of_stage = lru_cache(2)(partial(_of_stage, spec, self._chain))
 
     def part(self, first_row: int, end_row: int) -> tuple[StreamRequest, Expected]:
         """Return the request for the rows [first_row, end_row), or for those of them in the stage
-        of the first one, and what it expects.
+        of the first one and with the same redactions in force, and what it expects.
         """
         part = self._request.part(first_row, end_row, self._of_stage)
         datasets = [self._datasets[source.number] for source in part.spec.sources]
         stage = part.spec.mixture.stages[0].index if part.spec.mixture else 0
         return part, Expected(
-            self._chain[stage + 1],
+            part.spec.redacted(self._chain[stage + 1]),
             part.spec.identity_version,
             tuple(dataset.digest for dataset in datasets),
             self._plane_fingerprints(part.spec) if part.spec.planes else (),
@@ -53,7 +55,7 @@ class KnownStream:
         numbered = [(source.number, self._datasets[source.number]) for source in spec.sources]
 
         def fingerprint(kind: int) -> bytes:
-            if kind == TOKEN_COUNTS:
+            if kind in (TOKEN_COUNTS, REDACTED):
                 return NO_FINGERPRINT
             if spec.mixture is None:
                 ((_, dataset),) = numbered

@@ -134,7 +134,10 @@ class RowStream(BackgroundRows):
         self._is_resuming = received_before > 0
         self._silent_seconds = 0.0
         timeout_seconds = self._timeout_seconds()
-        with self._remote.connected(replica, timeout_seconds, self._describe_calls) as channel:
+        redactions = self._request.spec.redactions
+        with self._remote.connected(
+            replica, timeout_seconds, self._describe_calls, redactions
+        ) as channel:
             failure: Exception | None = None
             try:
                 datasets = self._remote.described(timeout_seconds, self._describe_calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from tokenfeed.errors import (
@@ -33,14 +34,14 @@ def require_usable(
     planes: WantedPlanes,
 ) -> None:
     """Raise RequestError, naming the server, unless it speaks this contract, accepts the requests,
-    and has the corpus and the wanted planes that the stream began with; Unreachable while it is
-    still making one of these planes.
+    has the corpus and the wanted planes that the stream began with, and all lists of its
+    redactions; Unreachable while it is still making one of these planes.
 
     described: its description, with the datasets of the sources.  reference: None if the stream
     begins with it. A reference without a name is only a fingerprint that the user gave.
     Compares the fingerprints of tokens and planes, and digests if both sides know them.
     """
-    require_contract(address, described, request.spec.identity_version)
+    require_contract(address, described, replace(request.spec, redactions=()).identity_version)
     datasets = tuple(described.datasets)
     try:
         request.require_within(described.limits, max(each.token_bytes for each in datasets))
@@ -50,6 +51,10 @@ def require_usable(
         raise type(error)(error.subject, f"{error.problem} ({address})") from None
     for dataset, ours in zip(datasets, reference or (), strict=False):
         _require_same_corpus(address, dataset, ours, request)
+    if request.spec.redactions and request.spec.identity_version not in described.identity_versions:
+        problem = f"cannot leave out tokens, as by redaction list {_first_list(request.spec)}"
+        raise ContractMismatch(address, f"{problem}; upgrade the server")
+    require_lists(address, request.spec, datasets)
     _require_rows(address, request.spec, datasets)
     planes.require_ready(address, datasets)
     if reference is None or not reference[0].name:
@@ -58,6 +63,26 @@ def require_usable(
     for source, dataset, ours in zip(request.spec.sources, datasets, reference, strict=True):
         planes.require_same(address, dataset, ours)
         _require_same_pieces(address, source, dataset, ours)
+
+
+def require_lists(address: str, spec: StreamSpec, datasets: Datasets) -> None:
+    """Raise StreamMismatch unless these datasets have all lists of redactions of a stream.
+
+    address: of their server; a name for local files.
+    """
+    known = dict(zip(spec.numbers, datasets, strict=True))
+    for redaction in spec.redactions:
+        dataset = known[redaction.source]
+        if redaction.list_hash not in dataset.redaction_lists:
+            raise StreamMismatch(
+                address,
+                f"lacks redaction list {redaction.list_hash.hex()} of dataset {dataset.name!r}; "
+                "copy its list file there",
+            )
+
+
+def _first_list(spec: StreamSpec) -> str:
+    return spec.redactions[0].list_hash.hex()
 
 
 def _require_rows(address: str, spec: StreamSpec, datasets: Datasets) -> None:

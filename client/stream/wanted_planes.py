@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenfeed.errors import BadFrame, InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.stream.identity import stage_plane_fingerprint
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
@@ -27,9 +27,10 @@ PLANE_NAMES = {
     DOCUMENT_STARTS: "document starts",
     LOSS_MASK: "loss mask",
     TOKEN_COUNTS: "token counts",
+    REDACTED: "redacted tokens",
 }
 _NUMBER_BYTES = 4
-"""Of a document start, and of a token count."""
+"""Of a document start, of a token count, and of either end of redacted tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,14 @@ class WantedPlanes:
 
     @property
     def masking(self) -> tuple[int, ...]:
-        """Kinds of planes that mask targets, if rows have them; those of rows of pieces always."""
+        """Kinds of planes that mask targets, if rows have them; those of rows of pieces, and of
+        redacted rows, always.
+        """
         wanted = {
             DOCUMENT_STARTS: self.document_starts,
             LOSS_MASK: self.loss_mask,
             TOKEN_COUNTS: True,
+            REDACTED: True,
         }
         return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
 
@@ -90,8 +94,11 @@ class WantedPlanes:
         )
 
     def request(self, request: StreamRequest, datasets: Sequence[pb.Dataset]) -> StreamRequest:
-        """Return the request of a stream of these datasets, with its planes."""
-        spec = replace(request.spec, planes=self.chosen(datasets))
+        """Return the request of a stream of these datasets, with its planes. All calls of a stream
+        with redactions request where they are, also those in which none is in force yet.
+        """
+        redacted = (REDACTED,) if request.spec.redactions else ()
+        spec = replace(request.spec, planes=(*self.chosen(datasets), *redacted))
         return replace(request, spec=spec, declined_planes=() if self.loss_mask else (LOSS_MASK,))
 
     def fingerprints(
@@ -187,10 +194,12 @@ def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
     is_mixture: rows may then lack a plane.  Raises: BadFrame.
     """
     row_tokens = rows.row_tokens
-    # Token counts come first, as the kind of the highest number: documents begin before padding.
+    # Token counts come before document starts: documents begin before padding.
     for plane in reversed(rows.planes):
         if plane.kind == DOCUMENT_STARTS:
             is_valid = _are_starts(plane, rows)
+        elif plane.kind == REDACTED:
+            is_valid = _are_ranges(plane, row_tokens)
         elif plane.kind == TOKEN_COUNTS:
             is_valid = _has_bytes(plane, _NUMBER_BYTES, is_mixture) and _are_counts(rows)
         else:
@@ -224,3 +233,15 @@ def _are_starts(plane: Plane, rows: RowBlock) -> bool:
     counts = rows.token_counts
     ends = rows.row_tokens if counts is None else counts[numbers]
     return bool(((starts >= 1) & (starts < ends)).all() and ascending.all())
+
+
+def _are_ranges(plane: Plane, row_tokens: int) -> bool:
+    """Return whether each row has ranges of its tokens, ascending, that do not touch."""
+    if (plane.row_lengths % (2 * _NUMBER_BYTES)).any():
+        return False
+    firsts, ends = plane.content.view("<u4").reshape(-1, 2).T.astype(np.int64)
+    numbers = np.repeat(np.arange(plane.row_lengths.size), plane.row_lengths // (2 * _NUMBER_BYTES))
+    # As in _are_starts; a range that begins a row does not touch one that ends the row before.
+    rows = numbers * (row_tokens + 1)
+    apart = (rows + firsts)[1:] > (rows + ends)[:-1]
+    return bool(((firsts < ends) & (ends <= row_tokens)).all() and apart.all())

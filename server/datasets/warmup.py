@@ -197,7 +197,10 @@ def take_digest(
     # Compare more than the modification times, which can be set back.
     if not store.unchanged_since(reading.facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
-    dataset.digest = found = reading.digest()
+    found = dataset.original_digest(reading.digest())
+    if not found:
+        return "some of its tokens were erased before it was known"
+    dataset.digest = found
     kept = sidecar = log_safe_name(store.digest_path)
     try:
         store.keep_digest(found)

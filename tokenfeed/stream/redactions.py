@@ -46,11 +46,14 @@ Redactions = tuple[Redaction, ...]
 
 
 def require_ascending(redactions: Sequence[Redaction]) -> None:
-    """Raise InvalidRequest unless they ascend by first sample and source, each pair once."""
+    """Raise InvalidRequest unless they ascend by first sample, source and list, each once. Two
+    lists of a source may come into force at the same sample.
+    """
     for one, following in pairwise(redactions):
-        if (one.first_sample, one.source) >= (following.first_sample, following.source):
+        if one >= following:
             problem = (
-                f"source {following.source} from sample {following.first_sample} on follows source "
+                f"list {following.list_hash.hex()} of source {following.source} from sample "
+                f"{following.first_sample} on follows list {one.list_hash.hex()} of source "
                 f"{one.source} from sample {one.first_sample} on; they must ascend, each once"
             )
             raise InvalidRequest("redactions", problem)

@@ -260,22 +260,18 @@ class StreamSpec:
 
     def plain(self) -> dict[str, Any]:
         """Return plain values, the same in every process, that distinguish specifications while
-        their corpora are unknown. Mixtures are not distinguished: their identities are compared.
+        their corpora are unknown. Neither mixtures nor redactions are distinguished: their
+        identities are compared.
         """
         of_dataset: tuple[object, ...] = ()
         if not self.mixture:
             of_dataset = (self.source.dataset, self.order.NAME, self.seed)
             of_dataset += (self.source.long_documents,) * self.reads_documents
-        values = {
+        return {
             "context_length": self.context_length,
             "dataset": of_dataset,
             "planes": self.planes,
         }
-        if self.redactions:
-            values["redactions"] = tuple(
-                (each.first_sample, each.source, each.list_hash.hex()) for each in self.redactions
-            )
-        return values
 
     @property
     def numbers(self) -> tuple[int, ...]:

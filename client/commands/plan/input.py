@@ -18,6 +18,7 @@ from ...feed.history import History
 from ...feed.mixture.past import require_same_length_and_seed
 from ...feed.mixture.recipe import Mixture
 from ...feed.mixture.schedule import Schedule, planned_stages, sources_of
+from ...feed.redactions import planned_for
 from ...feed.saved.state import read_history, read_state
 from ...runtime.arguments import shown
 
@@ -51,8 +52,13 @@ class Asked:
 
     @cached_property
     def spec(self) -> StreamSpec:
-        """The stream.  Raises: InvalidRequest if a stage has no block, for example by a change."""
-        return self.schedule.spec()
+        """The stream, with the redactions of the file.  Raises: InvalidRequest if a stage has no
+        block, for example by a change.
+        """
+        spec = self.schedule.spec()
+        if self.mixture is None:
+            return spec
+        return planned_for(spec, self.mixture.planned_redactions(spec.context_length))
 
     @property
     def first_sample(self) -> int:

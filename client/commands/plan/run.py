@@ -150,6 +150,7 @@ def _going_on(asked: Asked, planned: Forecast) -> str | None:
             context_length=asked.spec.context_length,
             max_epochs=asked.schedule.max_epochs,
             block=asked.schedule.block,
+            redactions=asked.spec.redactions,
         )
     if definition is None or not _is_the_same(text, asked, planned):
         problem = "a change of the running feed, which is in the state, has an exhausted source"

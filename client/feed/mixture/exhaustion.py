@@ -115,6 +115,7 @@ def _going_on(
         context_length=spec.context_length,
         max_epochs=max_epochs,
         block=block,
+        redactions=spec.redactions,
     )
     if text.count("\n") > _LOGGED_LINES_MAX:
         return "\ntokenfeed plan --write FILE writes the mixture that goes on without it"

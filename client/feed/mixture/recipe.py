@@ -16,6 +16,7 @@ from tokenfeed.stream.spec import SEED_END, Source
 from tokenfeed.stream.stages import BLOCK_MAX
 
 from ...runtime.arguments import integer, optional_integer, shown, text
+from ..redactions import Planned, PlannedRedaction, read_list
 from .schedule import PlannedStage, Schedule, above_0, log_begin
 from .weights import block_weights, proportions
 
@@ -24,9 +25,10 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover - the same library, before it became a part of Python
     import tomli as tomllib
 
-_TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources")
+_TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources", "redaction")
 _STAGE_KEYS = ("first_sample", "first_tokens", "weights")
 _SOURCE_KEYS = ("order", "seed", "max_epochs", "long")
+_REDACTION_KEYS = ("dataset", "list", "first_sample", "first_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,25 @@ class MixtureStage:
 
     def begin(self, context_length: int) -> int:
         """Return the sample from which on it was asked for."""
-        if self.first_tokens is not None:
-            return -(-self.first_tokens // context_length)
-        return self.first_sample or 0
+        return _begin(self.first_sample, self.first_tokens, context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureRedaction:
+    """A list of ranges of a dataset that is left out from a sample on.
+
+    list_hash: 32 bytes.  first_sample, first_tokens: as of MixtureStage.
+    """
+
+    dataset: str
+    list_hash: bytes
+    first_sample: int | None
+    first_tokens: int | None
+
+    def planned(self, context_length: int) -> PlannedRedaction:
+        """Return it as a feed has it."""
+        begin = _begin(self.first_sample, self.first_tokens, context_length)
+        return PlannedRedaction(begin, self.dataset, self.list_hash)
 
 
 class Mixture:
@@ -84,6 +102,7 @@ class Mixture:
         order: str | None = None,
         seed: int | None = None,
         block: int | None = None,
+        redactions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Check all values; does no I/O.
 
@@ -97,6 +116,9 @@ class Mixture:
         order, seed: of the sources, and the seed of the mixture; None is that of the feed.
         block: maximum number of samples in a block, in [1, 2^20]: small blocks begin stages
         early, but cannot have small shares.
+        redactions: one mapping for each, with its "dataset", its "list" (64 hexadecimal digits, as
+        `tokenfeed redact` prints them), and "first_sample" or "first_tokens". From there on the
+        tokens of the list are left out, as by `redact` of a feed. In a file, [[redaction]].
         Raises: InvalidRequest or NotFound (order), naming the value and its limit.
         """
         self.block = optional_integer("block", block)
@@ -122,10 +144,12 @@ class Mixture:
             if name not in named:
                 raise InvalidRequest(f"sources.{name}", "has no weight in any stage")
             self.sources[name] = _source_options(f"sources.{name}", options)
+        self.redactions = self._redactions(redactions)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Mixture:
-        """Read a mixture from a TOML file, whose keys are the arguments of the constructor.
+        """Read a mixture from a TOML file, whose keys are the arguments of the constructor;
+        [[redaction]] is one of redactions.
 
         Raises: InvalidRequest, naming the file, the value and its limit.
         """
@@ -146,7 +170,8 @@ class Mixture:
             raise InvalidRequest(name, f"is not TOML: {error}") from None
         try:
             _require_keys("mixture", values, _TOP_KEYS)
-            return cls(**values)
+            redactions = values.pop("redaction", ())
+            return cls(**values, redactions=redactions)
         except (InvalidRequest, NotFound) as error:
             raise type(error)(error.subject, f"{error.problem} ({name})") from None
 
@@ -200,28 +225,66 @@ class Mixture:
             if options.max_epochs is not None
         }
 
+    def planned_redactions(self, context_length: int) -> Planned:
+        """Return the redactions as a feed has them."""
+        return tuple(sorted(each.planned(context_length) for each in self.redactions))
+
+    def _redactions(self, redactions: Any) -> tuple[MixtureRedaction, ...]:
+        if isinstance(redactions, str) or not isinstance(redactions, Sequence):
+            raise InvalidRequest("redaction", f"{shown(redactions)} is not a list of redactions")
+        found: dict[tuple[str, bytes], MixtureRedaction] = {}
+        for index, values in enumerate(redactions):
+            one = self._redaction(f"redaction[{index}]", values)
+            if (one.dataset, one.list_hash) in found:
+                problem = f"{one.list_hash.hex()} is given twice for {one.dataset}"
+                raise InvalidRequest(f"redaction[{index}].list", problem)
+            found[one.dataset, one.list_hash] = one
+        return tuple(found.values())
+
+    def _redaction(self, name: str, values: Any) -> MixtureRedaction:
+        values = _mapping(name, values)
+        _require_keys(name, values, _REDACTION_KEYS)
+        dataset = text(f"{name}.dataset", values.get("dataset"))
+        if dataset not in self.sources:
+            known = ", ".join(self.sources)
+            problem = f"{shown(dataset)} has no weight in any stage, only {known}"
+            raise InvalidRequest(f"{name}.dataset", problem)
+        list_hash = read_list(f"{name}.list", values.get("list"))
+        return MixtureRedaction(dataset, list_hash, *_begins(name, f"{name}.", values))
+
     def _stage(self, prefix: str, index: int, values: Any) -> MixtureStage:
         values = _mapping(f"stages[{index}]", values)
         _require_keys(f"stages[{index}]", values, _STAGE_KEYS)
-        first = [
-            optional_integer(f"{prefix}{key}", values.get(key))
-            for key in ("first_sample", "first_tokens")
-        ]
-        for key, value in zip(("first_sample", "first_tokens"), first, strict=True):
-            if value is not None:
-                require_range(f"{prefix}{key}", value, 0, SAMPLE_END)
-        if index == 0 and first == [None, None]:
-            first = [0, None]
-        if first.count(None) != 1:
-            problem = "has to have either first_sample or first_tokens"
-            raise InvalidRequest(f"stages[{index}]", problem)
+        is_first = index == 0 and not any(values.get(key) is not None for key in _STAGE_KEYS[:2])
+        first = (0, None) if is_first else _begins(f"stages[{index}]", prefix, values)
         try:
             given = values.get("weights", {})
             weights = checked_weights(given, self.block)
             asked = weights if weights == given else proportions(given)
-            return MixtureStage(first[0], first[1], weights, asked)
+            return MixtureStage(*first, weights, asked)
         except InvalidRequest as error:
             raise InvalidRequest(f"{prefix}{error.subject}", error.problem) from None
+
+
+def _begins(name: str, prefix: str, values: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return first_sample and first_tokens, of which one is None.  Raises: InvalidRequest."""
+    first_sample, first_tokens = (
+        optional_integer(f"{prefix}{key}", values.get(key))
+        for key in ("first_sample", "first_tokens")
+    )
+    for key, value in (("first_sample", first_sample), ("first_tokens", first_tokens)):
+        if value is not None:
+            require_range(f"{prefix}{key}", value, 0, SAMPLE_END)
+    if (first_sample is None) == (first_tokens is None):
+        raise InvalidRequest(name, "has to have either first_sample or first_tokens")
+    return first_sample, first_tokens
+
+
+def _begin(first_sample: int | None, first_tokens: int | None, context_length: int) -> int:
+    """Return the sample that `_begins` names, rounded up to a whole one."""
+    if first_tokens is not None:
+        return -(-first_tokens // context_length)
+    return first_sample or 0
 
 
 def long_argument(order: str, long: str | None, name: str = "long") -> str:

@@ -178,7 +178,7 @@ class Schedule:
         Raises: StreamMismatch, naming what differs; InvalidRequest if this definition has no room
         behind an appended stage.
         """
-        saved = self._renamed(saved, fingerprints or {})
+        saved = self.renamed(saved, fingerprints or {})
         stages = planned_stages(saved)
         past = [one for one in stages if one.begin < sample]
         ahead = stages[len(past) :]
@@ -302,7 +302,7 @@ class Schedule:
         numbered = tuple(replace(source, number=n) for n, source in enumerate(sources))
         return replace(self, sources=numbered, stages=tuple(stages)).with_sources(used)
 
-    def _renamed(self, saved: StreamParts, fingerprints: Mapping[str, str]) -> StreamParts:
+    def renamed(self, saved: StreamParts, fingerprints: Mapping[str, str]) -> StreamParts:
         """Return the mixture of a state with this definition's names of renamed datasets: those of
         the same corpus, order and seed, in the order of their numbers.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from tokenfeed.stream.redactions import Redactions
 from tokenfeed.stream.spec import Source
 from tokenfeed.stream.stages import AskedStage
 
@@ -21,12 +22,13 @@ def mixture_toml(
     context_length: int,
     max_epochs: Mapping[str, int],
     block: int | None = None,
+    redactions: Redactions = (),
 ) -> str:
     """Return a mixture as TOML. Its sources have the same numbers, and its weights are integers.
 
     seed, order: of the mixture, and of the sources that have no others.  stages: the first one at
     0, with the weights of all sources.  context_length: tokens of a sample.  max_epochs: by the
-    names of datasets.
+    names of datasets.  redactions: of the stream.
     """
     lines = [f"# A sample has {context_length:,} tokens."]
     lines += [f"order = {_string(order)}", f"seed = {seed}"]
@@ -46,6 +48,11 @@ def mixture_toml(
             options.append(f"long = {_string(source.long_documents)}")
         if options:
             lines += ["", f"[sources.{_key(source.dataset)}]", *options]
+    names = {source.number: source.dataset for source in sources}
+    for redaction in redactions:
+        lines += ["", "[[redaction]]", f"dataset = {_string(names[redaction.source])}"]
+        lines.append(f"list = {_string(redaction.list_hash.hex())}")
+        lines.append(f"first_sample = {redaction.first_sample:_}")
     return "\n".join([*lines, ""])
 
 

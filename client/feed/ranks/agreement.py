@@ -3,8 +3,8 @@ different data.
 
 A collective is not used: a feed is read lazily, and a collective that only some ranks enter waits
 for ever. Instead the ranks use the key-value store of the process group, without waiting for each
-other: the first rank writes its fingerprint, and all others compare. Only a change of a mixture
-during a run waits for all ranks.
+other: the first rank writes its fingerprint, and all others compare. Only a change of a mixture or
+a redaction during a run waits for all ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ third such feed of one rank is the third of every rank.
 
 
 class RankAgreement:
-    """Compares the corpus of one feed, and changes of its mixture, with those of other ranks."""
+    """Compares the corpus of one feed, and changes during a run, with those of other ranks."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class RankAgreement:
             raise StreamMismatch(
                 "mixture",
                 f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
-                "their orders, seeds, max_epochs, corpora or planes differ. Give all ranks the "
-                "same mixture. The same error occurs if ranks create their feeds in different "
-                "orders",
+                "their orders, seeds, max_epochs, corpora, planes or redactions differ. Give all "
+                "ranks the same mixture. The same error occurs if ranks create their feeds in "
+                "different orders",
             )
         if own[:_HASH_DIGITS] == its[:_HASH_DIGITS]:
             raise StreamMismatch(
@@ -140,13 +140,14 @@ class RankAgreement:
         return None if its == own else (first_rank, its)
 
     def await_all_ranks(
-        self, value: object, agreed: Callable[[], None], is_over: Callable[[], bool]
+        self, name: str, value: object, agreed: Callable[[], None], is_over: Callable[[], bool]
     ) -> None:
         """Wait until all ranks of the process group have called this, as often as this one, and
         compare their values. Either all of them go on, or none does.
 
-        value: has the same repr in every process if it is the same.  agreed: is called if all go
-        on, also if this rank is interrupted meanwhile.  is_over: whether this rank gives up.
+        name: of what they change, for errors.  value: has the same repr in every process if it is
+        the same.  agreed: is called if all go on, also if this rank is interrupted meanwhile.
+        is_over: whether this rank gives up.
         Raises: StreamMismatch if the values differ or a rank refuses; Unreachable if a rank does
         not call this within 480 s or gives up, or the store is unavailable.
         """
@@ -166,9 +167,9 @@ class RankAgreement:
             if decision == "same":
                 agreed()
         if decision == "gave up":
-            raise Unreachable("ranks", "not all of them have changed the mixture in time")
+            raise Unreachable("ranks", f"not all of them have changed the {name} in time")
         if decision != "same":
-            raise StreamMismatch("mixture", f"{decision}; nothing is changed on any rank")
+            raise StreamMismatch(name, f"{decision}; nothing is changed on any rank")
 
     def refuse(self, problem: str) -> None:
         """Take part in a comparison of all ranks with the answer that none may go on; does not

@@ -16,7 +16,7 @@ from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.stream.stages import MIXTURE
 
-from .state import MID_EPOCH
+from .comparing import MID_EPOCH
 
 _LOG = logging.getLogger("tokenfeed.client")
 

@@ -3,8 +3,8 @@
 Pure. A state names its stream by the parts of the identity: the hash alone would not show what
 differs. It contains the history of the batches that were delivered before.
 
-    version         2, or 3 if it has a mixture, or 4 if it has an order over documents; a state of
-                    version 1 ends with the fingerprint
+    version         2, or 3 if it has a mixture, or 4 if it has an order over documents, or 5 if it
+                    has redactions; a state of version 1 ends with the fingerprint
     sample          the next sample of row 0 of rank 0
     order, seed, context_length, fingerprint        the stream of that sample
     history_from    the first batch of the history: above 0 if the oldest runs were dropped
@@ -19,27 +19,33 @@ differs. It contains the history of the batches that were delivered before.
     long_documents, pieces      version 4, which has all keys of version 3: what the order does with
                     long documents, and the hash of their pieces, or empty; each list of specs and
                     of sources ends with both
+    (redactions)    version 5: the stream of that sample is also the last one of specs, and each of
+                    specs has the parts of version 4, and ends with its redactions: lists of first
+                    sample, number of the source, and hash of the list. Other keys are those of the
+                    version that the state would have without redactions
     planes          a list of lists, one for each plane that masks targets: dataset of the mixture
                     (or ""), kind and fingerprint
 
 A state of version 2 has all keys but these of a mixture, and runs are lists:
 torch.distributed.checkpoint loads only the keys that the loading feed has, and flattens lists that
-contain dicts, so that it would refuse a state whose number of runs differs from that feed's.
+contain dicts, so that it would refuse a state whose number of runs differs from that feed's. A feed
+that has taken up no redaction loads those of a state by specs, which every feed has.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tokenfeed.errors import InvalidRequest, RequestError, StreamMismatch
+from tokenfeed.errors import InvalidRequest, RequestError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import (
     SEED_END,
     Mixture,
+    RedactionValues,
     SourceValues,
     StageValues,
     StreamParts,
@@ -48,34 +54,26 @@ from tokenfeed.stream.spec import (
 from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, scheduled
 
 from ...runtime.arguments import hash_digits, integer, shown, text
-from ...stream.wanted_planes import PLANE_NAMES
 from ..history import History, Run, history_of
 from ..mixture.schedule import sources_of
 
 _LOG = logging.getLogger("tokenfeed.client")
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 _MIXTURE = ("sources", "stages")
 _DOCUMENTS = ("long_documents", "pieces")
+_REDACTIONS = "redactions"
 PARTS = ("order", "seed", "context_length", "fingerprint")
 """What every state has of its stream."""
-_COMPARED = (*PARTS, *_DOCUMENTS)
-MID_EPOCH = "mid_epoch"
-"""Not a part of a stream, but a permission to change the context length in the middle of an epoch
-(rescale.py).
-"""
-MIXTURE = "mixture"
-"""A permission to go on with other weights, by a stage that is appended at the saved sample."""
-PLANES = "planes"
-"""A permission to go on with other targets."""
-
+COMPARED = (*PARTS, *_DOCUMENTS)
+"""The parts of a stream of one dataset that make its samples."""
 Planes: TypeAlias = Mapping[tuple[str, int], str]
 """Dataset of a mixture (or "") and kind of a plane -> its fingerprint, 64 hexadecimal digits."""
 
-_WITHOUT_MIXTURE, _WITHOUT_DOCUMENTS = 2, 3
-"""The versions of a state without a mixture, and without an order over documents: an earlier
-release reads them too."""
+_WITHOUT_MIXTURE, _WITHOUT_DOCUMENTS, _WITHOUT_REDACTIONS = 2, 3, 4
+"""The versions of a state without a mixture, without an order over documents, and without
+redactions: an earlier release reads them too."""
 _NOTHING = History()
 _HISTORY = ("history_from", "history", "specs")
 _RUN_RANGES = {
@@ -99,39 +97,39 @@ def write_state(
     sample: the next sample of row 0 of rank 0, in [0, 2^63].  history: before that sample.  planes:
     those that mask targets.
     """
-    runs: list[list[int]] = []
-    indices: dict[StreamParts, int] = {}
-    for run in history.runs:
-        *numbers, spec = run
-        runs.append([*numbers, indices.setdefault(spec, len(indices))])
-    version = max(map(_version_of, (parts, *indices)))
-    names = _names(version)
+    specs = dict.fromkeys(run.spec for run in history.runs)
+    indices = {spec: index for index, spec in enumerate(specs)}
+    streams = [*specs]
+    base = version = max(map(_version_of, (parts, *specs)))
+    if any(spec.redactions for spec in (parts, *specs)):
+        version, streams = STATE_VERSION, [*specs, parts]
     return {
         "version": version,
         "sample": sample,
-        **dict(zip(names, _plain(parts, version), strict=True)),
+        **dict(zip(_names(base), _plain(parts, base), strict=True)),
         "history_from": history.first_batch,
-        "history": runs,
-        "specs": [_plain(spec, version) for spec in indices],
+        "history": [[*numbers, indices[spec]] for *numbers, spec in history.runs],
+        "specs": [_plain(spec, version) for spec in streams],
         "planes": [[*key, value] for key, value in (planes or {}).items()],
     }
 
 
 def _version_of(parts: StreamParts) -> int:
-    """Return the least version of a state that has this stream."""
+    """Return the least version of a state that has this stream, without redactions."""
     if parts.pieces or any(source.pieces for source in parts.sources):
-        return STATE_VERSION
+        return _WITHOUT_REDACTIONS
     return _WITHOUT_DOCUMENTS if parts.stages else _WITHOUT_MIXTURE
 
 
 def _plain(parts: StreamParts, version: int) -> list[Any]:
     """Return the parts of a stream as lists and numbers."""
-    values: dict[str, Any] = {name: getattr(parts, name) for name in _COMPARED}
+    values: dict[str, Any] = {name: getattr(parts, name) for name in COMPARED}
     values["sources"] = [list(source)[: _source_length(version)] for source in parts.sources]
     values["stages"] = [
         [stage.first_sample, list(stage.weights), stage.origin, stage.asked]
         for stage in parts.stages
     ]
+    values[_REDACTIONS] = [list(redaction) for redaction in parts.redactions]
     return [values[name] for name in _names(version)]
 
 
@@ -157,17 +155,24 @@ def read_state(state: Any) -> tuple[int, StreamParts]:
             "state",
             f"has version {shown(version)}, but this client reads 1 to {STATE_VERSION}{cure}",
         )
-    names = _names(version)
+    names = _names(version) if version < STATE_VERSION else ()
     required = ("sample", *names, *(_HISTORY if version > 1 else ()))
     missing = [name for name in required if name not in state]
     if missing:
         raise InvalidRequest("state", f"lacks {', '.join(missing)}")
     sample = _number("state.sample", state["sample"], 0, SAMPLE_END + 1)
-    return sample, _read_spec("state", [state[name] for name in names], names)
+    if names:
+        return sample, _read_spec("state", [state[name] for name in names], names)
+    specs = _list("state.specs", state["specs"])
+    if not specs:
+        raise InvalidRequest("state.specs", "is empty, but its last one is the stream")
+    return sample, _read_spec(f"state.specs[{len(specs) - 1}]", specs[-1], _names(version))
 
 
 def _names(version: int) -> tuple[str, ...]:
     """Return the parts of a stream in a state of this version."""
+    if version > _WITHOUT_REDACTIONS:
+        return (*_names(_WITHOUT_REDACTIONS), _REDACTIONS)
     if version > _WITHOUT_DOCUMENTS:
         return (*PARTS, *_MIXTURE, *_DOCUMENTS)
     return (*PARTS, *_MIXTURE) if version > _WITHOUT_MIXTURE else PARTS
@@ -238,29 +243,48 @@ def _read_run(name: str, values: Any, specs: list[StreamParts]) -> Run:
 def _read_spec(name: str, values: Any, names: Sequence[str]) -> StreamParts:
     """Return a stream.  Raises: InvalidRequest."""
     _require_length(name, values, len(names))
-    order, seed, context_length, fingerprint, *more = values
-    sources, stages, *documents = more or ((), ())
+    given = dict(zip(names, values, strict=True))
+    documents = [given[key] for key in _DOCUMENTS if key in given]
     length = len(SourceValues._fields) - (0 if documents else len(_DOCUMENTS))
     found = tuple(
         _read_source(f"{name}.sources[{index}]", source, length)
-        for index, source in enumerate(_list(f"{name}.sources", sources))
+        for index, source in enumerate(_list(f"{name}.sources", given.get("sources", ())))
     )
     long_documents, pieces = _read_documents(name, documents)
     parts = StreamParts(
-        *_read_order(name, order, seed),
-        context_length=_number(f"{name}.context_length", context_length, 1, SAMPLE_END),
-        fingerprint=_read_hash(f"{name}.fingerprint", fingerprint),
+        *_read_order(name, given["order"], given["seed"]),
+        context_length=_number(f"{name}.context_length", given["context_length"], 1, SAMPLE_END),
+        fingerprint=_read_hash(f"{name}.fingerprint", given["fingerprint"]),
         sources=found,
         stages=tuple(
             _read_stage(f"{name}.stages[{index}]", stage, len(found))
-            for index, stage in enumerate(_list(f"{name}.stages", stages))
+            for index, stage in enumerate(_list(f"{name}.stages", given.get("stages", ())))
         ),
         long_documents=long_documents,
         pieces=pieces,
+        redactions=_read_redactions(name, given.get(_REDACTIONS, ()), max(len(found), 1)),
     )
     if found or parts.stages:
         _require_consistent(name, parts)
     return parts
+
+
+def _read_redactions(name: str, values: Any, source_count: int) -> tuple[RedactionValues, ...]:
+    found = []
+    for index, redaction in enumerate(_list(f"{name}.{_REDACTIONS}", values)):
+        own = f"{name}.{_REDACTIONS}[{index}]"
+        _require_length(own, redaction, len(RedactionValues._fields))
+        first_sample, source, list_hash = redaction
+        found.append(
+            RedactionValues(
+                _number(f"{own}.first_sample", first_sample, 0, SAMPLE_END),
+                _number(f"{own}.source", source, 0, source_count),
+                _read_hash(f"{own}.list", list_hash).lower(),
+            )
+        )
+        if index and found[index - 1] >= found[index]:
+            raise InvalidRequest(own, "has to be above the one before it")
+    return tuple(found)
 
 
 def _require_consistent(name: str, parts: StreamParts) -> None:
@@ -360,90 +384,3 @@ def _number(name: str, value: Any, first: int, end: int) -> int:
     number = integer(name, value)
     require_range(name, number, first, end)
     return number
-
-
-def require_known_permissions(allow: Collection[str]) -> None:
-    """Raise InvalidRequest unless these are parts of a stream, MID_EPOCH, MIXTURE and PLANES."""
-    known = (*_COMPARED, MID_EPOCH, MIXTURE, PLANES)
-    is_collection = isinstance(allow, (tuple, list, set, frozenset))
-    if not is_collection or not all(part in known for part in allow):
-        raise InvalidRequest("allow", f"{shown(allow)} is not a collection of {', '.join(known)}")
-
-
-def require_same_stream(saved: StreamParts, own: StreamParts, allow: Collection[str]) -> None:
-    """Compare the stream of a state with the feed's own, unless both are mixtures.
-
-    allow: parts that may differ, MID_EPOCH, MIXTURE and PLANES.
-    Raises: StreamMismatch, naming what differs; InvalidRequest if allow contains anything else.
-    """
-    require_known_permissions(allow)
-    if saved.stages and not own.stages:
-        names = ", ".join(source.dataset for source in saved.sources)
-        raise StreamMismatch("mixture", f"the state is of a mixture of {names}; pass mixture=")
-    if own.stages and not {"order", "fingerprint"} <= set(allow):
-        problem = "the state is of one dataset; pass dataset= in place of mixture="
-        cure = "allow=('order', 'seed', 'fingerprint') to begin the mixture at its sample"
-        raise StreamMismatch("mixture", f"{problem}, or {cure}")
-    for name in _COMPARED:
-        before, now = getattr(saved, name), getattr(own, name)
-        if name == "pieces" and _differ(saved, own, _COMPARED[:-1]):
-            continue  # of other rows anyway, which were allowed
-        if name == "long_documents" and saved.order != own.order:
-            continue
-        if before != now and name not in allow:
-            cure = f"Pass {name}={before!r}"
-            if name == "fingerprint":
-                cure = "Pass a server and a dataset with that corpus"
-            elif name == "pieces":
-                cure = "Pass a server with the same document borders"
-            elif name == "long_documents":
-                cure = f"Pass long={before!r}"
-            raise StreamMismatch(
-                name,
-                f"the state was saved with {before}, but this stream has {now}, so its samples "
-                f"differ. {cure}, or allow=({name!r},) to go on with other samples",
-            )
-
-
-def _differ(saved: StreamParts, own: StreamParts, names: Sequence[str]) -> bool:
-    return any(getattr(saved, name) != getattr(own, name) for name in names)
-
-
-def log_differences(saved: StreamParts, own: StreamParts) -> None:
-    """Log how the resumed stream differs from the saved one."""
-    for name in _COMPARED:
-        before, now = getattr(saved, name), getattr(own, name)
-        if before != now and not (name == "fingerprint" and saved.stages):
-            _LOG.warning("resumed on another stream part=%s saved=%s now=%s", name, before, now)
-
-
-def require_same_planes(
-    saved: Planes,
-    own: Planes,
-    *,
-    datasets: Collection[str],
-    wanted: Collection[int],
-    allow: Collection[str],
-) -> None:
-    """Compare the planes that mask targets.
-
-    datasets: to compare, of `same_corpora`.  wanted: kinds that the feed reads where a dataset has
-    them.  allow: as for `require_same_stream`.
-    Raises: StreamMismatch, naming dataset and plane, if a plane is another one or gone. If the feed
-    does not want it, or if the state has none, this is logged.
-    """
-    for key in sorted({*saved, *own}):
-        dataset, kind = key
-        before, now = saved.get(key), own.get(key)
-        if before == now or dataset not in datasets:
-            continue
-        name = PLANE_NAMES.get(kind, f"plane {kind}")
-        of = f" of dataset {dataset!r}" if dataset else ""
-        if before is not None and kind in wanted and PLANES not in allow:
-            raise StreamMismatch(
-                PLANES,
-                f"the state was saved with {name} {before}{of}, but this stream has "
-                f"{now or 'none'}, so its targets differ. Pass a server with these files, or "
-                f"allow=({PLANES!r},) to go on with other targets",
-            )
-        _LOG.warning("resumed with other targets plane=%r saved=%s now=%s%s", name, before, now, of)

@@ -23,10 +23,11 @@ from tests.support.targets import (
     Starts,
     counts_plane,
     mask_plane,
+    redacted_plane,
     starts_plane,
     targets,
 )
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 
@@ -38,25 +39,29 @@ class Rows:
     masks: list[Mask]
     starts: list[Starts]
     counts: list[Count]
+    redacted: list[set[int]]
 
     def block(self, kinds: tuple[int, ...]) -> RowBlock:
         planes = {
             DOCUMENT_STARTS: starts_plane(self.starts),
             LOSS_MASK: mask_plane(self.masks),
             TOKEN_COUNTS: counts_plane(self.counts),
+            REDACTED: redacted_plane(self.redacted),
         }
         return RowBlock(self.tokens, tuple(planes[kind] for kind in kinds))
 
     def expected(self, kinds: tuple[int, ...], masks: tuple[int, ...]) -> list[list[int]]:
         """The targets, row by row.  kinds: planes of the rows.  masks: those that are applied."""
         rows = []
-        for row, mask, starts, count in zip(
-            self.tokens, self.masks, self.starts, self.counts, strict=True
+        for row, mask, starts, count, gone in zip(
+            self.tokens, self.masks, self.starts, self.counts, self.redacted, strict=True
         ):
             own = count if {TOKEN_COUNTS} <= {*kinds} & {*masks} else None
             borders = DOCUMENT_STARTS in kinds and (DOCUMENT_STARTS in masks or own is not None)
             masked = LOSS_MASK in kinds and LOSS_MASK in masks
-            rows.append(targets(row, mask if masked else None, starts if borders else (), own))
+            left_out = gone if {REDACTED} <= {*kinds} & {*masks} else ()
+            mask = mask if masked else None
+            rows.append(targets(row, mask, starts if borders else (), own, left_out))
         return rows
 
 
@@ -79,7 +84,9 @@ def batches(draw: st.DrawFn) -> Rows:
     for row, end in zip(tokens, counts, strict=True):
         row[end:] = 0 if end is not None else row[end:]
         starts.append(draw(st.sets(st.integers(1, (end or row_tokens) - 1)).map(sorted)))
-    return Rows(tokens, [draw(st.none() | mask) for _ in range(row_count)], starts, counts)
+    masks = [draw(st.none() | mask) for _ in range(row_count)]
+    gone = st.sets(st.integers(0, row_tokens - 1)) | st.just(set())
+    return Rows(tokens, masks, starts, counts, [draw(gone) for _ in range(row_count)])
 
 
 def delivered(
@@ -109,13 +116,15 @@ def delivered(
     return out[0].tolist(), out[1].tolist()
 
 
-ALL = (DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS)
-SUBSETS = [kinds for size in range(4) for kinds in itertools.combinations(ALL, size)]
+ALL = (DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS, REDACTED)
+SUBSETS = [kinds for size in range(5) for kinds in itertools.combinations(ALL, size)]
+EACH = [kinds for kinds in SUBSETS if REDACTED not in kinds or len(kinds) in (1, 4)]
+"""Fewer of them, which take less time."""
 everywhere = pytest.mark.parametrize("where", ["host", "numpy", "device", "ring"])
 
 
 @everywhere
-@pytest.mark.parametrize("kinds", SUBSETS, ids=str)
+@pytest.mark.parametrize("kinds", EACH, ids=str)
 @given(
     rows=batches(),
     cuts=st.tuples(*[st.integers(0, 4)] * 2).map(sorted),
@@ -162,6 +171,18 @@ def test_the_next_piece_of_a_row_is_no_target_and_the_next_document_of_a_window_
     pieces, window = delivered([block], where, (DOCUMENT_STARTS, TOKEN_COUNTS))[1]
     assert pieces == [12, -100, 22, -100, -100]
     assert window == [12, -100, 22, -100, 41]
+
+
+@everywhere
+def test_a_redacted_token_is_no_target_and_its_neighbours_are(where: str) -> None:
+    """Token j of a row is the target of position j - 1; the first token of a row is no target."""
+    tokens = np.array([[0, 0, 12, 13, 0, 15], [21, 22, 23, 24, 25, 26]], "<u2")
+    block = RowBlock(tokens, (redacted_plane([{0, 1, 4}, {}]),))
+
+    x, y = delivered([block], where, (REDACTED,))
+
+    assert x == tokens[:, :-1].tolist()
+    assert y == [[-100, 12, 13, -100, 15], [22, 23, 24, 25, 26]]
 
 
 @everywhere
@@ -215,6 +236,7 @@ def test_planes_of_rows_that_arrived_stay_as_they_are() -> None:
             starts_plane([[2], [3]]),
             Plane(LOSS_MASK, np.ones(2, np.uint32), masks),
             counts_plane([4, 4]),
+            redacted_plane([{0}, set()]),
         ),
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -21,8 +22,9 @@ from tokenfeed.errors import (
     StreamMismatch,
     Unreachable,
 )
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import CONTRACT_REVISION
+from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest
 
 B, T = 3, 4
 MASKS = WantedPlanes()
@@ -226,6 +228,29 @@ def test_a_server_that_cannot_compare_our_identity_is_left_out(
     """It would refuse every request."""
     with pytest.raises(ContractMismatch, match=problem):
         require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None, MASKS)
+
+
+def test_a_server_needs_all_lists_of_a_stream_with_redactions() -> None:
+    """Which one it lacks is said; a server of an earlier release has none."""
+    known, unknown = bytes([1] * 32), bytes([2] * 32)
+    plain = wanted(T, B)
+
+    def redacted(*hashes: bytes) -> StreamRequest:
+        redactions = tuple(Redaction(5, 0, each) for each in hashes)
+        return replace(plain, spec=replace(plain.spec, redactions=redactions))
+
+    dataset = pb.Dataset(
+        name="train", token_bytes=2, fingerprint=FINGERPRINT, redaction_lists=[known]
+    )
+    described = answer(datasets=[dataset], identity_versions=[1, 2, 3])
+    earlier = answer(identity_versions=[1, 2])
+
+    require_usable("a:1", described, redacted(known), "", None, MASKS)
+    with pytest.raises(StreamMismatch, match=f"lacks redaction list {unknown.hex()} of .*'train'"):
+        require_usable("a:1", described, redacted(known, unknown), "", None, MASKS)
+    with pytest.raises(ContractMismatch, match=f"redaction list {known.hex()}; upgrade the server"):
+        require_usable("a:1", earlier, redacted(known), "", None, MASKS)
+    require_usable("a:1", earlier, plain, "", None, MASKS)
 
 
 def test_a_replica_of_another_contract_is_left_out_and_named(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,10 +12,24 @@ from client.stream.wanted_planes import WantedPlanes, require_valid
 from tests.client.conftest import wanted
 from tests.support import reference
 from tests.support.mixtures import MIXTURE, NAMES, T
-from tests.support.targets import Count, Starts, counts_plane, mask_plane, starts_plane
+from tests.support.targets import (
+    Count,
+    Starts,
+    counts_plane,
+    mask_plane,
+    redacted_plane,
+    starts_plane,
+)
 from tokenfeed.errors import BadFrame
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
+from tokenfeed.stream.planes import (
+    DOCUMENT_STARTS,
+    LOSS_MASK,
+    NO_FINGERPRINT,
+    REDACTED,
+    TOKEN_COUNTS,
+)
 from tokenfeed.stream.position import Position
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
@@ -72,11 +88,60 @@ def test_each_stage_expects_the_planes_of_those_of_its_sources_that_have_them() 
     ]
 
 
+def test_a_stream_with_redactions_requests_where_they_are_in_every_call() -> None:
+    """Also before the first one is in force; such a call expects what it did without them."""
+    plain = wanted(4, 3)
+    redactions = (Redaction(5, 0, bytes(32)), Redaction(9, 0, bytes([1] * 32)))
+    request = replace(plain, spec=replace(plain.spec, redactions=redactions))
+    datasets = [described(51)]
+    known = KnownStream(WantedPlanes().request(request, datasets), datasets)
+    without = KnownStream(WantedPlanes().request(plain, datasets), datasets)
+
+    parts = [known.part(row, 30) for row in (0, 5, 9)]
+
+    assert [part.end_sample for part, _ in parts] == [5, 9, None]
+    assert [part.spec.redactions for part, _ in parts] == [(), redactions[:1], redactions]
+    assert [expected.identity_version for _, expected in parts] == [1, 3, 3]
+    identity = without.part(0, 30)[1].identity
+    assert [expected.identity for _, expected in parts] == [
+        identity,
+        *(
+            reference.redacted_identity(
+                identity, [(each.first_sample, 0, each.list_hash) for each in redactions[:count]]
+            )
+            for count in (1, 2)
+        ),
+    ]
+    for part, expected in parts:
+        assert part.spec.planes == (51, 53)
+        assert dict(expected.planes)[53] == NO_FINGERPRINT
+
+
+def test_a_stage_without_the_redacted_source_expects_what_it_did_before() -> None:
+    """So only servers of that stage need the list."""
+    spec = MIXTURE.schedule(T, "shuffled", 9).spec()
+    datasets = [described(number=number) for number in range(len(NAMES))]
+    request = StreamRequest(replace(spec, redactions=(Redaction(0, 0, bytes(32)),)), Position(0, 4))
+    known = KnownStream(WantedPlanes().request(request, datasets), datasets)
+    begins = [stage.first_sample for stage in spec.mixture.stages]
+
+    versions = [known.part(begin, begin + 4)[1].identity_version for begin in begins]
+
+    assert versions == [3, 2, 3], "the second stage does not read web"
+
+
 def block(*planes: Plane) -> RowBlock:
     return RowBlock(np.zeros((2, ROW_TOKENS), "<u2"), planes)
 
 
 MASK = [1] * ROW_TOKENS
+
+
+def ranges_plane(*rows: list[tuple[int, int]]) -> Plane:
+    """Plane 53 of rows, with any ranges."""
+    lengths = np.array([8 * len(row) for row in rows], np.uint32)
+    content = np.array([number for row in rows for each in row for number in each], "<u4")
+    return Plane(REDACTED, lengths, content.view(np.uint8))
 
 
 def test_planes_that_rows_can_have_are_accepted() -> None:
@@ -86,6 +151,9 @@ def test_planes_that_rows_can_have_are_accepted() -> None:
     require_valid(block(starts_plane([[1, 5, 11], [3]]), mask), is_mixture=False)
     require_valid(block(starts_plane([[], [11]]), mask), is_mixture=False)
     require_valid(block(starts_plane([[], []]), mask_plane([None, MASK])), is_mixture=True)
+    for redacted in ([{}, {}], [{0, 1, 5, ROW_TOKENS - 1}, {0}], [range(ROW_TOKENS)] * 2):
+        require_valid(block(redacted_plane(redacted)), is_mixture=False)
+        require_valid(block(mask, counts_plane([5, 9]), redacted_plane(redacted)), is_mixture=True)
 
 
 def test_rows_of_pieces_end_anywhere_behind_their_second_token() -> None:
@@ -128,11 +196,24 @@ def test_rows_of_pieces_end_anywhere_behind_their_second_token() -> None:
         (Plane(TOKEN_COUNTS, np.array([3, 4], np.uint32), np.full(7, 1, np.uint8)), True),
         (Plane(TOKEN_COUNTS, np.array([8, 4], np.uint32), np.full(12, 1, np.uint8)), True),
         (Plane(TOKEN_COUNTS, np.array([8, 0], np.uint32), np.full(8, 1, np.uint8)), True),
+        (ranges_plane([(0, ROW_TOKENS + 1)], []), True),
+        (ranges_plane([(3, 3)], []), True),
+        (ranges_plane([(4, 3)], []), True),
+        (ranges_plane([(1, 3), (3, 5)], []), True),
+        (ranges_plane([], [(4, 6), (1, 2)]), True),
+        (ranges_plane([(1, 5), (2, 7)], []), True),
+        (ranges_plane([(1 << 31, (1 << 32) - 1)], []), True),
+        (Plane(REDACTED, np.array([4, 4], np.uint32), np.ones(8, np.uint8)), True),
+        (Plane(REDACTED, np.array([0, 7], np.uint32), np.ones(7, np.uint8)), True),
     ],
 )
 def test_planes_that_no_row_can_have_are_not_accepted(plane: Plane, is_mixture: bool) -> None:
     """A wrong offset would ignore a target of another row."""
-    names = {DOCUMENT_STARTS: "document starts", LOSS_MASK: "loss mask"}
+    names = {
+        DOCUMENT_STARTS: "document starts",
+        LOSS_MASK: "loss mask",
+        REDACTED: "redacted tokens",
+    }
     name = names.get(plane.kind, "token counts")
 
     with pytest.raises(BadFrame, match=name):

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from client import InvalidRequest, Mixture, NotFound, RemoteBatches, StreamMismatch
 from client.feed.cursor import Cursor
@@ -134,48 +133,6 @@ def test_a_change_that_cannot_be_is_refused(
         with pytest.raises(InvalidRequest, match=problem):
             feed.change_mixture(weights, at_sample)
         assert feed.state_dict() == before
-
-
-Train = Callable[[int, RemoteBatches], object]
-
-
-@pytest.fixture
-def in_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[object]]:
-    """Run a function in a thread for each rank, with a store between them, and return its results;
-    or the errors that it raised.
-    """
-    monkeypatch.setattr(agreement, "has_process_group", lambda: True)
-
-    def run(
-        train: Train, world_size: int, make_feed: Callable[[int], RemoteBatches]
-    ) -> list[object]:
-        store = torch.distributed.HashStore()
-        monkeypatch.setattr(agreement, "_default_store", lambda: store)
-        results: list[object] = [None] * world_size
-
-        def run_rank(rank: int) -> None:
-            try:
-                results[rank] = train(rank, feeds[rank])
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                results[rank] = error
-
-        feeds = []
-        for rank in range(world_size):
-            monkeypatch.setattr(agreement, "_MADE", {})
-            feeds.append(make_feed(rank))
-        threads = [threading.Thread(target=run_rank, args=(n,)) for n in range(world_size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(15)
-            if thread.is_alive():  # another rank has failed, and this one waits for it
-                for feed in feeds:
-                    feed.close()
-        for feed in feeds:
-            feed.close()
-        return results
-
-    return run
 
 
 def in_stream_order(rows_of_ranks: list[object], batch_size: int) -> np.ndarray:

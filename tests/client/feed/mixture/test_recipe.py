@@ -14,6 +14,7 @@ from tokenfeed.errors import RequestError
 from tokenfeed.stream.stages import Stage
 
 T = 4
+REDACTION = {"dataset": "a", "list": "ab" * 32, "first_sample": 1}
 FILE = """
 order = "shuffled"
 seed = 7
@@ -141,6 +142,46 @@ def test_what_a_mixture_does_not_say_is_the_feed_s() -> None:
             InvalidRequest,
             "sources.a.max_epochs: 1.5 is not an integer",
         ),
+        (
+            {"weights": {"a": 1}, "redactions": "ab"},
+            InvalidRequest,
+            "redaction: 'ab' is not a list of redactions",
+        ),
+        (
+            {"weights": {"a": 1}, "redactions": [REDACTION | {"dataset": "b"}]},
+            InvalidRequest,
+            "redaction[0].dataset: 'b' has no weight in any stage, only a",
+        ),
+        (
+            {"weights": {"a": 1}, "redactions": [REDACTION, REDACTION | {"list": "xy"}]},
+            InvalidRequest,
+            "redaction[1].list: 'xy' is not 64 hexadecimal digits",
+        ),
+        (
+            {"weights": {"a": 1}, "redactions": [{"dataset": "a", "first_sample": 1}]},
+            InvalidRequest,
+            "redaction[0].list: is missing",
+        ),
+        (
+            {"weights": {"a": 1}, "redactions": [{"dataset": "a", "list": "ab" * 32}]},
+            InvalidRequest,
+            "redaction[0]: has to have either first_sample or first_tokens",
+        ),
+        (
+            {"weights": {"a": 1}, "redactions": [REDACTION | {"first_sample": -1}]},
+            InvalidRequest,
+            "redaction[0].first_sample: -1 is not in",
+        ),
+        (
+            {"weights": {"a": 1}, "redactions": [REDACTION | {"sample": 1}]},
+            InvalidRequest,
+            "redaction[0].'sample': is unknown; there are dataset, list, first_sample",
+        ),
+        (
+            {"weights": {"a": 1}, "redactions": [REDACTION, REDACTION | {"first_sample": 9}]},
+            InvalidRequest,
+            f"redaction[1].list: {'ab' * 32} is given twice for a",
+        ),
     ],
 )
 def test_what_is_no_mixture_is_refused_by_name(
@@ -204,6 +245,22 @@ def test_a_feed_names_what_does_not_go_together(arguments: dict[str, Any], probl
     """In its constructor, without a server."""
     with pytest.raises(InvalidRequest, match=re.escape(problem)):
         RemoteBatches("localhost:1", 4, T, **arguments)
+
+
+def test_a_file_has_redactions_by_sample_or_by_tokens() -> None:
+    """Rounded up to a whole sample, as stages are."""
+    tables = "".join(
+        f'[[redaction]]\ndataset = "a"\nlist = "{digit * 64}"\n{begin}\n'
+        for digit, begin in (("b", f"first_tokens = {3 * T + 1}"), ("a", "first_sample = 2"))
+    )
+    mixture = Mixture.parse(f"weights = {{a = 1}}\n{tables}".encode(), "mixture.toml")
+
+    assert mixture.planned_redactions(T) == (
+        (2, "a", bytes.fromhex("a" * 64)),
+        (4, "a", bytes.fromhex("b" * 64)),
+    )
+    with pytest.raises(InvalidRequest, match=r"redaction\[0\].list: is missing.*mixture.toml"):
+        Mixture.parse(b'weights = {a = 1}\n[[redaction]]\ndataset = "a"', "mixture.toml")
 
 
 def test_a_mixture_has_no_epochs() -> None:

@@ -11,6 +11,7 @@ from client import Mixture
 from client.feed.mixture.toml_text import mixture_toml
 from tests.tokenfeed.sampling.test_mixture import SEEDS, asked_stages
 from tokenfeed.sampling import orders
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import Source
 from tokenfeed.stream.stages import AskedStage, scheduled
 
@@ -29,6 +30,11 @@ NAMES = st.lists(
     st.lists(SEEDS, min_size=6, max_size=6),
     st.dictionaries(st.integers(0, 4), st.integers(1, 2**63 - 1)),
     st.none() | st.integers(60, 2**20),
+    st.dictionaries(
+        st.tuples(st.integers(0, 4), st.binary(min_size=32, max_size=32)),
+        st.integers(0, 2**63 - 1),
+        max_size=3,
+    ),
 )
 def test_a_written_mixture_is_read_as_it_was(
     asked: list[AskedStage],
@@ -37,14 +43,26 @@ def test_a_written_mixture_is_read_as_it_was(
     seeds: list[int],
     epochs: dict[int, int],
     block: int | None,
+    redactions: dict[tuple[int, bytes], int],
 ) -> None:
     """Whatever its names are, and also if a source has no weight before one of a higher number."""
     count = len(asked[0].weights)
     sources = [Source(names[n], orders.latest(order_names[n]), seeds[n], n) for n in range(count)]
     max_epochs = {names[n]: limit for n, limit in epochs.items() if n < count}
 
+    redacted = tuple(
+        sorted(Redaction(sample, *key) for key, sample in redactions.items() if key[0] < count)
+    )
+
     text = mixture_toml(
-        seeds[5], "shuffled-1", sources, asked, context_length=8, max_epochs=max_epochs, block=block
+        seeds[5],
+        "shuffled-1",
+        sources,
+        asked,
+        context_length=8,
+        max_epochs=max_epochs,
+        block=block,
+        redactions=redacted,
     )
 
     read = Mixture.parse(text.encode(), "written.toml")
@@ -56,6 +74,10 @@ def test_a_written_mixture_is_read_as_it_was(
     assert [stage.asked for stage in schedule.stages] == [stage.first_sample for stage in asked]
     assert (schedule.seed, schedule.order) == (seeds[5], "shuffled-1")
     assert (read.max_epochs, read.block) == (max_epochs, block)
+    planned = read.planned_redactions(8)
+    assert [*planned] == sorted(
+        (each.first_sample, names[each.source], each.list_hash) for each in redacted
+    )
 
 
 @given(

@@ -14,19 +14,12 @@ from hypothesis import strategies as st
 
 from client.feed.history import History
 from client.feed.mixture.schedule import PlannedStage, Schedule
-from client.feed.saved.state import (
-    log_differences,
-    read_history,
-    read_planes,
-    read_state,
-    require_same_planes,
-    require_same_stream,
-    write_state,
-)
+from client.feed.saved.comparing import log_differences, require_same_planes, require_same_stream
+from client.feed.saved.state import read_history, read_planes, read_state, write_state
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
-from tokenfeed.stream.spec import Source, StreamParts
+from tokenfeed.stream.spec import RedactionValues, Source, StreamParts
 
 PARTS = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
 STATE = write_state(2**62 + 1, PARTS)
@@ -143,7 +136,7 @@ def test_other_planes_are_named_unless_they_are_allowed(
         (None, "not a dict"),
         ([], "not a dict"),
         ({}, "version None"),
-        (STATE | {"version": 5}, "version 5, but this client reads 1 to 4; a later release"),
+        (STATE | {"version": 6}, "version 6, but this client reads 1 to 5; a later release"),
         (STATE | {"version": 0}, "version 0"),
         ({name: value for name, value in STATE.items() if name != "seed"}, "lacks seed"),
         (STATE | {"sample": "12"}, "not an integer"),
@@ -208,6 +201,57 @@ def test_damaged_pieces_of_a_state_are_refused(change: dict[str, Any], problem: 
     """By their name, like everything else."""
     with pytest.raises(InvalidRequest, match=problem):
         read_state(write_state(5, PACKED) | change)
+
+
+REDACTED = replace(PARTS, redactions=(RedactionValues(7, 0, "cd" * 32),))
+
+
+def test_a_state_with_redactions_has_them_in_its_specs() -> None:
+    """The last of which is its stream, as torch.distributed.checkpoint loads no key that the feed
+    lacks which loads it; another release refuses it by its version.
+    """
+    history = History().extended(0, 5, 1, 1, PARTS).extended(5, 9, 1, 1, REDACTED)
+    state = json.loads(json.dumps(write_state(9, REDACTED, history)))
+
+    assert set(state) == set(STATE)
+    assert state["version"] == 5
+    redactions = [spec[-1] for spec in state["specs"]]
+    assert redactions == [[], [[7, 0, "cd" * 32]], [[7, 0, "cd" * 32]]]
+    assert read_state(state) == (9, REDACTED)
+    assert read_history(state) == history
+    earlier = write_state(5, PARTS, History().extended(0, 5, 1, 1, REDACTED))
+    assert read_state(earlier) == (5, PARTS)
+
+
+def test_redactions_of_every_kind_of_stream_come_back() -> None:
+    """Of documents too, beside a stream of windows without any."""
+    packed = replace(PACKED, redactions=REDACTED.redactions)
+    state = json.loads(json.dumps(write_state(9, packed, History().extended(0, 5, 1, 1, PARTS))))
+
+    assert read_state(state) == (9, packed)
+    assert read_history(state).runs[0].spec == PARTS
+
+
+@pytest.mark.parametrize(
+    ("redactions", "problem"),
+    [
+        ("none", r"redactions: is str, not a list"),
+        ([[1, 0]], r"redactions\[0\]: has 2 values, not 3"),
+        ([[-1, 0, "cd" * 32]], r"redactions\[0\].first_sample: -1 is not in"),
+        ([[1, 1, "cd" * 32]], r"redactions\[0\].source: 1 is not"),
+        ([[1, 0, "cd" * 31]], r"redactions\[0\].list: .* is not 64 hexadecimal digits"),
+        ([[1, 0, "cd" * 32]] * 2, r"redactions\[1\]: has to be above the one before it"),
+    ],
+)
+def test_damaged_redactions_of_a_state_are_named(redactions: Any, problem: str) -> None:
+    """The place in the checkpoint is what its owner has to look at."""
+    state = write_state(9, REDACTED)
+    state["specs"][-1][-1] = redactions
+
+    with pytest.raises(InvalidRequest, match=r"state\.specs\[0\]\." + problem):
+        read_state(state)
+    with pytest.raises(InvalidRequest, match="is empty, but its last one is the stream"):
+        read_state(state | {"specs": []})
 
 
 def test_a_history_survives_json_and_pickle() -> None:

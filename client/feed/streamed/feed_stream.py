@@ -1,98 +1,49 @@
-"""What a feed reads: the interface of its datasets, on remote servers or in local files, and the
-stream that it makes of them.
-"""
+"""What a feed reads: one dataset or a mixture, its changes and redactions, and how far it is."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.mixture import locate_all
-from tokenfeed.stream.planes import DOCUMENT_STARTS
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts, StreamSpec
-from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
-from tokenfeed.wire.row_block import RowBlock
 
-from ..device.numpy_batch import HostPart, Note
-from ..device.row_source import RowSource
-from ..runtime.arguments import integer
-from ..runtime.counters import Counters
-from ..stream.usable import corpora_of, row_documents_max
-from .cursor import Cursor, OpenRun
-from .history import History
-from .mixture.counts import source_stats
-from .mixture.exhaustion import exhausted
-from .mixture.past import require_same_length_and_seed, require_same_sources, same_corpora
-from .mixture.recipe import checked_weights
-from .mixture.schedule import Schedule
-from .saved.state import (
+from ...runtime.arguments import integer
+from ...stream.usable import corpora_of
+from ..cursor import Cursor, OpenRun
+from ..history import History
+from ..mixture.counts import source_stats
+from ..mixture.exhaustion import exhausted
+from ..mixture.past import require_same_length_and_seed, require_same_sources, same_corpora
+from ..mixture.recipe import checked_weights
+from ..mixture.schedule import Schedule
+from ..redactions import (
+    Planned,
+    PlannedRedaction,
+    continued,
+    of_state,
+    planned_for,
+    read_dataset,
+    read_list,
+    with_redaction,
+)
+from ..saved.comparing import (
     MIXTURE,
-    Planes,
+    REDACTIONS,
     require_known_permissions,
     require_same_planes,
-    write_state,
 )
-from .stats import SourceStats
-
-
-class StreamedDataset(Protocol):
-    """The datasets of a feed, one or those of a mixture, which provide streams of rows."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a fork's copy of a dataset that was in use."""
-
-    def require_own_process(self) -> None:
-        """Raise InvalidRequest in a fork's copy of a dataset that was in use."""
-
-    def await_described(self) -> tuple[pb.Dataset, ...]:
-        """Return the description of each source; waits for them.  Raises: TokenfeedError."""
-
-    def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
-        """Return kind and fingerprint of the planes of each source that the feed reads; waits like
-        `await_described`.
-        """
-
-    @property
-    def reads_documents(self) -> bool:
-        """Whether `read_documents` was called."""
-
-    def read_documents(self) -> None:
-        """Read document starts too from now on, where all datasets know them; does no I/O."""
-
-    def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
-        """Return the number of rows of an order of a dataset; per epoch if it has epochs.
-
-        context_length: if it differs from that of the streams.  place: of the dataset among the
-        sources.  Raises: TokenfeedError.
-        """
-
-    def open_rows(
-        self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
-    ) -> RowSource:
-        """Return the rows of a stream, which does not receive before `start`.
-
-        prefetch_bytes: memory for prefetched rows.  counters: are updated by the stream.
-        """
-
-    def end_with(self, owner: object) -> None:
-        """Close the dataset when an object is garbage-collected."""
-
-    def close(self) -> None:
-        """End all streams of it. May be called twice, from any thread."""
+from ..saved.state import Planes, write_state
+from ..stats import SourceStats
+from .dataset import StreamedDataset
 
 
 class Rows(NamedTuple):
@@ -104,12 +55,13 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FeedStream:
-    """What a feed reads, and how far it is. A feed that changes its mixture replaces it as a whole:
-    other threads and signal handlers see all of a change, or nothing of it.
+    """What a feed reads, and how far it is. A feed that changes its mixture or takes up redactions
+    replaces it as a whole: other threads and signal handlers see all of a change, or nothing of it.
 
     request: all others differ from it only by their position.  open_dataset: returns the dataset of
     other requests; does no I/O.  masks: kinds of planes that mask targets, where datasets have
-    them.  schedule: of a mixture.
+    them.  schedule: of a mixture.  redactions: those of the request, and those of datasets that are
+    no sources.  own_redactions: those of them that the feed was told, and not a state.
     """
 
     request: StreamRequest
@@ -118,6 +70,8 @@ class FeedStream:
     open_dataset: Callable[[StreamRequest], StreamedDataset]
     masks: tuple[int, ...] = ()
     schedule: Schedule | None = None
+    redactions: Planned = ()
+    own_redactions: Planned = ()
 
     @property
     def spec(self) -> StreamSpec:
@@ -153,7 +107,7 @@ class FeedStream:
         self, saved: StreamParts, planes: Planes, sample: int, allow: Collection[str]
     ) -> None:
         """Compare the planes of a saved state with those of this stream.  saved, planes, sample: of
-        the state.  Raises: as state.require_same_planes; TokenfeedError.
+        the state.  Raises: as comparing.require_same_planes; TokenfeedError.
         """
         require_same_planes(
             planes,
@@ -185,10 +139,12 @@ class FeedStream:
 
     def identity(self) -> str:
         """Return what ranks compare when they load a state: the fingerprint of `parts`, and behind
-        it a hash of the planes if there are any, 64 hexadecimal digits each.  Raises:
-        TokenfeedError.
+        it hashes of the planes and of the redactions if there are any, 64 hexadecimal digits each.
+        Raises: TokenfeedError.
         """
-        return self.parts().fingerprint + self._planes_hash()
+        parts = self.parts()
+        redacted = _hash_of(parts.redactions) if parts.redactions else ""
+        return parts.fingerprint + self._planes_hash() + redacted
 
     def end_sample(self) -> int:
         """Return the sample at which a source of a mixture ends it, 2^63 if none does, and log it;
@@ -225,16 +181,94 @@ class FeedStream:
         read.
         """
         assert self.schedule is not None
-        self._require_open()
-        sample = self.cursor.sample
-        at = sample if at_sample is None else integer("at_sample", at_sample)
-        require_range("at_sample", at, 0, SAMPLE_END)
+        sample, at = self._asked(at_sample)
         samples_of = checked_weights(weights, self.schedule.block)
         schedule, begin = self.schedule.changed(samples_of, at, sample, or_later=at_sample is None)
         if schedule is self.schedule:
             return self, begin
         _, _, history = self.cursor.now
         return self._with(schedule, sample, history, before=self.parts, owner=owner), begin
+
+    def redacted(
+        self, list_hash: str, at_sample: int | None, dataset: str | None
+    ) -> tuple[FeedStream, int]:
+        """Return the stream that leaves out a list from a sample on, and from where on it is in
+        force; this stream if it has it already.
+
+        list_hash, at_sample, dataset: as a user passed them; None is as soon as possible, and the
+        only dataset.
+        Raises: InvalidRequest, also for a closed feed; StreamMismatch if no server has the list.
+        """
+        sample, at = self._asked(at_sample)
+        name = read_dataset(self.spec, dataset)
+        new = PlannedRedaction(at, name, read_list("list", list_hash))
+        redactions, begin = with_redaction(self.redactions, new)
+        if at < sample and redactions is not self.redactions:
+            problem = f"{at} is before the current position, {sample}"
+            raise InvalidRequest("at_sample", problem)
+        own, _ = with_redaction(self.own_redactions, new._replace(first_sample=begin))
+        if own is self.own_redactions:
+            return self, begin
+        return replace(self.with_redactions(redactions), own_redactions=own), begin
+
+    def with_redactions(self, redactions: Planned) -> FeedStream:
+        """Return this stream with other redactions, at the same position: this one if they are the
+        same.  Raises: StreamMismatch if no server has their lists; TokenfeedError.
+        """
+        if redactions == self.redactions:
+            return self
+        request = replace(self.request, spec=planned_for(self.spec, redactions))
+        self.dataset.require_redactions(request.spec.redactions)
+        return replace(self, request=request, redactions=redactions)
+
+    def rename_runs(self, before: FeedStream) -> None:
+        """Continue the runs of the stream with fewer redactions that had the same position: so the
+        history does not depend on when a rank has taken one up.  Raises: TokenfeedError.
+        """
+        sample, _, history = self.cursor.now
+        if history.runs:
+            history = history.continued_by(self.parts(), before=before.parts(), sample=sample)
+            self.cursor.skip_to(sample, history)
+
+    def resumed(
+        self,
+        definition: Schedule | None,
+        saved: StreamParts,
+        sample: int,
+        *,
+        history: History,
+        allow: Collection[str],
+        is_rescaled: bool,
+        owner: object,
+    ) -> tuple[FeedStream, Sequence[str]]:
+        """Return the stream of a feed that loads a state of one dataset, and what to log of it: of
+        a mixture without its changes, else at the position of this one.
+
+        definition: of the feed, None without a mixture.  saved, history: of the state.  sample:
+        where it resumes.  is_rescaled: as for redactions.continued.  The other arguments, and
+        Raises: as for `continued`.
+        """
+        parts = self.parts()
+        same = [self.spec.sources[0].dataset] if parts.fingerprint == saved.fingerprint else []
+        if parts.sources:
+            sources = parts.sources
+            same = [each.dataset for each in sources if each.fingerprint == saved.fingerprint]
+        before, dropped = of_state(saved, [same])
+        redactions, differing = continued(
+            before,
+            self.own_redactions,
+            sample,
+            allow=REDACTIONS in allow,
+            is_rescaled=is_rescaled,
+        )
+        messages = (*dropped, *differing)
+        if definition is None:
+            return self.with_redactions(redactions), messages
+        stream = replace(self, redactions=redactions)
+        return (
+            stream._with(definition, sample, history, before=self.parts, owner=owner),
+            messages,
+        )
 
     def continued(
         self,
@@ -258,21 +292,20 @@ class FeedStream:
         schedule, messages = definition.continued(
             saved, sample, allow=MIXTURE in allow, fingerprints=fingerprints
         )
-        stream = self._with(schedule, sample, history, before=lambda: saved, owner=owner)
+        names = [{each.dataset} for each in definition.renamed(saved, fingerprints).sources]
+        before, _ = of_state(saved, names)
+        redactions, differing = continued(
+            before, self.own_redactions, sample, allow=REDACTIONS in allow
+        )
+        stream = replace(self, redactions=redactions)._with(
+            schedule, sample, history, before=lambda: saved, owner=owner
+        )
         try:
             require_same_sources(saved, stream.parts(), sample)
         except BaseException:
             stream.close_unless(self)
             raise
-        return stream, messages
-
-    def restarted(
-        self, definition: Schedule, sample: int, history: History, owner: object
-    ) -> FeedStream:
-        """Return the stream of a feed that loads a state of one dataset: without changes.  The
-        arguments, and Raises: as for `continued`.
-        """
-        return self._with(definition, sample, history, before=self.parts, owner=owner)
+        return stream, (*messages, *differing)
 
     def _with(
         self,
@@ -289,7 +322,8 @@ class FeedStream:
         history: before the sample.  before: returns its latest stream.
         Raises: InvalidRequest; TokenfeedError if new sources cannot be read.
         """
-        request = replace(self.request, spec=schedule.spec())
+        spec = planned_for(schedule.spec(), self.redactions)
+        request = replace(self.request, spec=spec)
         dataset = self.dataset
         if request.spec.sources != self.spec.sources:
             self._require_open()
@@ -297,6 +331,8 @@ class FeedStream:
             dataset.end_with(owner)
             if self.dataset.reads_documents:
                 dataset.read_documents()
+        elif not {*spec.redactions} <= {*self.spec.redactions}:
+            dataset.require_redactions(spec.redactions)
         stream = replace(self, request=request, dataset=dataset, schedule=schedule)
         try:
             if dataset is not self.dataset:
@@ -315,11 +351,21 @@ class FeedStream:
 
     def _planes_hash(self) -> str:
         planes = self.dataset.plane_fingerprints()
-        return hashlib.sha256(repr(planes).encode()).hexdigest() if any(planes) else ""
+        return _hash_of(planes) if any(planes) else ""
 
     def _require_open(self) -> None:
         if self.dataset.closed:
             raise InvalidRequest("feed", "is closed; create a new one")
+
+    def _asked(self, at_sample: int | None) -> tuple[int, int]:
+        """Return the current position, and the sample that a change was asked for at, by default
+        this one.  Raises: InvalidRequest, also for a closed feed.
+        """
+        self._require_open()
+        sample = self.cursor.sample
+        at = sample if at_sample is None else integer("at_sample", at_sample)
+        require_range("at_sample", at, 0, SAMPLE_END)
+        return sample, at
 
     def _rows_of_sources(self) -> list[int]:
         """Return the rows of each source, per epoch if its order has epochs."""
@@ -329,21 +375,8 @@ class FeedStream:
         ]
 
 
-def note_of(dataset: StreamedDataset, spec: StreamSpec) -> Note:
-    """Return what notes the host part of batches of a stream."""
-
-    @cache
-    def limits() -> tuple[bool, int | None]:
-        described = dataset.await_described()  # rows are there, so this does not wait
-        planes = dataset.plane_fingerprints()
-        knows_documents = all(DOCUMENT_STARTS in dict(own) for own in planes)
-        return knows_documents, row_documents_max(spec, described)
-
-    def note(parts: Sequence[RowBlock]) -> HostPart:
-        knows_documents, documents_max = limits()
-        return HostPart.of(parts, knows_documents=knows_documents, row_documents_max=documents_max)
-
-    return note
+def _hash_of(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def _require_same_corpora(before: StreamedDataset, now: StreamedDataset) -> None:

@@ -1,0 +1,1 @@
+"""What a feed reads: the interface of its datasets, its stream as a value, and what changes it."""

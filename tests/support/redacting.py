@@ -1,0 +1,21 @@
+"""Lists of redactions beside the corpora of tests, as `tokenfeed redact` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.cli.redact import build_parser
+from server.cli.redact import redact as redacted
+
+
+def redact(
+    paths: Sequence[Path], *ranges: tuple[int, int, int], fill: int = 0, erase: bool = False
+) -> str:
+    """Add ranges of (file, first token, end token) to the list of a corpus, and return its hash;
+    on request overwrite its tokens in the files.
+    """
+    words = [f"--range={':'.join(map(str, each))}" for each in ranges]
+    words += ["--fill", str(fill), *(["--erase", "--wait-seconds=0"] if erase else [])]
+    found = redacted(build_parser().parse_args([*map(str, paths), *words]))
+    return str(found.facts()["list"])
