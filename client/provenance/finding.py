@@ -245,10 +245,11 @@ def redacted_spans(
 def end_of_epoch(
     corpora: Corpora, parts: StreamParts, number: int, epochs: int | None, sample: int
 ) -> int | None:
-    """Return the sample of a stream at which a source has ended so many epochs; None for an order
-    without epochs.
+    """Return the sample of a stream at which a source has ended epochs; None for an order without
+    epochs.
 
-    number: of the source.  epochs: None is those that have ended at a sample, and the next one.
+    number: of the source.  epochs: how many; None is those that have ended at
+    a sample, and the next one.
     sample: of the stream; it is returned if no later sample is of the source.
     """
     spec, _ = corpora.alone(parts, number)

@@ -35,7 +35,7 @@ from ...provenance.runs import future
 from ..top.screen import encodable
 from .asked import AskedRun, read_run
 from .options import ROWS_END
-from .words import counted, escaped, printable_errors, span
+from .words import counted, escaped, printable_errors, span, step_place
 
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
@@ -121,7 +121,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
 
 
 def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
-    """Return where so many epochs of the dataset end; by default those that were begun."""
+    """Return where epochs of the dataset end; by default those that were begun."""
     epochs, name = arguments.epochs, arguments.dataset
     if epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
@@ -275,7 +275,7 @@ def _lines(
 
 def _line(row: FoundRow, redacted: Sequence[tuple[int, int]], *, is_assumed: bool) -> str:
     when = "" if is_assumed else f"{row.when.value}: "
-    at = " and ".join(f"step {step:,} rank {rank:,} row {n:,}" for step, rank, n in row.places)
+    at = " and ".join(step_place(*place) for place in row.places)
     epoch = "" if row.epoch is None else f", epoch {row.epoch:,}"
     shown = [span(*each) for each in row.spans[:_SPANS_SHOWN]]
     if (left := len(row.spans) - _SPANS_SHOWN) > 0:
