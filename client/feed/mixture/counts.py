@@ -44,7 +44,7 @@ def samples_before(parts: StreamParts, sample: int) -> tuple[int, ...]:
     """
     if not parts.stages:
         return ()
-    stage = next(each for each in reversed(_stages(parts)) if each.first_sample <= sample)
+    stage = next(each for each in reversed(stages_of(parts)) if each.first_sample <= sample)
     return counts_at(stage, parts.seed, sample)
 
 
@@ -65,6 +65,7 @@ def counts_at(stage: Stage, seed: int, sample: int) -> tuple[int, ...]:
 
 
 @lru_cache(8)
-def _stages(parts: StreamParts) -> tuple[Stage, ...]:
+def stages_of(parts: StreamParts) -> tuple[Stage, ...]:
+    """Return the stages of a mixture, where they really begin."""
     asked = [AskedStage(stage.first_sample, stage.weights) for stage in parts.stages]
     return scheduled(asked, len(parts.sources))
