@@ -19,7 +19,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from ..feed.history import History
 from ..feed.mixture.counts import samples_before
 from .asking import Provenance, found, located, stream_message
-from .corpora import Corpora
+from .corpora import Corpora, source_of
 from .runs import places_of
 
 Numbers = npt.NDArray[np.int64]
@@ -98,7 +98,7 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
         if number is None:
             continue
         try:
-            corpora.alone(parts, number)
+            corpora.alone(source_of(parts, number), parts.context_length)
         except StreamMismatch as error:
             mismatch = error  # a run may have read several datasets, one after the other
             continue
@@ -252,7 +252,7 @@ def end_of_epoch(
     a sample, and the next one.
     sample: of the stream; it is returned if no later sample is of the source.
     """
-    spec, _ = corpora.alone(parts, number)
+    spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
     rows = corpora.rows_per_epoch(spec)
     if rows is None:
         return None

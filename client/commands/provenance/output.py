@@ -120,8 +120,6 @@ def _columns(line: dict[str, Any]) -> dict[str, Any]:
             values[name] = value
     if kind in ("run", "stream", "source"):
         values["line"] = json.dumps(line)
-    if kind == "source":
-        del values["pieces"]  # a hash here
     return values
 
 
