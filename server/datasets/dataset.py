@@ -41,6 +41,8 @@ from ..storage.rows import RowIndex, RowIndices
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Block, Content, Scan, digest_of, fingerprint_of
 from .loss_masks import LossMask, masks_beside, open_loss_mask
+from .redactions.list_file import RedactionLists
+from .redactions.opening import list_path, opened_lists
 from .shared.rows import rows_once
 from .shared.scan import scan_once
 from .sources import DatasetSource
@@ -64,7 +66,8 @@ class Dataset:
 
     fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
     while it is served.  why_store: the reason for its kind of store.  loss_mask, borders: None if
-    it has none.  rows: of its documents; None before it is opened.
+    it has none.  rows: of its documents; None before it is opened.  redactions: the lists of its
+    redacted tokens, also if there are none yet; None for a store without files.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Dataset:
     loss_mask: LossMask | None = None
     borders: Borders | BorderSearch | None = None
     rows: RowIndices | None = None
+    redactions: RedactionLists | None = None
 
     @property
     def documents(self) -> DocumentCounts | None:
@@ -143,6 +147,10 @@ class Dataset:
                 pb.OrderRows(order=name, rows=row_count(order, shape, context_length))
                 for name, order in orders.OF_WINDOWS.items()
             )
+        if self.redactions is not None:
+            described.redaction_lists.extend(self.redactions.hashes)
+            if (erased := self.redactions.erased) is not None:
+                described.erased_list = erased.hash
         if (known := self.documents) is not None:
             described.documents.CopyFrom(
                 pb.Documents(count=known.count, file_count=known.file_count)
@@ -313,12 +321,14 @@ class PlaneOptions:
 
     loss_masks: paths of masks, one for each file; none: those beside the files.  delimiters: tokens
     that separate documents, where the format knows nothing of them.  cache_dir: folder for the
-    borders of documents; None: beside the files.
+    borders of documents; None: beside the files.  redactions: path of the list of redacted tokens;
+    None: beside the files.
     """
 
     loss_masks: Sequence[str] = ()
     delimiters: Delimiters = field(default_factory=Delimiters)
     cache_dir: str | None = None
+    redactions: str | None = None
 
 
 def open_dataset(
@@ -345,7 +355,15 @@ def open_dataset(
     masks = planes.loss_masks or masks_beside(source.paths)
     store, why_store = open_store(source.name, source.paths, options, storing)
     try:
-        dataset = dataset_of(store, checks, source.split, why_store, share=share, stopped=stopped)
+        dataset = dataset_of(
+            store,
+            checks,
+            source.split,
+            why_store,
+            redactions=planes.redactions or list_path(store),
+            share=share,
+            stopped=stopped,
+        )
         if masks:
             dataset.loss_mask = open_loss_mask(store, masks, storing, stopped)
             store.add_plane(dataset.loss_mask)
@@ -382,21 +400,26 @@ def dataset_of(
     split: ManifestSplit | None = None,
     why_store: str = "",
     *,
+    redactions: str | None = None,
     share: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Dataset:
     """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
 
-    split: that of its manifest.  why_store: the reason for its kind of store.
+    split: that of its manifest.  why_store: the reason for its kind of store.  redactions: path of
+    the list of redacted tokens; None if there can be none.
     """
     scan = partial(scan_content, store, checks)
     found = scan_once(store, checks, scan, stopped) if share else scan(stopped)
+    lists = None
+    if redactions is not None:
+        found, lists = opened_lists(redactions, store, found, checks.vocab_size)
     store.narrow(found.token_max)
     if split is not None and split.fingerprint != found.fingerprint:
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
         raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
     digest = found.digest or (store.kept_digest() if split is None else split.digest)
-    return Dataset(store.name, store, found.fingerprint, digest, why_store)
+    return Dataset(store.name, store, found.fingerprint, digest, why_store, redactions=lists)
 
 
 def log_opened(dataset: Dataset) -> None:

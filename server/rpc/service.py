@@ -20,7 +20,7 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.stream.identity import VERSIONS_SERVED, Corpus, stage_plane_fingerprint
-from tokenfeed.stream.planes import KINDS, LOSS_MASK, NO_FINGERPRINT, TOKEN_COUNTS
+from tokenfeed.stream.planes import KINDS, LOSS_MASK, NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.stream.stages import MIXTURE
@@ -36,6 +36,7 @@ from tokenfeed.wire.request import (
 )
 
 from ..datasets.dataset import Dataset, corpora_of
+from ..datasets.redactions.redacted_rows import CurrentRows, Redactor
 from ..storage.mixed_store import MixedStore
 from ..storage.store import RowStore
 from .activity import Activity, Caller
@@ -72,6 +73,7 @@ class TokenFeed:
         self._schedulers = {name: FairScheduler() for name in datasets}
         self._mixture_scheduler = FairScheduler()
         self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
+        self._redactor = Redactor()
         self._calls = calls
         self._describe_calls = describe_calls
         self._activity = activity
@@ -128,8 +130,6 @@ class TokenFeed:
         request, expected = from_message(message)
         spec = request.spec
         datasets = [self._dataset(source.dataset) for source in spec.sources]
-        if spec.redactions:
-            raise StreamMismatch("redactions", "this server has no lists of redactions")
         store, scheduler = self._rows_of(datasets, spec)
         store.require_intact()
         require_windows(spec, store.shapes)
@@ -154,9 +154,10 @@ class TokenFeed:
                 f"the digest of {dataset.name}, {{}}: the content differs",
             )
         planes = _planes(datasets, request, expected)
+        gathered = CurrentRows(partial(self._redactor.wrap, store, datasets, spec))
         stream = frame.Stream(spec, request.position, identity, planes)
         names = [dataset.name for dataset in datasets]
-        return FrameProducer(names, store, request, stream, scheduler)
+        return FrameProducer(names, store, gathered, request, stream, scheduler)
 
     def _rows_of(
         self, datasets: Sequence[Dataset], spec: StreamSpec
@@ -168,7 +169,7 @@ class TokenFeed:
             return self._mixed(names, have_pieces), self._mixture_scheduler
         store, scheduler = datasets[0].store, self._schedulers[names[0]]
         # Another stage of the mixture may have planes that this only source lacks.
-        is_alone = spec.mixture is None or set(spec.planes) <= set(store.planes)
+        is_alone = spec.mixture is None or {*spec.planes} <= {*store.planes, REDACTED}
         return store if is_alone else self._mixed(names, have_pieces), scheduler
 
     def _mix(self, names: tuple[str, ...], have_pieces: tuple[bool, ...]) -> MixedStore:
@@ -256,10 +257,10 @@ def _planes(
 def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec) -> bytes:
     """Return the fingerprint of a plane of a dataset, or of the only stage of a mixture."""
     had = []
-    if kind == TOKEN_COUNTS:
-        if spec.mixture is None and not spec.reads_documents:
-            problem = f"{kind} ({KINDS[kind]}) is of orders over documents only"
-            raise InvalidRequest("planes", problem)
+    if kind == TOKEN_COUNTS and spec.mixture is None and not spec.reads_documents:
+        problem = f"{kind} ({KINDS[kind]}) is of orders over documents only"
+        raise InvalidRequest("planes", problem)
+    if kind in (TOKEN_COUNTS, REDACTED):
         return NO_FINGERPRINT
     for source, dataset in zip(spec.sources, datasets, strict=True):
         planes = dataset.store.planes

@@ -1,0 +1,378 @@
+"""The documents of a dataset: by number, by id, and by the tokens that they have.
+
+They are counted over all files, as the format counts them: documents without a token too. Where the
+format knows nothing of documents, those are meant that a search for delimiters has found.
+
+The index of a file is read when it is first needed, one file at a time, and kept for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, Unreadable, shortened
+
+from ...runtime.exceptions import log_safe_name
+from ...storage.borders import Borders, BorderSearch
+from ...storage.borders.known import all_known
+from ...storage.formats import Documents
+from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
+from ..dataset import Dataset
+from .names import escaped, file_name
+
+Numbers = npt.NDArray[np.int64]
+Kept = TypeVar("Kept")
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+IDS_MAX = 1024
+"""Documents of one id."""
+_KEPT_BYTES = 64 << 20
+"""What was read of indices, and of ids, of a dataset: 8 bytes a document, for 8 million."""
+_SEARCHES_KEPT = 16
+"""Ids whose documents are remembered."""
+_NUMBER_BYTES = 8
+
+
+class Document(NamedTuple):
+    """A document.
+
+    number: in the dataset.  id: escaped; "" if there are no ids.  file: its index.  first_token,
+    end_token: within the file; equal if it has no token.
+    """
+
+    number: int
+    id: str
+    file: int
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileDocuments:
+    """The documents of one file.
+
+    first_number: in the dataset, of the first one.  first_tokens, end_tokens: int64[documents],
+    ascending.
+    """
+
+    file: int
+    first_number: int
+    first_tokens: Numbers
+    end_tokens: Numbers
+
+    def at(self, tokens: Numbers) -> Numbers:
+        """Return the documents that have tokens: int64[n], counted within this file; -1 if none.
+
+        tokens: int64[n], within the file.
+        """
+        if not self.end_tokens.size:
+            return np.full_like(tokens, -1)
+        found = np.searchsorted(self.end_tokens, tokens, side="right")
+        near = np.minimum(found, self.end_tokens.size - 1)
+        has = (found == near) & (self.first_tokens[near] <= tokens)
+        return np.where(has, near, -1)
+
+
+class DatasetDocuments:
+    """The documents of a dataset. All methods may be called from several threads at once.
+
+    kept_bytes: of what is kept in memory.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Read nothing yet."""
+        self._dataset = dataset
+        self._shards = dataset.store.shards
+        self._known = all_known(self._shards)
+        self._first_numbers: Numbers | None = None
+        self._file_names: list[str] | None = None
+        self._lock = threading.Lock()  # while a file is read, and guards what follows
+        self._kept: OrderedDict[Hashable, tuple[int, object]] = OrderedDict()
+        self.kept_bytes = 0
+        self._searches: OrderedDict[str, _Search] = OrderedDict()
+
+    def files_named(self, name: str) -> list[int]:
+        """Return the files of a name, as it is shown: without a folder, and escaped."""
+        if self._file_names is None:
+            self._file_names = [file_name(shard.path) for shard in self._shards]
+        return [file for file, known in enumerate(self._file_names) if known == name]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether documents are known; not while they are being searched for."""
+        if self._known is not None:
+            return True
+        borders = self._dataset.borders
+        if isinstance(borders, BorderSearch):
+            return borders.progress == 1.0
+        return borders is not None
+
+    def require_known(self) -> None:
+        """Raise InvalidRequest if documents are unknown, Unreadable during a search for them."""
+        if self._known is not None:
+            return
+        borders = self._dataset.borders
+        if borders is None:
+            problem = f"documents of dataset {self._dataset.name!r} are not known"
+            raise InvalidRequest("document", f"{problem}; pass --document-end-token to the server")
+        if isinstance(borders, BorderSearch):
+            borders.require_done()
+
+    @property
+    def first_numbers(self) -> Numbers:
+        """int64[files + 1], number of the first document of each file, and of all documents.
+
+        Raises: as `require_known`.
+        """
+        if self._first_numbers is None:
+            self.require_known()
+            counts = (
+                [one.count for one in self._known]
+                if self._known is not None
+                else self._borders.counts
+            )
+            found = np.zeros(len(self._shards) + 1, dtype=np.int64)
+            np.cumsum(counts, out=found[1:])
+            self._first_numbers = found
+        return self._first_numbers
+
+    def by_number(self, number: int) -> Document:
+        """Return a document.  Raises: NotFound; as `require_known`; Unreadable."""
+        firsts = self.first_numbers
+        if not 0 <= number < firsts[-1]:
+            name = self._dataset.name
+            problem = f"{number} is not in [0, {firsts[-1]}), the documents of {name!r}"
+            raise NotFound("document", problem)
+        file = int(np.searchsorted(firsts, number, side="right")) - 1
+        return self.described(file, [number - int(firsts[file])])[0]
+
+    def by_id(
+        self, wanted: str, most: int = IDS_MAX, seconds: float | None = None
+    ) -> list[Document]:
+        """Return all documents of an id, at least one.
+
+        wanted: as in the file of ids, not escaped.  most: of these documents.  seconds: for which
+        files are searched; then Unreadable is raised, with the progress, and the next call goes on.
+        None searches all of them.
+        Raises: NotFound; InvalidRequest if there are more; as `require_known`; Unreadable.
+        """
+        self.require_known()
+        with self._lock:
+            search = self._searches.pop(wanted, None) or _Search()
+            self._searches[wanted] = search
+            while len(self._searches) > _SEARCHES_KEPT:
+                self._searches.popitem(last=False)
+        end = None if seconds is None else time.monotonic() + seconds
+        with search.lock:
+            self._search(wanted, search, most, end)
+            found = [document for one in search.found for document in self.described(*one)]
+        if not found:
+            name = self._dataset.name
+            problem = f"no document of {name!r} has the id {escaped(shortened(wanted))!r}"
+            has_ids = any(self._ids_path(file) for file in range(len(self._shards)))
+            raise NotFound("document_id", problem if has_ids else f"{problem}: it has no ids")
+        return found
+
+    def at(self, file: int, tokens: Numbers) -> list[Document | None]:
+        """Return the document that each token is of; None if it is of none.
+
+        tokens: int64[n], within the file.  Raises: as `require_known`; Unreadable.
+        """
+        numbers = self.of_file(file).at(tokens)
+        distinct = np.unique(numbers[numbers >= 0]).tolist()
+        found = dict(zip(distinct, self.described(file, distinct), strict=True))
+        return [found.get(number) for number in numbers.tolist()]
+
+    def described(self, file: int, numbers: Sequence[int]) -> list[Document]:
+        """Return documents of a file with their ids.  numbers: counted within the file.
+
+        Raises: as `require_known`; Unreadable.
+        """
+        known, ids = self.of_file(file), self._ids(file) if len(numbers) else None
+        return [
+            Document(
+                known.first_number + number,
+                "" if ids is None else escaped(ids.id_of(number)),
+                file,
+                int(known.first_tokens[number]),
+                int(known.end_tokens[number]),
+            )
+            for number in numbers
+        ]
+
+    def of_file(self, file: int) -> FileDocuments:
+        """Return the documents of a file.  Raises: as `require_known`; Unreadable."""
+        first, end = self.first_numbers[file : file + 2].tolist()
+
+        def read() -> tuple[int, FileDocuments]:
+            found = FileDocuments(file, first, *self._read(file, end - first))
+            return found.end_tokens.nbytes + found.first_tokens.nbytes, found
+
+        return self.kept(("index", file), read)
+
+    def index_bytes(self, file: int) -> int:
+        """Return about how many bytes are read to know the documents of a file and their ids."""
+        path = self._ids_path(file)
+        ids = os.stat(path).st_size if path and os.path.exists(path) else 0
+        return _NUMBER_BYTES * int(np.diff(self.first_numbers[file : file + 2])[0]) + ids
+
+    @property
+    def _borders(self) -> Borders:
+        borders = self._dataset.borders
+        assert borders is not None
+        return borders.require_done() if isinstance(borders, BorderSearch) else borders
+
+    def _read(self, file: int, count: int) -> tuple[Numbers, Numbers]:
+        """Return where documents of a file begin and end: int64[count] both."""
+        token_count = self._shards[file].layout.token_count
+        if self._known is None:
+            starts = self._borders.starts_of(file)
+            return starts, np.append(starts[1:], token_count)
+        return _read_index(self._known[file], token_count)
+
+    def _ids_path(self, file: int) -> str:
+        """Return the path of the ids of a file; "" if it has none."""
+        path = ids_path(self._shards[file].path)
+        is_known = self._known is not None and path.endswith(SUFFIX)
+        return path if is_known and os.path.lexists(path) else ""
+
+    def _ids(self, file: int) -> DocumentIds | None:
+        path = self._ids_path(file)
+        if not path:
+            return None
+
+        def read() -> tuple[int, DocumentIds]:
+            ids = self._read_ids(file, path)
+            return os.stat(path).st_size + _NUMBER_BYTES * len(ids), ids
+
+        return self.kept(("ids", file), read)
+
+    def _read_ids(self, file: int, path: str) -> DocumentIds:
+        """Raises: InvalidCorpus unless each document has an id."""
+        ids = DocumentIds(path)
+        count = int(np.diff(self.first_numbers[file : file + 2])[0])
+        if len(ids) != count:
+            raise InvalidCorpus(path, f"has {len(ids)} ids for {count} documents")
+        return ids
+
+    def _search(self, wanted: str, search: _Search, most: int, end: float | None) -> None:
+        """Search the ids of the files that were not searched yet."""
+        count = len(self._shards)
+        while search.next_file < count:
+            file = search.next_file
+            path = self._ids_path(file)
+            if path:
+                numbers = self._searched(file, path, wanted)
+                if search.count + len(numbers) > most:
+                    problem = f"more than {most} documents have the id"
+                    raise InvalidRequest(
+                        "document_id", f"{problem} {escaped(shortened(wanted))!r}; find them singly"
+                    )
+                if numbers:
+                    search.found.append((file, numbers))
+            search.next_file += 1
+            if end is not None and time.monotonic() >= end and search.next_file < count:
+                done = f"{100 * search.next_file / count:.1f} % are done"
+                problem = f"{self._dataset.name!r} is being searched for a document's id; {done}"
+                raise Unreadable("dataset", f"{problem}; ask again")
+
+    def _searched(self, file: int, path: str, wanted: str) -> list[int]:
+        """Return the documents of an id in a file, counted within it. Ids are not kept: a search of
+        many files would displace all that is.
+        """
+        with self._lock:
+            kept = self._kept.get(("ids", file))
+        ids = kept[1] if kept is not None else None
+        if not isinstance(ids, DocumentIds):
+            ids = self._guarded(lambda: self._read_ids(file, path))
+        numbers: list[int] = ids.numbers_of(wanted).tolist()
+        return numbers
+
+    def kept(self, key: Hashable, read: Callable[[], tuple[int, Kept]]) -> Kept:
+        """Return what is kept under a key, or was read now: one at a time, which bounds the memory.
+
+        read: also returns the size of what it read, in bytes.  Raises: what it raises; Unreadable
+        if a file is damaged.
+        """
+        with self._lock:
+            if (kept := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return kept[1]  # type: ignore[return-value]
+            size_bytes, found = self._guarded(read)
+            if size_bytes <= _KEPT_BYTES:
+                self._kept[key] = size_bytes, found
+                self.kept_bytes += size_bytes
+            while self.kept_bytes > _KEPT_BYTES:
+                self.kept_bytes -= self._kept.popitem(last=False)[1][0]
+            return found
+
+    def _guarded(self, read: Callable[[], Kept]) -> Kept:
+        """Return what was read.  Raises: Unreadable, without a path, if a file is damaged or gone;
+        the log names it.
+        """
+        try:
+            return read()
+        except (InvalidCorpus, OSError) as error:
+            path = error.subject if isinstance(error, InvalidCorpus) else error.filename
+            problem = error.problem if isinstance(error, InvalidCorpus) else error.strerror
+            name = self._dataset.name
+            _LOG.warning(
+                "documents unreadable dataset=%s file=%s reason=%s",
+                name,
+                log_safe_name(str(path)),
+                problem,
+            )
+            what = f"{name!r} has an index of documents, or ids, that cannot be read"
+            raise Unreadable("dataset", f"{what}; the log of this server names it") from error
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search for an id.
+
+    next_file: those before were searched.  found: file and documents, counted within it.
+    """
+
+    next_file: int = 0
+    found: list[tuple[int, list[int]]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def count(self) -> int:
+        return sum(len(numbers) for _, numbers in self.found)
+
+
+def documents_of(dataset: Dataset) -> DatasetDocuments:
+    """Return the documents of a dataset. Keep it: it remembers what it has read."""
+    return DatasetDocuments(dataset)
+
+
+def _read_index(documents: Documents, token_count: int) -> tuple[Numbers, Numbers]:
+    """Return where the documents of a file begin and end: int64[documents] both.
+
+    Raises: InvalidCorpus, also if the index has changed since it was checked.
+    """
+    has_pairs = documents.pairs is not None
+    bounds = np.zeros(2 * documents.count if has_pairs else documents.count + 1, dtype=np.int64)
+    end = 0 if has_pairs else 1
+    for block in (documents.pairs or documents.ends)():
+        if end + block.size <= bounds.size:
+            bounds[end : end + block.size] = block
+        end += block.size
+    if end != bounds.size or (np.diff(bounds) < 0).any() or (bounds > token_count).any():
+        raise InvalidCorpus(documents.path, "changed since it was opened")
+    if has_pairs:
+        pairs = bounds.reshape(-1, 2)
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
+    return bounds[:-1], bounds[1:]

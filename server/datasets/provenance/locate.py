@@ -1,0 +1,196 @@
+"""Locate: the ranges of tokens that rows are made of, cut at documents where these are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import LimitExceeded
+from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.plan import PLAN_ROWS, place_count, plan, rows_at_once
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.v1 import provenance_pb2 as pb
+from tokenfeed.wire.request import StreamRequest
+
+from .documents import Document
+from .sources import Sources, range_message
+from .spans import Near, Parts, cut, row_of_span
+
+Numbers = npt.NDArray[np.int64]
+RowSpans = list[list[tuple[int, int]]]
+
+ROWS_MAX = PLAN_ROWS
+RANGES_MAX = 65536
+_RANGE_BYTES = 64
+"""About the size of a range in an answer, without an id."""
+_ANSWER_BYTES = 3 << 20
+"""Most clients accept 4 MiB."""
+
+
+def locate(
+    sources: Sources,
+    request: StreamRequest,
+    redacted: Callable[[Spans], RowSpans] = lambda spans: [[]] * len(spans),
+) -> pb.LocateResponse:
+    """Return where the first rows of a request come from.
+
+    request: checked as by GetBatch.  redacted: returns what is redacted in each row, counted within
+    it.
+    Raises: LimitExceeded if the first row has too many ranges; CorpusChanged, Unreadable.
+    """
+    shapes = sources.shapes
+    count = min(request.row_count, ROWS_MAX, rows_at_once(request.spec, shapes))
+    samples = request.position.samples(request.first_row, count)
+    spans = plan(request.spec, shapes, samples)
+    spans = spans[: sources.affordable(spans)]
+    parts = _parts(sources, spans)
+    row_count = _rows_within(spans, np.bincount(parts.span, minlength=spans.shard.size), samples)
+    described = _documents(sources, spans, parts)
+    facts = _RowFacts.of(sources, samples[: len(spans)])
+    marks = redacted(spans[:row_count])
+    rows: list[pb.LocatedRow] = []
+    used: set[tuple[int, int]] = set()
+    size_bytes = 0
+    padding = spans.padding.tolist()
+    for row, ranges in enumerate(_ranges_of_rows(spans, parts, row_count)):
+        size_bytes += sum(_RANGE_BYTES + len(described[part].id) for part in ranges)
+        if rows and size_bytes > _ANSWER_BYTES:
+            break
+        located = pb.LocatedRow(
+            ranges=[described[part].message for part in ranges],
+            padding_tokens=padding[row],
+            redacted=[pb.TokenSpan(first_token=first, end_token=end) for first, end in marks[row]],
+        )
+        facts.set(located, row)
+        rows.append(located)
+        used.update(described[part].place for part in ranges)
+    return pb.LocateResponse(rows=rows, files=sources.files(used))
+
+
+class _Range(NamedTuple):
+    """A range as in an answer.  place: source and file.  id: of its document."""
+
+    message: pb.LocatedRange
+    place: tuple[int, int]
+    id: str
+
+
+class _RowFacts(NamedTuple):
+    """Of rows: numbers of their sources, samples, own samples, and epochs, None without."""
+
+    sources: list[int]
+    samples: list[int]
+    own_samples: list[int]
+    epochs: list[int | None]
+
+    @classmethod
+    def of(cls, sources: Sources, samples: Numbers) -> _RowFacts:
+        spec = sources.spec
+        place, own = np.zeros_like(samples), samples
+        if spec.mixture is not None:
+            place, own = locate_all(spec.mixture, samples)
+        places = [
+            place_count(spec, source, shape) if source.order.HAS_EPOCHS else None
+            for source, shape in zip(spec.sources, sources.shapes, strict=True)
+        ]
+        pairs = list(zip(place.tolist(), own.tolist(), strict=True))
+        epochs = [None if (n := places[index]) is None else own // n for index, own in pairs]
+        numbers = [spec.numbers[index] for index in place.tolist()]
+        return cls(numbers, samples.tolist(), own.tolist(), epochs)
+
+    def set(self, row: pb.LocatedRow, index: int) -> None:
+        row.source = self.sources[index]
+        row.sample = self.samples[index]
+        row.source_sample = self.own_samples[index]
+        if (epoch := self.epochs[index]) is not None:
+            row.epoch = epoch
+
+
+def _groups(spans: Spans) -> Iterator[tuple[int, int, Numbers]]:
+    """Yield each source and file, and the spans in it, ascending."""
+    order = np.lexsort((spans.shard, spans.source))
+    source, shard = spans.source[order], spans.shard[order]
+    borders = np.flatnonzero((np.diff(source) != 0) | (np.diff(shard) != 0)) + 1
+    for group in np.split(order, borders):
+        if group.size:
+            yield int(spans.source[group[0]]), int(spans.shard[group[0]]), group
+
+
+def _parts(sources: Sources, spans: Spans) -> Parts:
+    """Return the spans of the first rows, cut at documents; none of the rows behind them, if there
+    would be too many.
+    """
+    ends = spans.token_offset + spans.token_count
+    known = []
+    counts = np.ones_like(spans.shard)
+    for source, file, group in _groups(spans):
+        if sources.documents[source].are_known:
+            found = sources.documents[source].of_file(file)
+            bounds = spans.token_offset[group], ends[group]
+            near = Near.of(found.first_tokens, found.end_tokens, *bounds)
+            counts[group] = np.maximum(near.counts, 1)
+            known.append((group, found, near))
+    # Before it is done, since a row of millions of tokens may have millions of documents.
+    row_ends = np.cumsum(counts)[spans.first_span[1:] - 1]
+    row_count = max(1, int(np.searchsorted(row_ends, RANGES_MAX, side="right")))
+    span_end = int(spans.first_span[min(row_count, len(spans))])
+    is_cut = np.zeros(spans.shard.size, dtype=np.bool_)
+    parts = []
+    for group, found, near in known:
+        is_cut[group] = True
+        own = np.flatnonzero(group < span_end)
+        at = group[own]
+        one = cut(found, spans.token_offset[at], ends[at], Near(near.first[own], near.counts[own]))
+        parts.append(one._replace(span=at[one.span]))
+    others = np.flatnonzero(~is_cut[:span_end])
+    whole = Parts(others, spans.token_offset[others], ends[others], np.full(others.size, -1))
+    joined = [np.concatenate(columns) for columns in zip(*parts, whole, strict=True)]
+    ascending = np.lexsort((joined[1], joined[0]))
+    return Parts(*(column[ascending] for column in joined))
+
+
+def _rows_within(spans: Spans, part_counts: Numbers, samples: Numbers) -> int:
+    """Return how many rows have few enough ranges together.  part_counts: int64[spans], 0 from the
+    row on that would have too many.  Raises: LimitExceeded.
+    """
+    if not len(spans):
+        return 0
+    row_ends = np.cumsum(part_counts)[spans.first_span[1:] - 1]
+    has_parts = part_counts[spans.first_span[:-1]] > 0
+    count = int(np.count_nonzero(has_parts & (row_ends <= RANGES_MAX)))
+    if not count:
+        problem = f"sample {samples[0]} has {row_ends[0]} ranges of tokens, above the limit"
+        raise LimitExceeded("context_length", f"{problem} of this server, {RANGES_MAX}")
+    return count
+
+
+def _documents(sources: Sources, spans: Spans, parts: Parts) -> list[_Range]:
+    """Return each part as in an answer."""
+    source, file = spans.source[parts.span], spans.shard[parts.span]
+    found: dict[tuple[int, int, int], Document] = {}
+    groups = np.unique(np.stack([source, file, parts.of], axis=1)[parts.of >= 0], axis=0)
+    borders = np.flatnonzero((np.diff(groups[:, :2], axis=0) != 0).any(axis=1)) + 1
+    for group in np.split(groups, borders):
+        if group.size:
+            place = int(group[0, 0]), int(group[0, 1])
+            numbers = group[:, 2].tolist()
+            documents = sources.documents[place[0]].described(place[1], numbers)
+            found |= {(*place, n): one for n, one in zip(numbers, documents, strict=True)}
+    ranges = []
+    columns = (source, file, parts.of, parts.first_token, parts.end_token)
+    for where, of_file, number, first, end in zip(*(c.tolist() for c in columns), strict=True):
+        document = found.get((where, of_file, number))
+        message = range_message(of_file, first, end, document)
+        ranges.append(_Range(message, (where, of_file), document.id if document else ""))
+    return ranges
+
+
+def _ranges_of_rows(spans: Spans, parts: Parts, row_count: int) -> Iterator[range]:
+    """Yield which parts each row has."""
+    rows = row_of_span(spans)[parts.span]
+    firsts = np.searchsorted(rows, np.arange(row_count + 1)).tolist()
+    for row in range(row_count):
+        yield range(firsts[row], firsts[row + 1])

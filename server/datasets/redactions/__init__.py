@@ -1,0 +1,9 @@
+"""Ranges of tokens that are taken out of a dataset, whose bytes may be erased too.
+
+ranges.py           ranges of tokens, and a list of them with its hash
+list_content.py     the content of a list file, as bytes
+list_file.py        the lists of a dataset, read again when their file changes
+opening.py          which lists a dataset has, and what it was before its bytes were erased
+covering.py         which tokens of the rows of a stream these lists cover
+redacted_rows.py    rows in which they are replaced
+"""

@@ -1,0 +1,225 @@
+"""The content of a list file: lines of JSON, which a person can read. Knows no file.
+
+    {"tokenfeed_redactions": 1, "fingerprint": HEX, "fill": 0}
+    {"ranges": [[FILE, FIRST, END], ...], "when": TIME, "reason": TEXT, "list": HEX}    any number
+    {"erasure": "erasing", "list": HEX, ...}                                            at most one
+    {"sha256": HEX}
+
+Each line with ranges adds to the list, and records the hash that the list has from then on. The
+last line has the SHA-256 of those before it, so that a damaged file is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .ranges import RedactionList, TokenRanges
+
+VERSION = 1
+RANGES_MAX = 1_000_000
+"""Of all additions together. With a file of 30 MB, reading and checking them takes 3 s."""
+ADDITIONS_MAX = 4096
+"""Each has a hash of its own in every description of the dataset."""
+BYTES_MAX = 1 << 27
+REASON_CHARACTERS_MAX = 1000
+_UNDER_WAY, _DONE = "erasing", "erased"
+
+
+class Damaged(ValueError):
+    """Content that is no list. Its text follows "it"."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Addition:
+    """Ranges that were added at once.
+
+    when: UTC, ISO 8601.  list_hash: of the list with these ranges and all before them.
+    """
+
+    ranges: TokenRanges
+    when: str
+    reason: str
+    list_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Erasure:
+    """The last erasure of tokens on disk.
+
+    is_done: whether all of them were overwritten.  list_hash: of the list whose tokens they are.
+    ranges: what was overwritten: those of the list, but for tokens that separate documents.
+    fingerprint: of the content with these ranges overwritten, 32 bytes.  digest: likewise, 32
+    bytes.  original_digest: before any erasure; both b"" if it was not known.  token_max: the
+    greatest token that was overwritten.  separators: tokens that were left, as they separate
+    documents.  files: size and modification time in ns of each file afterwards; empty until it is
+    done.  when: UTC, ISO 8601.
+    """
+
+    is_done: bool
+    list_hash: bytes
+    ranges: TokenRanges
+    fingerprint: bytes
+    digest: bytes
+    original_digest: bytes
+    token_max: int
+    separators: tuple[int, ...]
+    files: tuple[tuple[int, int], ...]
+    when: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListContent:
+    """What a list file holds.
+
+    fingerprint: of the dataset before any erasure, 32 bytes.  fill: the token that replaces others.
+    additions: at least one.
+    """
+
+    fingerprint: bytes
+    fill: int
+    additions: tuple[Addition, ...]
+    erasure: Erasure | None = None
+
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        """Of the list after each addition."""
+        return tuple(addition.list_hash for addition in self.additions)
+
+    def list_of(self, count: int) -> RedactionList:
+        """Return the list after its first additions.  Raises: Damaged if it has another hash."""
+        first, *others = (addition.ranges for addition in self.additions[:count])
+        found = RedactionList.of(self.fill, first.union(*others))
+        if found.hash != self.additions[count - 1].list_hash:
+            raise Damaged(f"has a wrong hash for the list of addition {count}")
+        return found
+
+    def with_addition(self, ranges: TokenRanges, when: str, reason: str = "") -> ListContent:
+        """Return it with more ranges; itself if they add no token.
+
+        Raises: ValueError if it would be too large, which follows "the list".
+        """
+        before = [addition.ranges for addition in self.additions]
+        found = RedactionList.of(self.fill, ranges.union(*before))
+        if before and found.hash == self.additions[-1].list_hash:
+            return self
+        if len(before) == ADDITIONS_MAX:
+            cure = "add more documents or ranges at once"
+            raise ValueError(f"already has {ADDITIONS_MAX} additions, the limit; {cure}")
+        range_count = len(ranges) + sum(map(len, before))
+        if range_count > RANGES_MAX:
+            raise ValueError(f"would have {range_count} ranges; the limit is {RANGES_MAX}")
+        addition = Addition(ranges, when, reason, found.hash)
+        return replace(self, additions=(*self.additions, addition))
+
+    def to_bytes(self) -> bytes:
+        """Return the file.  Raises: ValueError if it is too large, which follows "the list"."""
+        lines = [
+            {
+                "tokenfeed_redactions": VERSION,
+                "fingerprint": self.fingerprint.hex(),
+                "fill": self.fill,
+            },
+            *map(_addition_line, self.additions),
+            *([] if self.erasure is None else [_erasure_line(self.erasure)]),
+        ]
+        body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        content = body + _seal(body)
+        if len(content) > BYTES_MAX:
+            raise ValueError(f"would have {len(content)} bytes; the limit is {BYTES_MAX}")
+        return content
+
+    @classmethod
+    def parse(cls, content: bytes) -> ListContent:
+        """Read a file.  Raises: Damaged."""
+        body_end = content.rfind(b"\n", 0, len(content) - 1) + 1
+        if not body_end or content[body_end:] != _seal(content[:body_end]):
+            raise Damaged("is damaged")
+        try:
+            first, *lines = map(json.loads, content[:body_end].splitlines())
+            if first["tokenfeed_redactions"] != VERSION:
+                raise Damaged(f"is of another version than {VERSION}")
+            erasures = [_erasure_of(line) for line in lines if "erasure" in line]
+            additions = [_addition_of(line) for line in lines if "erasure" not in line]
+            fingerprint, fill = _hash(first["fingerprint"]), _number(first["fill"])
+        except Damaged:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise Damaged("is damaged") from error
+        hashes = [addition.list_hash for addition in additions]
+        if not hashes or len(set(hashes)) < len(hashes) or len(erasures) > 1:
+            raise Damaged("is damaged")
+        if len(hashes) > ADDITIONS_MAX or sum(len(one.ranges) for one in additions) > RANGES_MAX:
+            raise Damaged(f"has more than {RANGES_MAX} ranges or {ADDITIONS_MAX} additions")
+        if erasures and erasures[0].list_hash not in hashes:
+            raise Damaged("has an erasure of an unknown list")
+        return cls(fingerprint, fill, tuple(additions), *erasures)
+
+
+def _seal(body: bytes) -> bytes:
+    return b'{"sha256": "%s"}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def _addition_line(addition: Addition) -> dict[str, Any]:
+    return {
+        "ranges": addition.ranges.triples(),
+        "when": addition.when,
+        **({"reason": addition.reason} if addition.reason else {}),
+        "list": addition.list_hash.hex(),
+    }
+
+
+def _addition_of(line: dict[str, Any]) -> Addition:
+    return Addition(
+        TokenRanges.of(line["ranges"]),
+        str(line["when"]),
+        str(line.get("reason", "")),
+        _hash(line["list"]),
+    )
+
+
+def _erasure_line(erasure: Erasure) -> dict[str, Any]:
+    return {
+        "erasure": _DONE if erasure.is_done else _UNDER_WAY,
+        "list": erasure.list_hash.hex(),
+        "ranges": erasure.ranges.triples(),
+        "fingerprint": erasure.fingerprint.hex(),
+        "digest": erasure.digest.hex(),
+        "original_digest": erasure.original_digest.hex(),
+        "token_max": erasure.token_max,
+        "separators": erasure.separators,
+        "files": erasure.files,
+        "when": erasure.when,
+    }
+
+
+def _erasure_of(line: dict[str, Any]) -> Erasure:
+    if line["erasure"] not in (_DONE, _UNDER_WAY):
+        raise Damaged("has an erasure of an unknown kind")
+    return Erasure(
+        line["erasure"] == _DONE,
+        _hash(line["list"]),
+        TokenRanges.of(line["ranges"]),
+        _hash(line["fingerprint"]),
+        _hash(line["digest"], may_lack=True),
+        _hash(line["original_digest"], may_lack=True),
+        _number(line["token_max"]),
+        tuple(map(_number, line["separators"])),
+        tuple((_number(size_bytes), _number(mtime_ns)) for size_bytes, mtime_ns in line["files"]),
+        str(line["when"]),
+    )
+
+
+def _hash(digits: str, *, may_lack: bool = False) -> bytes:
+    content = bytes.fromhex(digits)
+    if len(content) != 32 and not (may_lack and not content):
+        raise Damaged("has a hash that is not 32 bytes")
+    return content
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise Damaged("has a number that is none")
+    return value

@@ -1,0 +1,236 @@
+"""The lists of redacted tokens of a dataset: a file beside it, which is read again when it changes.
+
+A server runs when the first list is made, and for as long as it runs the lists only grow: a stream
+names a list by its hash, also an older one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tokenfeed.errors import InvalidCorpus
+
+from ...runtime.exceptions import log_safe_name
+from .list_content import BYTES_MAX, Damaged, ListContent
+from .ranges import Numbers, RedactionList
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+SUFFIX = ".tokenfeed-redactions.jsonl"
+_LOOK_SECONDS = 1.0
+"""Between two looks at the file: on a file system of a network each is a request."""
+_OLDER_LISTS_KEPT = 4
+"""In memory: of a million ranges each takes 24 MB."""
+
+_FileState = tuple[int, ...]
+
+
+def read_list(path: str) -> ListContent | None:
+    """Return the content of a list file; None if there is none.
+
+    Raises: InvalidCorpus if it is damaged, or cannot be read.
+    """
+    try:
+        return _read(path)[0]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
+    except Damaged as problem:
+        raise InvalidCorpus(path, f"{problem}; restore it from a replica or a backup") from problem
+
+
+def _read(path: str) -> tuple[ListContent, _FileState]:
+    """Return a file's content, and its state before it was read.  Raises: OSError, Damaged."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Damaged("is not a regular file")
+        if status.st_size > BYTES_MAX:
+            raise Damaged(f"has {status.st_size} bytes; the limit is {BYTES_MAX}")
+        return ListContent.parse(file.read(BYTES_MAX + 1)), _state_of(status)
+
+
+def _state_of(status: os.stat_result) -> _FileState:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedDataset:
+    """What a list has to fit.
+
+    fingerprint: of the dataset before any erasure.  token_counts: int64[files].  fill_max: the
+    greatest token that can be stored and served.
+    """
+
+    fingerprint: bytes
+    token_counts: Numbers
+    fill_max: int
+
+    def check(self, content: ListContent) -> RedactionList:
+        """Return the latest list of a file.  Raises: Damaged if the file does not fit."""
+        if content.fingerprint != self.fingerprint:
+            raise Damaged(
+                f"is of another dataset: its fingerprint is {content.fingerprint.hex()}, but this "
+                f"one's is {self.fingerprint.hex()}"
+            )
+        if content.fill > self.fill_max:
+            problem = f"replaces tokens by {content.fill}, but the greatest one here is"
+            raise Damaged(f"{problem} {self.fill_max}")
+        latest = content.list_of(len(content.additions))
+        try:
+            latest.ranges.require_within(self.token_counts)
+            if content.erasure is not None:
+                content.erasure.ranges.require_within(self.token_counts)
+        except ValueError as problem:
+            raise Damaged(f"has ranges that {problem}") from None
+        return latest
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was read.
+
+    counts: of each list, by its hash, how many additions make it.  latest, erased: the lists that
+    are asked for most; None if nothing was erased.
+    """
+
+    content: ListContent
+    counts: dict[bytes, int]
+    latest: RedactionList
+    erased: RedactionList | None
+
+
+class RedactionLists:
+    """The lists of one dataset. May be used from several threads at once.
+
+    Each use may look at the file, at most once a second; the others meanwhile get what was known.
+    """
+
+    def __init__(self, path: str, dataset: ListedDataset, content: ListContent | None) -> None:
+        """Take what was read; None if there is no file yet.
+
+        Raises: InvalidCorpus if it does not fit.
+        """
+        self.path = path
+        self._dataset = dataset
+        self._known: _Known | None = None  # replaced as a whole
+        self._lock = threading.Lock()  # guards the rest
+        self._older: OrderedDict[bytes, RedactionList] = OrderedDict()
+        self._state: _FileState = ()
+        self._looked_at = -_LOOK_SECONDS
+        self._problem = ""
+        if content is not None:
+            try:
+                self._known = self._checked(content)
+            except Damaged as problem:
+                cure = "move it away, or restore it from a replica or a backup"
+                raise InvalidCorpus(path, f"{problem}; {cure}") from problem
+
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        """Of every list, the latest one last."""
+        self._look()
+        return () if self._known is None else tuple(self._known.counts)
+
+    @property
+    def erased(self) -> RedactionList | None:
+        """The list whose tokens were erased, or are being erased."""
+        self._look()
+        return None if self._known is None else self._known.erased
+
+    @property
+    def content(self) -> ListContent | None:
+        """All of the file."""
+        self._look()
+        return None if self._known is None else self._known.content
+
+    def find(self, list_hash: bytes) -> RedactionList | None:
+        """Return the list of a hash; None if there is none. Looks at the file at once if the hash
+        is unknown.
+        """
+        self._look()
+        known = self._known
+        if known is None or list_hash not in known.counts:
+            self._look(at_once=True)
+            known = self._known
+        if known is None or list_hash not in known.counts:
+            return None
+        for each in (known.latest, known.erased):
+            if each is not None and each.hash == list_hash:
+                return each
+        with self._lock:
+            return self._found_older(known, list_hash)
+
+    def _found_older(self, known: _Known, list_hash: bytes) -> RedactionList | None:
+        found = self._older.get(list_hash)
+        if found is None:
+            try:
+                found = known.content.list_of(known.counts[list_hash])
+            except Damaged as problem:
+                _LOG.error("redactions ignored file=%s: it %s", log_safe_name(self.path), problem)
+                return None
+            self._older[list_hash] = found
+            if len(self._older) > _OLDER_LISTS_KEPT:
+                self._older.popitem(last=False)
+        self._older.move_to_end(list_hash)
+        return found
+
+    def _look(self, *, at_once: bool = False) -> None:
+        """Read the file again if it has changed."""
+        if not at_once and time.monotonic() - self._looked_at < _LOOK_SECONDS:
+            return
+        if not self._lock.acquire(blocking=at_once):
+            return  # another thread looks
+        try:
+            self._looked_at = time.monotonic()
+            self._read_again()
+        except (FileNotFoundError, NotADirectoryError):
+            if self._known is not None and self._state:
+                _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
+            self._state = ()
+        except OSError as error:
+            self._ignore(f"cannot be read: {error.strerror}")
+        except Damaged as problem:
+            self._ignore(str(problem))
+        finally:
+            self._lock.release()
+
+    def _ignore(self, problem: str) -> None:
+        """Keep what was known, and log why, once."""
+        if problem != self._problem:
+            self._problem = problem
+            _LOG.error("redactions not read file=%s: it %s", log_safe_name(self.path), problem)
+
+    def _read_again(self) -> None:
+        """Take the file if it has changed.  Raises: OSError; Damaged, once for each change."""
+        state = _state_of(os.stat(self.path))
+        if state == self._state:
+            return
+        try:
+            content, self._state = _read(self.path)
+        except Damaged:
+            self._state = state
+            raise
+        known = self._known
+        if known is not None:
+            hashes, erasure = tuple(known.counts), known.content.erasure
+            if content.hashes[: len(hashes)] != hashes or (erasure and content.erasure is None):
+                raise Damaged("lacks what it had; restart the server if that is right")
+        self._known = self._checked(content)
+        self._problem = ""
+
+    def _checked(self, content: ListContent) -> _Known:
+        latest = self._dataset.check(content)
+        counts = {each: count for count, each in enumerate(content.hashes, 1)}
+        erased = None
+        if content.erasure is not None:
+            erased = content.list_of(counts[content.erasure.list_hash])
+        return _Known(content, counts, latest, erased)
