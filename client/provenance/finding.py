@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.errors import InvalidRequest, StreamMismatch, listed
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.v1 import provenance_pb2 as pb
@@ -107,7 +107,9 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
         raise mismatch
     if not result and of_stream:
         names = sorted({each.dataset for parts in of_stream for each in parts.sources})
-        raise InvalidRequest("dataset", f"{dataset!r} is not read by this run, only {names}")
+        raise InvalidRequest(
+            "dataset", f"{dataset!r} is not read by this run, only {listed(names)}"
+        )
     return result
 
 

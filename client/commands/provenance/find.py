@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -166,7 +166,7 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     times = 0
     looked_for: Sequence[pb.LocatedRange] = ()
     files: dict[int, str] = {}
-    with _Progress() as progress:
+    with Progress() as progress:
         for page in pages:
             looked_for = page.looked_for
             files.update((each.file, each.name) for each in page.files)
@@ -179,19 +179,24 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
 
 
-class _Progress:
+class Progress:
     """A line on stderr for a search that takes longer than a second."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
-        self._shown = self._begun = time.monotonic()
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """stream: by default stderr.  clock: in seconds."""
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._shown = self._begun = clock()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
+        """Show nothing yet."""
         return self
 
     def show(self, done: float) -> None:
         """Say how far it is.  done: in [0, 1]."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._begun < _PROGRESS_AFTER_SECONDS or now - self._shown < _PROGRESS_SECONDS:
             return
         self._shown = now
@@ -205,6 +210,7 @@ class _Progress:
         )
 
     def __exit__(self, *_: object) -> None:
+        """Remove the line from a terminal."""
         if self._shown != self._begun and self._stream.isatty():
             self._stream.write("\r\033[K")
             self._stream.flush()
