@@ -22,6 +22,7 @@ from tokenfeed.errors import (
     NotFound,
     Unreadable,
     listed,
+    shortened,
 )
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
@@ -31,7 +32,7 @@ from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
 from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per_frame
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Expected, StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.threads.poll_rate import PollRate
@@ -51,6 +52,8 @@ from .dataset import (
 )
 from .loss_masks import OPTION as MASK_OPTION
 from .planned_rows import PlannedRows
+from .provenance.answers import Answers
+from .provenance.expected import require_stream
 from .redactions.redacted_rows import CurrentRows, Redactor
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 from .sources.paths import MASK_SUFFIXES, expand
@@ -150,6 +153,7 @@ class LocalDatasets:
         self._stores = [dataset.store for dataset in datasets]
         self._stopped = stopped
         self._redactor = Redactor()
+        self._answers = Answers(self._checked, self._redactor)
         # As in a server, so that a trainer that pauses finds out as early.
         self._poller = start_polling(datasets, stopped=stopped) if polls else None
 
@@ -183,6 +187,32 @@ class LocalDatasets:
             store = MixedStore(self._stores, have_pieces)
         require_windows(request.spec, store.shapes)
         return LocalBlocks(store, request, partial(self._redactor.wrap, store, self._datasets))
+
+    @property
+    def provenance(self) -> Answers:
+        """Answers Locate, Find and Coverage as a server does, from the messages of the contract."""
+        return self._answers
+
+    def _checked(
+        self, request: StreamRequest, expected: Expected
+    ) -> tuple[Sequence[Dataset], RowStore]:
+        """Check a request of some of these datasets, as a server does.  Raises: TokenfeedError."""
+        spec = request.spec
+        datasets = [self._named(source.dataset) for source in spec.sources]
+        have_pieces = [source.reads_documents for source in spec.sources]
+        store = MixedStore([dataset.store for dataset in datasets], have_pieces)
+        store.require_intact()
+        require_windows(spec, store.shapes)
+        require_stream(spec, expected, datasets)
+        return datasets, store
+
+    def _named(self, name: str) -> Dataset:
+        """Return the dataset of a name; "" is the only one.  Raises: NotFound."""
+        for dataset in self._datasets:
+            if dataset.name == name or (not name and len(self._datasets) == 1):
+                return dataset
+        names = listed([dataset.name for dataset in self._datasets])
+        raise NotFound("dataset", f"{shortened(name)!r} is not opened, only {names}")
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""

@@ -988,7 +988,7 @@ def _golden_plane_checksums() -> Iterator[dict[str, Any]]:
 
 
 def _redacted_frame() -> tuple[bytes, bytes, tuple[int, int, int, int, int, int], list[Plane]]:
-    """Two rows from sample 5 on with a redaction in force: the second one has none of its tokens."""
+    """Two rows from sample 5 on with a redaction in force: the second has none of its tokens."""
     content = bytes(range(14))
     in_force = RedactionList(0, [(0, 4, 6)])
     name = identity("sequential-1", 0, 2, fingerprint("uint16", [content], 2))

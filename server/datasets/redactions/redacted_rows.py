@@ -173,6 +173,16 @@ class RedactedRows:
         insort(found, _redacted(len(spans), self._hits(spans)), key=lambda plane: plane.kind)
         return tuple(found)
 
+    def marks(self, spans: Spans) -> Plane:
+        """Return plane 53 of rows, without reading any token; also of those that need erased ones,
+        which are not marked.
+        """
+        hits = self._covering.hits(spans)
+        if hits is not None:
+            is_filled = hits.fill != DELETED
+            hits = Hits(*(column[is_filled] for column in hits))
+        return _redacted(len(spans), hits)
+
     def _hits(self, spans: Spans) -> Hits | None:
         """Return what is redacted of the rows of spans.  Raises: Deleted."""
         hits = self._covering.hits(spans)
