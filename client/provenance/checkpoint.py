@@ -28,6 +28,7 @@ them."""
 _FILES_MAX = 1000
 _DEPTH_MAX = 100
 _CONTAINERS_MAX = 1_000_000
+_STATES_MAX = 1000
 _NOT_FOUND = f"no dict with {', '.join(('version', 'sample', *PARTS))}"
 
 
@@ -129,25 +130,28 @@ def _of_shape(path: Path, found: Sequence[Found]) -> Iterator[Found]:
     """Yield the dicts that look like a state, in order; not those within one."""
     left = list(reversed(found))
     seen: set[int] = set()  # a container may contain itself
+    state_count = 0
     while left:
         keys, value = left.pop()
+        if isinstance(value, dict) and value.keys() >= SHAPE:
+            state_count += 1
+            if state_count > _STATES_MAX:
+                raise problem_of(path, f"has more than {_STATES_MAX} states of feeds")
+            yield Found(keys, dict(value))
+            continue
         if not isinstance(value, (dict, list, tuple)) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, dict) and value.keys() >= SHAPE:
-            yield Found(keys, dict(value))
-            continue
         if len(seen) > _CONTAINERS_MAX:
             raise problem_of(path, f"has more than {_CONTAINERS_MAX} dicts and lists")
-        if len(keys) == _DEPTH_MAX:
-            continue
         parts = value.items() if isinstance(value, dict) else enumerate(value)
-        inner = [
-            Found(_longer(keys, key), part)
-            for key, part in parts
-            if isinstance(part, (dict, list, tuple))
-        ]
-        left.extend(reversed(inner))
+        if len(keys) < _DEPTH_MAX:
+            inner = [
+                Found(_longer(keys, key), part)
+                for key, part in parts
+                if isinstance(part, (dict, list, tuple))
+            ]
+            left.extend(reversed(inner))
 
 
 def _longer(keys: Keys, key: object) -> Keys:

@@ -127,7 +127,13 @@ def places_of(history: History, parts: StreamParts, samples: Numbers) -> Places:
     """
     by_sample = np.argsort(samples, kind="stable")
     ascending = samples[by_sample]
-    found = [_places_in(run, by_sample, ascending) for run in history.runs if run.spec == parts]
+    # Runs share their streams, and a stream may have a thousand stages to compare.
+    same = {
+        id(spec)
+        for spec in {id(one.spec): one.spec for one in history.runs}.values()
+        if spec == parts
+    }
+    found = [_places_in(run, by_sample, ascending) for run in history.runs if id(run.spec) in same]
     index, step, rank, row = np.concatenate([np.zeros((4, 0), np.int64), *found], axis=1)
     order = np.lexsort((step, index))
     return Places(index[order], step[order], rank[order], row[order])
@@ -183,15 +189,12 @@ def future(
     Raises: InvalidRequest if they are not given and there is no batch.
     """
     last = history.last
-    if last is None and (batch_size is None or world_size is None):
-        problem = "is missing; the state has no batch that tells how large the next ones are"
-        raise InvalidRequest("batch_size" if batch_size is None else "world_size", problem)
-    if batch_size is None:
-        assert last is not None
-        batch_size = last.batch_size
-    if world_size is None:
-        assert last is not None
-        world_size = last.world_size
+    if batch_size is None or world_size is None:
+        if last is None:
+            problem = "is missing; the state has no batch that tells how large the next ones are"
+            raise InvalidRequest("batch_size" if batch_size is None else "world_size", problem)
+        batch_size = last.batch_size if batch_size is None else batch_size
+        world_size = last.world_size if world_size is None else world_size
     return _to_the_end(last.end_batch if last else 0, parts, first_sample, batch_size, world_size)
 
 
