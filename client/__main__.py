@@ -3,6 +3,9 @@
 describe  prints what it serves
 show      prints one batch, as text if a tokenizer is given
 plan      prints what a mixture will do
+explain   prints where the rows of a step come from, and what they say
+find      prints which rows hold a document, and which of them a run has seen
+manifest  writes everything that a run has read
 doctor    says what keeps this machine from its servers, and what to change
 bench     measures how fast batches arrive on this machine; the only one that needs torch
 top       shows what a server does, again and again

@@ -114,6 +114,7 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
     "client.feed.ranks.coordinates": {"torch"},
     "client.commands.bench": {"tomli", "torch"},
     "client.commands.plan.picture": {"matplotlib"},
+    "client.commands.provenance.output": {"pyarrow"},
     "client.provenance.files.torch_file": {"torch"},
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,

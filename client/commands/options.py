@@ -15,6 +15,10 @@ from .bench import run_bench
 from .describe import run_describe
 from .doctor.run import run_doctor
 from .plan.run import run_plan
+from .provenance import options as provenance
+from .provenance.explain import run_explain
+from .provenance.find import run_find
+from .provenance.manifest import run_manifest
 from .show import run_show
 from .top.run import run_top
 
@@ -28,6 +32,9 @@ _TARGET_HELP = {
     "show": f"{_SERVER}; or file:PATH, to read local files",
     "bench": f"{_SERVER}; or file:PATH, to read local files",
     "top": _SERVER,
+    "explain": f"{_SERVER}; or file:PATH, for local files",
+    "find": f"{_SERVER}; or file:PATH, for local files",
+    "manifest": f"{_SERVER}; or file:PATH, for local files",
 }
 _NEEDED_TOKENS_PER_SECOND = 5e6
 """What eight GPUs of one machine take of a small model: 0.5 million tokens/s each is fast for 124
@@ -46,7 +53,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: tokenfeed describe localhost:50051",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for add_command in (_add_describe, _add_show, _add_plan, _add_doctor, _add_bench, _add_top):
+    for add_command in (
+        *(_add_describe, _add_show, _add_plan, _add_explain, _add_find, _add_manifest),
+        *(_add_doctor, _add_bench, _add_top),
+    ):
         add_command(commands)
     return parser
 
@@ -177,6 +187,42 @@ def _add_plan_files(add: _Add) -> None:
         help="draw the shares into a PNG file, in place of an older one; needs matplotlib",
     )
     add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_explain(commands: _Commands) -> None:
+    add = _add_command(
+        commands,
+        "explain",
+        run_explain,
+        "Print where the rows of a step come from: dataset, file, document and tokens of each, and "
+        "its text. The checkpoint of the run says what a step was.",
+        example="--state CHECKPOINT --step 41000 --rank 3 ",
+    )
+    provenance.add_explain(add)
+
+
+def _add_find(commands: _Commands) -> None:
+    add = _add_command(
+        commands,
+        "find",
+        run_find,
+        "Print which samples, steps, ranks and rows hold a document, or a range of tokens, and "
+        "which of them a run has seen.",
+        example="--dataset web --document 71234 --state CHECKPOINT ",
+    )
+    provenance.add_find(add)
+
+
+def _add_manifest(commands: _Commands) -> None:
+    add = _add_command(
+        commands,
+        "manifest",
+        run_manifest,
+        "Write everything that a run has read, per source and epoch, as ranges of tokens; a large "
+        "part of an epoch as its samples, unless --expand.",
+        example="--state CHECKPOINT --output manifest.jsonl ",
+    )
+    provenance.add_manifest(add)
 
 
 def _add_doctor(commands: _Commands) -> None:

@@ -43,14 +43,8 @@ _AHEAD_BYTES_MAX = 8 << 20
 _LOG_SECONDS = 30.0
 
 
-class Opened(Protocol):
-    """What `server.datasets.open_local` returns."""
-
-    def described(self, context_length: int, sources: Sequence[Source] = ()) -> Datasets:
-        """Return the description of each source, with the rows of T = context_length tokens."""
-
-    def blocks(self, request: StreamRequest) -> Blocks:
-        """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
+class LocalAnswers(Protocol):
+    """What `server.datasets.open_local` answers as the service Provenance does."""
 
     def locate(self, request: provenance_pb.LocateRequest) -> provenance_pb.LocateResponse:
         """Return where rows come from.  Raises: TokenfeedError."""
@@ -60,6 +54,20 @@ class Opened(Protocol):
 
     def coverage(self, request: provenance_pb.CoverageRequest) -> provenance_pb.CoverageResponse:
         """Return which tokens samples hold.  Raises: TokenfeedError."""
+
+
+class Opened(Protocol):
+    """What `server.datasets.open_local` returns."""
+
+    def described(self, context_length: int, sources: Sequence[Source] = ()) -> Datasets:
+        """Return the description of each source, with the rows of T = context_length tokens."""
+
+    def blocks(self, request: StreamRequest) -> Blocks:
+        """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
+
+    @property
+    def provenance(self) -> LocalAnswers:
+        """What tells where rows come from."""
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
@@ -110,9 +118,9 @@ class LocalFiles(Supervised):
         assert self._described is not None
         return self._described
 
-    def opened(self) -> Opened:
-        """Return the opened files; opens them first, like `await_described`."""
-        return self._opened or self._await_opened()
+    def await_provenance(self) -> LocalAnswers:
+        """Return what tells where rows come from; opens the files first, like `await_described`."""
+        return (self._opened or self._await_opened()).provenance
 
     @property
     def reads_documents(self) -> bool:

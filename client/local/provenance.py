@@ -6,7 +6,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as request_pb
 from tokenfeed.wire.request import from_message
 
-from .local_files import LocalFiles, Opened
+from .local_files import LocalAnswers, LocalFiles
 from .target import parse_local_target
 
 _PATIENCE_SECONDS = 15.0
@@ -23,15 +23,15 @@ class LocalProvenance:
 
     def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
         """Return where rows come from.  Raises: TokenfeedError."""
-        return self._files(request.rows).locate(request)
+        return self._answers(request.rows).locate(request)
 
     def find(self, request: pb.FindRequest) -> pb.FindResponse:
         """Return which rows hold some tokens.  Raises: TokenfeedError."""
-        return self._files(request.stream).find(request)
+        return self._answers(request.stream).find(request)
 
     def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
         """Return which tokens samples hold.  Raises: TokenfeedError."""
-        return self._files(request.stream).coverage(request)
+        return self._answers(request.stream).coverage(request)
 
     def close(self) -> None:
         """Close the files."""
@@ -39,8 +39,8 @@ class LocalProvenance:
             files.close()
         self._opened.clear()
 
-    def _files(self, message: request_pb.GetBatchRequest) -> Opened:
-        """Return the datasets of a request."""
+    def _answers(self, message: request_pb.GetBatchRequest) -> LocalAnswers:
+        """Return what answers for the datasets of a request."""
         plain = request_pb.GetBatchRequest()
         plain.CopyFrom(message)
         del plain.redactions[:]
@@ -51,4 +51,4 @@ class LocalProvenance:
             self._opened[names] = LocalFiles(
                 self._target, request, reconnect_seconds=_PATIENCE_SECONDS
             )
-        return self._opened[names].opened()
+        return self._opened[names].await_provenance()

@@ -9,7 +9,7 @@ from tokenfeed.errors import StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import Source, StreamParts, StreamSpec
+from tokenfeed.stream.spec import Source, SourceValues, StreamParts, StreamSpec
 from tokenfeed.wire.request import Expected, StreamRequest
 
 from ..local.choice import open_target
@@ -74,13 +74,13 @@ class Corpora:
         Raises: StreamMismatch, naming what differs, if these datasets are not those of the stream;
         InvalidRequest for an order of a later release.
         """
-        name = "" if parts.stages else self.name_of(parts)
+        name = "" if parts.stages else self.name_of(parts.fingerprint)
         found = segments(parts, first_sample, end_sample, name)
         for spec in {id(each.spec): each.spec for each in found}.values():
-            self._require_same(parts, spec, spec.numbers)
+            self._require_same(spec, [source_of(parts, number) for number in spec.numbers])
         return found
 
-    def name_of(self, parts: StreamParts) -> str:
+    def name_of(self, fingerprint: str) -> str:
         """Return the name of the dataset of a stream of one dataset.  Raises: TokenfeedError."""
         if self._dataset or is_local_target(self._target):
             return self._dataset
@@ -89,19 +89,17 @@ class Corpora:
                 self._target, timeout_seconds=_WAIT_SECONDS, credentials=with_environment()
             )
             self._served = {each.fingerprint: each.name for each in reversed(answer.datasets)}
-        return self._served.get(bytes.fromhex(parts.fingerprint), "")
+        return self._served.get(bytes.fromhex(fingerprint), "")
 
-    def _require_same(self, parts: StreamParts, spec: StreamSpec, numbers: Sequence[int]) -> None:
-        """Raise StreamMismatch, naming what differs, unless datasets are those that a stream was
-        saved with.
+    def _require_same(self, spec: StreamSpec, saved: Sequence[SourceValues]) -> None:
+        """Raise StreamMismatch, naming what differs, unless datasets are those that a run read.
 
-        spec: of these datasets.  numbers: of each in the stream.
+        saved: of each source.
         """
         described = self.described(spec)
         corpora = corpora_of(spec, described)
-        for number, dataset, now in zip(numbers, described, corpora, strict=True):
-            saved = parts.sources[number] if parts.stages else parts
-            before = Corpus(bytes.fromhex(saved.fingerprint), bytes.fromhex(saved.pieces))
+        for values, dataset, now in zip(saved, described, corpora, strict=True):
+            before = _corpus(values)
             for field, what, cure in _PARTS:
                 old, new = getattr(before, field), getattr(now, field)
                 if old != new:
@@ -111,22 +109,21 @@ class Corpora:
                         f"read {old.hex()}; {cure}",
                     )
 
-    def alone(self, parts: StreamParts, number: int = 0) -> tuple[StreamSpec, Expected]:
-        """Return a source of a stream as a stream of its own, and what is expected of a server.
+    def alone(self, values: SourceValues, context_length: int) -> tuple[StreamSpec, Expected]:
+        """Return a source as a stream of its own, and what is expected of a server.
 
-        number: of the source.  Raises: TokenfeedError; StreamMismatch, as `segments`.
+        values: as of `source_of`.  Raises: TokenfeedError; StreamMismatch, as `segments`.
         """
-        saved = parts.sources[number] if parts.stages else parts
         spec = StreamSpec.of_dataset(
-            parts.sources[number].dataset if parts.stages else self.name_of(parts),
-            orders.find(saved.order),
-            saved.seed,
-            parts.context_length,
-            long_documents=saved.long_documents,
+            values.dataset or self.name_of(values.fingerprint),
+            orders.find(values.order),
+            values.seed,
+            context_length,
+            long_documents=values.long_documents,
         )
-        self._require_same(parts, spec, [number])
-        corpus = Corpus(bytes.fromhex(saved.fingerprint), bytes.fromhex(saved.pieces))
-        return spec, Expected(spec.identity([corpus]), spec.identity_version)
+        self._require_same(spec, [values])
+        identity = spec.identity([_corpus(values)])
+        return spec, Expected(identity, spec.identity_version)
 
     def rows_per_epoch(self, spec: StreamSpec, place: int = 0) -> int | None:
         """Return the rows of an epoch of a source; None for an order without epochs.
@@ -137,3 +134,16 @@ class Corpora:
         if not order.HAS_EPOCHS:
             return None
         return counted_rows(self.described(spec)[place], order.NAME)
+
+
+def source_of(parts: StreamParts, number: int) -> SourceValues:
+    """Return a source of a stream; of one dataset it has no name.  number: of the source."""
+    if parts.stages:
+        return parts.sources[number]
+    return SourceValues(
+        "", parts.order, parts.seed, parts.fingerprint, parts.long_documents, parts.pieces
+    )
+
+
+def _corpus(values: SourceValues) -> Corpus:
+    return Corpus(bytes.fromhex(values.fingerprint), bytes.fromhex(values.pieces))

@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.errors import InvalidRequest, StreamMismatch, listed
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.v1 import provenance_pb2 as pb
@@ -19,7 +19,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from ..feed.history import History
 from ..feed.mixture.counts import samples_before
 from .asking import Provenance, found, located, stream_message
-from .corpora import Corpora
+from .corpora import Corpora, source_of
 from .runs import places_of
 
 Numbers = npt.NDArray[np.int64]
@@ -98,7 +98,7 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
         if number is None:
             continue
         try:
-            corpora.alone(parts, number)
+            corpora.alone(source_of(parts, number), parts.context_length)
         except StreamMismatch as error:
             mismatch = error  # a run may have read several datasets, one after the other
             continue
@@ -107,7 +107,9 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
         raise mismatch
     if not result and of_stream:
         names = sorted({each.dataset for parts in of_stream for each in parts.sources})
-        raise InvalidRequest("dataset", f"{dataset!r} is not read by this run, only {names}")
+        raise InvalidRequest(
+            "dataset", f"{dataset!r} is not read by this run, only {listed(names)}"
+        )
     return result
 
 
@@ -245,13 +247,14 @@ def redacted_spans(
 def end_of_epoch(
     corpora: Corpora, parts: StreamParts, number: int, epochs: int | None, sample: int
 ) -> int | None:
-    """Return the sample of a stream at which a source has ended so many epochs; None for an order
-    without epochs.
+    """Return the sample of a stream at which a source has ended epochs; None for an order without
+    epochs.
 
-    number: of the source.  epochs: None is those that have ended at a sample, and the next one.
+    number: of the source.  epochs: how many; None is those that have ended at
+    a sample, and the next one.
     sample: of the stream; it is returned if no later sample is of the source.
     """
-    spec, _ = corpora.alone(parts, number)
+    spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
     rows = corpora.rows_per_epoch(spec)
     if rows is None:
         return None

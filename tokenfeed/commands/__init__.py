@@ -30,6 +30,9 @@ COMMANDS = {
     "describe": Command("client.__main__", "show what a server serves", ("describe",)),
     "show": Command("client.__main__", "show one batch of a server or of local files", ("show",)),
     "plan": Command("client.__main__", "show what a mixture will do", ("plan",)),
+    "explain": Command("client.__main__", "show where the rows of a step come from", ("explain",)),
+    "find": Command("client.__main__", "show which rows hold a document", ("find",)),
+    "manifest": Command("client.__main__", "write what a run has read", ("manifest",)),
     "doctor": Command(
         "client.__main__", "say what keeps this machine from its servers", ("doctor",)
     ),

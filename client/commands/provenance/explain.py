@@ -6,25 +6,20 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-import numpy as np
-
 from tokenfeed.commands.decoding import decoder
-from tokenfeed.errors import InvalidRequest
-from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
-from ...feed.history import Run
 from ...provenance.asking import Provenance, located, open_provenance
 from ...provenance.rows import Tokens, read_rows
-from ...provenance.runs import Segment, future, places_of, rows_of_step
+from ...provenance.runs import Segment
 from ..top.screen import encodable
 from .asked import AskedRun, read_run
 from .options import ROWS_END
+from .selection import Selection, Wanted, consecutive, selected
 from .words import counted, escaped, printable_errors, span
 
 DELETED = "deleted"
@@ -37,39 +32,13 @@ _RANGES_SHOWN = 50
 Decode = Callable[[Sequence[int]], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A row to explain.  rank, row: None for a sample that is of no step."""
-
-    rank: int | None
-    row: int | None
-    sample: int
-    is_padding: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The rows that are asked for.
-
-    parts: their stream.  title: what they are.  step, run: None for a single sample.  left_out:
-    more rows that are not explained.
-    """
-
-    parts: StreamParts
-    title: str
-    rows: Sequence[Wanted]
-    left_out: int = 0
-    step: int | None = None
-    run: Run | None = None
-
-
 def run_explain(arguments: argparse.Namespace) -> None:
     """Print where rows come from."""
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     decode = None if arguments.tokenizer is None else decoder(arguments.tokenizer)
     with printable_errors():
         asked = read_run(arguments)
-        chosen = _selected(asked, arguments)
+        chosen = selected(asked, arguments)
         with closing(open_provenance(arguments.target)) as provenance:
             explained = _explained(asked, chosen, provenance, arguments.target, decode)
             if arguments.json:
@@ -82,81 +51,6 @@ def run_explain(arguments: argparse.Namespace) -> None:
         print(f"{counted(chosen.left_out, 'row')} left out; --rows-max prints more")
 
 
-def _selected(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
-    """Return the rows that the options select.  Raises: InvalidRequest."""
-    if arguments.sample is None:
-        return _of_step(asked, arguments)
-    for name in ("step", "rank", "row"):
-        if getattr(arguments, name) is not None:
-            raise InvalidRequest(name, "is given together with --sample; pass one of them")
-    require_range("sample", arguments.sample, 0, SAMPLE_END)
-    title = f"sample {arguments.sample:,}"
-    if not asked.is_assumed:
-        places = places_of(asked.history, asked.parts, np.array([arguments.sample]))
-        at = [
-            f"step {step:,} rank {rank:,} row {row:,}"
-            for step, rank, row in zip(
-                places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True
-            )
-        ]
-        title += f", read at {' and '.join(at)}" if at else ", not read so far"
-    return Selection(asked.parts, title, [Wanted(None, None, arguments.sample)])
-
-
-def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
-    step, history, when = arguments.step, asked.history, ""
-    if asked.is_assumed:
-        if step is None:
-            raise InvalidRequest("step", "is missing; pass it, --sample, or --state")
-        for name in ("batch_size", "world_size"):
-            if getattr(arguments, name) is None:
-                raise InvalidRequest(
-                    name, "is missing; a step depends on it, so pass it or --state"
-                )
-    elif step is None:
-        if not asked.steps:
-            raise InvalidRequest("state", "has no step; pass --sample")
-        step = asked.steps - 1
-    elif step >= asked.steps:
-        history = future(
-            history,
-            asked.parts,
-            asked.sample,
-            batch_size=arguments.batch_size,
-            world_size=arguments.world_size,
-        )
-        when = " still to come, if the run goes on as it is"
-    first = rows_of_step(history, step, arguments.rank or 0, arguments.row)
-    rows, left_out = _rows_of_step(history, step, first.run, arguments)
-    run = first.run
-    sizes = f"{run.world_size:,} x {run.batch_size:,} rows"
-    return Selection(run.spec, f"step {step:,}{when}: {sizes}", rows, left_out, step, run)
-
-
-def _rows_of_step(
-    history: Any, step: int, run: Run, arguments: argparse.Namespace
-) -> tuple[list[Wanted], int]:
-    """Return the first rows of a step, and how many are left out. One rank after the other: a step
-    may have more rows than fit into memory.
-    """
-    ranks = (
-        range(run.world_size) if arguments.rank is None else range(arguments.rank, run.world_size)
-    )
-    rank_count = run.world_size if arguments.rank is None else 1
-    total = rank_count * (run.batch_size if arguments.row is None else 1)
-    rows: list[Wanted] = []
-    for rank in ranks[:rank_count]:
-        if len(rows) >= arguments.rows_max:
-            break
-        found = rows_of_step(history, step, rank, arguments.row)
-        each = zip(
-            found.row.tolist(), found.sample.tolist(), found.is_padding.tolist(), strict=True
-        )
-        rows += [Wanted(rank, *values) for values in each]
-    rows = rows[: arguments.rows_max]
-    return rows, total - len(rows)
-
-
 def _explained(
     asked: AskedRun,
     chosen: Selection,
@@ -165,7 +59,7 @@ def _explained(
     decode: Decode | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row, in order."""
-    for group in _consecutive(chosen.rows):
+    for group in consecutive(chosen.rows):
         if group[0].is_padding:
             yield from (_begun(row) for row in group)
             continue
@@ -184,21 +78,6 @@ def _explained(
                 strict=False,
             ):
                 yield _begun(row) | record
-
-
-def _consecutive(rows: Sequence[Wanted]) -> Iterator[list[Wanted]]:
-    """Yield the rows in groups of consecutive samples, or of padding."""
-    group: list[Wanted] = []
-    for row in rows:
-        if group and (
-            row.is_padding != group[-1].is_padding
-            or (not row.is_padding and row.sample != group[-1].sample + 1)
-        ):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
 
 
 def _begun(row: Wanted) -> dict[str, Any]:

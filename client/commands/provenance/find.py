@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -35,7 +35,7 @@ from ...provenance.runs import future
 from ..top.screen import encodable
 from .asked import AskedRun, read_run
 from .options import ROWS_END
-from .words import counted, escaped, printable_errors, span
+from .words import counted, escaped, printable_errors, span, step_place
 
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
@@ -121,7 +121,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
 
 
 def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
-    """Return where so many epochs of the dataset end; by default those that were begun."""
+    """Return where epochs of the dataset end; by default those that were begun."""
     epochs, name = arguments.epochs, arguments.dataset
     if epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
@@ -166,7 +166,7 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     times = 0
     looked_for: Sequence[pb.LocatedRange] = ()
     files: dict[int, str] = {}
-    with _Progress() as progress:
+    with Progress() as progress:
         for page in pages:
             looked_for = page.looked_for
             files.update((each.file, each.name) for each in page.files)
@@ -179,19 +179,24 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
 
 
-class _Progress:
+class Progress:
     """A line on stderr for a search that takes longer than a second."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
-        self._shown = self._begun = time.monotonic()
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """stream: by default stderr.  clock: in seconds."""
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._shown = self._begun = clock()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
+        """Show nothing yet."""
         return self
 
     def show(self, done: float) -> None:
         """Say how far it is.  done: in [0, 1]."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._begun < _PROGRESS_AFTER_SECONDS or now - self._shown < _PROGRESS_SECONDS:
             return
         self._shown = now
@@ -205,6 +210,7 @@ class _Progress:
         )
 
     def __exit__(self, *_: object) -> None:
+        """Remove the line from a terminal."""
         if self._shown != self._begun and self._stream.isatty():
             self._stream.write("\r\033[K")
             self._stream.flush()
@@ -275,7 +281,7 @@ def _lines(
 
 def _line(row: FoundRow, redacted: Sequence[tuple[int, int]], *, is_assumed: bool) -> str:
     when = "" if is_assumed else f"{row.when.value}: "
-    at = " and ".join(f"step {step:,} rank {rank:,} row {n:,}" for step, rank, n in row.places)
+    at = " and ".join(step_place(*place) for place in row.places)
     epoch = "" if row.epoch is None else f", epoch {row.epoch:,}"
     shown = [span(*each) for each in row.spans[:_SPANS_SHOWN]]
     if (left := len(row.spans) - _SPANS_SHOWN) > 0:

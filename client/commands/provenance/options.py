@@ -45,7 +45,7 @@ def add_find(add: Add) -> None:
     number("--tokens", metavar="COUNT", default=1, help="how many tokens (default: %(default)s)")
     _add_state(add)
     number("--end-sample", metavar="N", help="look at what is still to come up to this sample")
-    number("--epochs", metavar="K", help="the same, up to the end of so many epochs of the dataset")
+    number("--epochs", metavar="K", help="the same, up to the end of epoch K - 1 of the dataset")
     _add_run(add)
     _add_rows_max(add)
     _add_stream(add)

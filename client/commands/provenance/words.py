@@ -29,6 +29,11 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
+def step_place(step: int, rank: int, row: int) -> str:
+    """Return where a row was delivered."""
+    return f"step {step:,} rank {rank:,} row {row:,}"
+
+
 @contextmanager
 def printable_errors() -> Iterator[None]:
     """Escape what a server or a file has written into an error."""

@@ -1,0 +1,194 @@
+"""tokenfeed manifest: everything that a run has read, per source and epoch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
+from tokenfeed.stream.spec import StreamParts
+
+from ...feed.history import Run
+from ...provenance.asking import Provenance, covered, open_provenance
+from ...provenance.consumed import Use, consumed
+from ...provenance.runs import by_stream
+from .asked import AskedRun, read_run
+from .output import require_parquet, write_jsonl, write_parquet
+from .words import printable_errors
+
+Numbers = npt.NDArray[np.int64]
+
+# A row that is far from the others is a line of about 190 bytes; its epoch, as the samples that
+# were read, is one line. So a partial epoch takes at most 0.8 MB, and that of a small dataset still
+# says which tokens were read.
+ROWS_AS_RANGES_MAX = 4096
+"""A partial epoch with more rows is written as samples."""
+
+
+def run_manifest(arguments: argparse.Namespace) -> None:
+    """Write everything that a run has read."""
+    if arguments.format == "parquet":
+        require_parquet()
+        if arguments.output is None:
+            raise InvalidRequest("output", "is missing; a parquet file is not written to stdout")
+    with printable_errors():
+        asked = read_run(arguments)
+        with closing(open_provenance(arguments.target)) as provenance:
+            lines = manifest_lines(asked, provenance, expands=arguments.expand)
+            if arguments.format == "parquet":
+                write_parquet(lines, arguments.output)
+            else:
+                write_jsonl(lines, arguments.output)
+
+
+def manifest_lines(
+    asked: AskedRun, provenance: Provenance, *, expands: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a manifest, each a dict of plain values.
+
+    expands: write ranges however many rows of an epoch were read.  Raises: TokenfeedError.
+    """
+    yield {
+        "kind": "run",
+        "known": asked.words,
+        "first_step": asked.history.first_batch,
+        "end_step": asked.steps,
+        **_totals(asked.history.runs),
+    }
+    for parts, runs in by_stream(asked.history).items():
+        yield _stream(parts, runs)
+    for index, (use, ranges) in enumerate(consumed(asked.history).items()):
+        source = _Source(index, use, ranges, asked, provenance)
+        yield from source.lines(expands=expands)
+
+
+def _totals(runs: Sequence[Run]) -> dict[str, int]:
+    """Return the steps, samples and tokens of runs, of all ranks and without padding."""
+    return {
+        "steps": sum(run.end_batch - run.first_batch for run in runs),
+        "samples": sum(run.end_sample - run.first_sample for run in runs),
+        "tokens": sum(
+            (run.end_sample - run.first_sample) * run.spec.context_length for run in runs
+        ),
+    }
+
+
+def _stream(parts: StreamParts, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the line of a stream."""
+    names = [source.dataset for source in parts.sources]
+    stages = [
+        {
+            "first_sample": stage.first_sample,
+            "weights": {
+                name: weight for name, weight in zip(names, stage.weights, strict=True) if weight
+            },
+        }
+        for stage in parts.stages
+    ]
+    return {
+        "kind": "stream",
+        "order": parts.order,
+        "seed": parts.seed,
+        "context_length": parts.context_length,
+        "fingerprint": parts.fingerprint,
+        "stages": stages,
+        "redactions": [each._asdict() for each in parts.redactions],
+        **_totals(runs),
+    }
+
+
+class _Source:
+    """What was read of a dataset in one way: order, seed, context length, redactions."""
+
+    def __init__(
+        self,
+        index: int,
+        use: Use,
+        ranges: list[Numbers],
+        asked: AskedRun,
+        provenance: Provenance,
+    ) -> None:
+        self._use, self._ranges = use, ranges
+        self._provenance = provenance
+        self._spec, self._expected = asked.corpora.alone(use.source, use.context_length)
+        self._rows_per_epoch = asked.corpora.rows_per_epoch(self._spec)
+        dataset = asked.corpora.described(self._spec)[0].name
+        self._begun = {"source": index, "dataset": dataset}
+
+    def lines(self, *, expands: bool) -> Iterator[dict[str, Any]]:
+        """Yield its line, and those of its epochs."""
+        yield self._own_line()
+        for epochs, samples in self._parts():
+            rows = int((samples.ranges[:, 1] - samples.ranges[:, 0]).sum())
+            begun = {**self._begun, "epochs": epochs, "times": samples.times}
+            yield {"kind": "epochs", **begun, "rows": rows}
+            if expands or rows <= ROWS_AS_RANGES_MAX or rows == self._rows_per_epoch:
+                yield from self._range_lines(begun, samples.ranges)
+            else:
+                yield from self._sample_lines(begun, samples.ranges)
+
+    def _own_line(self) -> dict[str, Any]:
+        values, length = self._use.source, self._use.context_length
+        samples = sum(int((each[:, 1] - each[:, 0]).sum()) for each in self._ranges)
+        rows_per_epoch = self._rows_per_epoch
+        return {
+            "kind": "source",
+            **self._begun,
+            "fingerprint": values.fingerprint,
+            "order": values.order,
+            "seed": values.seed,
+            "context_length": length,
+            "long_documents": values.long_documents or None,
+            "pieces_hash": values.pieces or None,
+            "redactions": list(self._use.redactions),
+            "samples": samples,
+            "tokens": samples * length,
+            "epochs": samples / rows_per_epoch if rows_per_epoch else None,
+            "rows_per_epoch": rows_per_epoch,
+        }
+
+    def _parts(self) -> Iterator[tuple[list[int] | None, EpochSamples]]:
+        """Yield the samples by epoch, with the epochs [first, end), None for an order without."""
+        if self._rows_per_epoch is None:
+            for times, ranges in by_times(self._ranges):
+                yield None, EpochSamples(0, 1, times, ranges)
+            return
+        for samples in by_epoch(self._ranges, self._rows_per_epoch):
+            yield [samples.first_epoch, samples.end_epoch], samples
+
+    def _range_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
+        rows = "pieces" if self._spec.reads_documents else "rows"
+        for page in covered(self._provenance, self._spec, self._expected, samples):
+            files = {each.file: each.name for each in page.files}
+            for each in page.ranges:
+                has_documents = each.HasField("first_document")
+                yield {
+                    "kind": "range",
+                    **begun,
+                    "file": each.file,
+                    "file_name": files.get(each.file, ""),
+                    "tokens": [each.first_token, each.end_token],
+                    "documents": (
+                        [each.first_document, each.end_document] if has_documents else None
+                    ),
+                    rows: each.row_count,
+                }
+
+    def _sample_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
+        values = self._use.source
+        for first, end in samples.tolist():
+            yield {
+                "kind": "samples",
+                **begun,
+                "order": values.order,
+                "seed": values.seed,
+                "context_length": self._use.context_length,
+                "samples": [first, end],
+                "rows": end - first,
+            }

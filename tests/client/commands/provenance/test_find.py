@@ -1,0 +1,248 @@
+"""tokenfeed find: every place that it names holds the document, and no other row does."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.__main__ import main
+from client.batches.arrays import NumpyBatches
+from client.commands.provenance.find import Progress
+from tests.client.commands.provenance.conftest import Ask
+from tests.conftest import Serve, WriteTokens
+from tests.support.packed_corpora import write_corpus
+from tests.support.seen_runs import SeenRun, Texts, served, write_texts
+
+Captured = pytest.CaptureFixture[str]
+Pieces = dict[tuple[str, int], list[tuple[int, int, int]]]
+
+
+def holders(
+    run: SeenRun, target: str, checkpoint: Path, texts: dict[str, Texts], ask: Ask
+) -> dict[tuple[str, int], set[tuple[int, int, int]]]:
+    """Step, rank and row of each row that holds tokens of a document: by all rows of the run."""
+    found = defaultdict(set)
+    words = ("explain", target, "--state", checkpoint, "--rows-max", 1000)
+    for step in range(run.steps):
+        for row in ask(*words, "--step", step)["rows"]:
+            of = texts[row["dataset"]]
+            for each in row["ranges"]:
+                number = of.document_at(each["file"], each["tokens"][0])[0]
+                found[row["dataset"], number].add((step, row["rank"], row["row"]))
+    return found
+
+
+def test_find_names_all_rows_that_hold_a_document_and_no_other(
+    run: SeenRun, checkpoint: Path, texts: dict[str, Texts], target: str, ask: Ask
+) -> None:
+    """By a search through all rows of a run with a skip, a ramp, other weights and other ranks."""
+    expected = holders(run, target, checkpoint, texts, ask)
+    skipped = range(*run.skipped[0])
+    is_skipped = False
+
+    for name, of in texts.items():
+        words = ("find", target, "--dataset", name, "--state", checkpoint, "--rows-max", 1000)
+        for number in range(0, len(of.ids), 3):
+            by = ("--id", of.ids[number]) if number % 2 else ("--document", number)
+            found = ask(*words, *by)
+            file, first, end = of.place(number)
+            (looked_for,) = found["looked_for"]
+            assert looked_for == {
+                "file": file, "file_name": of.paths[file].name, "tokens": [first, end],
+                "document": number, "id": of.ids[number],
+            }  # fmt: skip
+            seen = [row for row in found["rows"] if row["when"] == "seen"]
+            places = [tuple(place.values()) for row in seen for place in row["places"]]
+            assert sorted(places) == sorted(expected[name, number])
+            assert found["counts"]["seen"] == len(seen) == found["times_seen"]
+            for row in found["rows"]:
+                is_gap = row["sample"] in skipped
+                assert (row["when"] == "skipped") == is_gap
+                assert (row["when"] == "to come") == (row["sample"] >= run.state["sample"])
+                is_skipped |= is_gap
+    assert is_skipped
+
+
+def test_what_is_to_come_is_where_it_was_said_to_be(
+    run: SeenRun, checkpoint: Path, texts: dict[str, Texts], target: str, ask: Ask
+) -> None:
+    """A document that has to go can be taken out before it is read."""
+    sample = run.state["sample"]
+    words = ("find", target, "--dataset", "code", "--state", checkpoint, "--document", 3)
+    found = ask(*words, "--end-sample", sample + 90)
+    assert found["end_sample"] == sample + 90
+    coming = [row for row in found["rows"] if row["when"] == "to come"]
+    assert coming
+
+    run.go(3, 3, (10,))
+
+    read = {(row.step, row.rank, row.row): row for row in run.rows}
+    for row in coming:
+        (place,) = row["places"]
+        delivered = read[place["step"], place["rank"], place["row"]]
+        assert (delivered.sample, delivered.dataset) == (row["sample"], "code")
+        file, first, end = texts["code"].place(3)
+        content = texts["code"].content(file)[first:end]
+        for begin, finish in row["tokens"]:
+            assert delivered.text[begin:finish] in content
+    other = ask(*words, "--end-sample", sample + 90, "--batch-size", 4, "--world-size", 1)
+    at = {row["sample"]: row["places"][0] for row in other["rows"] if row["when"] == "to come"}
+    since = coming[0]["sample"] - sample
+    assert at[coming[0]["sample"]] == {
+        "step": found_step(checkpoint) + since // 4, "rank": 0, "row": since % 4,
+    }  # fmt: skip
+
+
+def found_step(checkpoint: Path) -> int:
+    """The next step of a checkpoint."""
+    step = json.loads(checkpoint.read_text())["step"]
+    assert isinstance(step, int)
+    return step
+
+
+@pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
+def test_a_range_of_tokens_is_found_in_windows(
+    serve: Serve, write_tokens: WriteTokens, ask: Ask, order: str
+) -> None:
+    """A bad range after a loss spike, in files that know no documents."""
+    tokens = np.arange(1, 3_001)
+    address = serve(
+        "--data", write_tokens(tokens[:1000], "a.bin"), write_tokens(tokens[1000:], "b.bin")
+    ).address
+    stream = ("--order", order, "--context-length", 10, "--seed", 3, "--rows-max", 10_000)
+
+    found = ask(
+        "find", address, *stream, "--file", "b.bin", "--token", 500, "--tokens", 25,
+        "--end-sample", 450, "--batch-size", 2, "--world-size", 3,
+    )  # fmt: skip
+
+    wanted = set(range(1501, 1526))
+    with NumpyBatches(
+        address, 1, 10, order=order, seed=3, num_batches=450, rank=0, world_size=1
+    ) as feed:
+        rows = [batch.tokens[0].tolist() for batch in feed.batches()]
+    expected = {n: [at for at, t in enumerate(row) if t in wanted] for n, row in enumerate(rows)}
+    expected = {sample: at for sample, at in expected.items() if at}
+    assert expected
+    assert {row["sample"]: row["tokens"] for row in found["rows"]} == {
+        sample: [[at[0], at[-1] + 1]] for sample, at in expected.items()
+    }
+    for row in found["rows"]:
+        step, within = divmod(row["sample"], 6)
+        assert row["places"] == [{"step": step, "rank": within // 2, "row": within % 2}]
+    by_number = ask(
+        "find", address, *stream, "--file-number", 1, "--token", 500, "--tokens", 25,
+        "--end-sample", 450,
+    )  # fmt: skip
+    assert [row["sample"] for row in by_number["rows"]] == sorted(expected)
+
+
+def test_without_a_checkpoint_the_first_epoch_is_looked_at(
+    serve: Serve, tmp_path: Path, ask: Ask, capsys: Captured
+) -> None:
+    """Each token is once in an epoch, or twice where it is the first of a window."""
+    corpus = write_corpus(tmp_path / "corpus", [[30, 20, 50], [70]])
+    address = serve(*corpus.words).address
+    words = ["find", address, "--context-length", "9", "--document", "2"]
+
+    for order, most in (("shuffled", 7), ("packed", 6)):
+        found = ask(*words, "--order", order)
+        assert {row["epoch"] for row in found["rows"]} == {0}
+        assert 5 <= len(found["rows"]) <= most
+        twice = ask(*words, "--order", order, "--epochs", 2)
+        assert len(twice["rows"]) == 2 * len(found["rows"])
+    assert main([*words, "--order", "packed", "--rows-max", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "document 2: 0.ds tokens [50, 100)"
+    assert lines[1].startswith("assumed: the stream of train, packed-1, seed 0, T=9")
+    assert lines[-2].endswith("rows left out; --rows-max prints more")
+    assert lines[-1] == "in 6 rows"
+
+
+def test_a_run_of_epochs_has_read_a_document_in_each(
+    serve: Serve, tmp_path: Path, ask: Ask
+) -> None:
+    """One dataset, and an epoch that was read again."""
+    texts = {name: write_texts(tmp_path / name, name, n) for n, name in enumerate(["a", "b"])}
+    address = served(serve, texts).address
+    with NumpyBatches(address, 4, 15, order="shuffled", dataset="b") as feed:
+        for epoch in (0, 1, 1):
+            assert len(list(feed.epoch(epoch, tail="pad"))) > 4
+        path = tmp_path / "state.json"
+        path.write_text(json.dumps(feed.state_dict()))
+        rows = feed.history()[0]["end_sample"]
+
+    found = ask("find", address, "--dataset", "b", "--document", 7, "--state", path)
+
+    by_epoch: dict[Any, list[int]] = defaultdict(list)
+    for row in found["rows"]:
+        by_epoch[row["epoch"]].append(len(row["places"]))
+        assert row["when"] == ("to come" if row["epoch"] == 2 else "seen")
+        assert row["sample"] // rows == row["epoch"]
+    assert set(by_epoch[0]) == {1}
+    assert set(by_epoch[1]) == {2}
+    assert len(by_epoch[0]) == len(by_epoch[1]) == len(by_epoch[2])
+    assert found["times_seen"] == 3 * len(by_epoch[0])
+
+
+def test_a_long_search_shows_how_far_it_is() -> None:
+    """The order random has no inverse: a run of 10^9 samples is scanned for minutes."""
+    stream = io.StringIO()
+    clock = iter([0.0, 0.5, 1.2, 1.3, 2.4])
+
+    with Progress(stream, lambda: next(clock)) as progress:
+        for done in (0.1, 0.25, 0.3, 0.5):
+            progress.show(done)
+
+    assert stream.getvalue() == "looked at 25.0 % of the rows\nlooked at 50.0 % of the rows\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "--document: has to be given by one of --document, --id, or --file with --token"),
+        (["--document", "1", "--id", "x"], "--document: has to be given by one of"),
+        (["--document", "-1"], "--document: -1 is not in"),
+        (["--document", "999"], "document: 999 is not"),
+        (["--id", "elsewhere"], "elsewhere"),
+        (["--file", "web-0.ds"], "--token: is missing"),
+        (["--file", "other.ds", "--token", "0"], "other.ds"),
+        (["--file", "web-0.ds", "--token", "5", "--tokens", "0"], "--tokens: 0 is not in"),
+        (["--file", "web-0.ds", "--token", "99999"], "99999"),
+        (["--document", "1", "--order", "random"], "--end-sample: the order random has no epochs"),
+        (["--document", "1", "--order", "random", "--epochs", "2"], "--epochs: the order random"),
+        (["--document", "1", "--epochs", "0"], "--epochs: 0 is not in"),
+        (["--document", "1", "--epochs", "1", "--end-sample", "5"], "--epochs: is given together"),
+    ],
+)
+def test_what_cannot_be_found_ends_in_one_line(
+    serve: Serve, tmp_path: Path, capsys: Captured, words: list[str], problem: str
+) -> None:
+    """With the option that was typed, where there is one."""
+    address = served(serve, {"web": write_texts(tmp_path, "web", 1)}).address
+    order = [] if "--order" in words else ["--order", "shuffled"]
+
+    assert main(["find", address, "--context-length", "8", *order, *words]) == 1
+
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert problem in line
+    assert line.count("\n") == 1
+
+
+def test_a_dataset_that_the_run_has_not_read_is_an_error(
+    run: SeenRun, checkpoint: Path, target: str, capsys: Captured
+) -> None:
+    """ "Not seen" would be true, and wrong."""
+    words = ["find", target, "--dataset", "webb", "--document", "1", "--state", str(checkpoint)]
+
+    assert main(words) == 1
+
+    line = capsys.readouterr().err
+    assert line == "error: --dataset: 'webb' is not read by this run, only chat, code, web\n"
