@@ -27,6 +27,8 @@ class KnownStream:
             for source, dataset in zip(request.spec.sources, datasets, strict=True)
         }
         spec, corpora = request.spec, corpora_of(request.spec, datasets)
+        # A mixture may be one of its later stages alone.
+        self._first_stage = spec.mixture.stages[0].index if spec.mixture else 0
         # A stream of one dataset is like a mixture with one stage.
         plain = replace(spec, redactions=())
         self._chain = plain.chain(corpora) if spec.mixture else [b"", plain.identity(corpora)]
@@ -39,7 +41,7 @@ class KnownStream:
         """
         part = self._request.part(first_row, end_row, self._of_stage)
         datasets = [self._datasets[source.number] for source in part.spec.sources]
-        stage = part.spec.mixture.stages[0].index if part.spec.mixture else 0
+        stage = part.spec.mixture.stages[0].index - self._first_stage if part.spec.mixture else 0
         return part, Expected(
             part.spec.redacted(self._chain[stage + 1]),
             part.spec.identity_version,

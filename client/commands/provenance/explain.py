@@ -72,11 +72,9 @@ def _explained(
                     segment.spec.sources, asked.corpora.described(segment.spec), strict=True
                 )
             }
-            for row, record in zip(
-                rows,
-                _of_segment(segment, provenance, names, target, decode),
-                strict=False,
-            ):
+            # In this order: the end of a segment must not take a row away.
+            records = _of_segment(segment, provenance, names, target, decode)
+            for record, row in zip(records, rows, strict=False):
                 yield _begun(row) | record
 
 
