@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -210,3 +210,62 @@ def test_find_scans_an_order_without_epochs(scene: Scene, told: Any) -> None:
         assert found == scene.rows_with("chat", (1, first, first + 20), range(scene.run.steps))
         hits += len(found)
     assert hits
+
+
+def test_a_manifest_is_all_that_was_read_and_nothing_else(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Per source and epoch, token by token; the totals are those of the feed."""
+    path = checkpoint(scene, scene.run.steps)
+
+    assert main(["manifest", "--state", str(path), "--expand", scene.address]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    (whole,) = (line for line in lines if line["kind"] == "run")
+    assert (whole["steps"], whole["samples"]) == (scene.run.steps, len(scene.run.rows))
+    assert not any(line["kind"] == "samples" for line in lines)
+    for name, source in scene.sources.items():
+        rows = [row for row in scene.run.rows if row.source == name]
+        (total,) = (line for line in lines if line["kind"] == "source" and line["dataset"] == name)
+        assert (total["samples"], total["tokens"]) == (len(rows), len(rows) * T)
+        ranges = [line for line in lines if line["kind"] == "range" and line["dataset"] == name]
+        read = Counter(token for row in rows for token in tokens_held(scene, row))
+        listed: Counter[tuple[int, int]] = Counter()
+        for line in ranges:
+            first_epoch, end_epoch = line["epochs"] or (0, 1)
+            assert line["file_name"] == source.corpus.paths[line["file"]].name
+            first, end = line["tokens"]
+            for token in range(first, end):
+                listed[line["file"], token] += line["times"] * (end_epoch - first_epoch)
+            if source.knows_documents:
+                assert line["documents"] == documents_with(scene, name, line["file"], first, end)
+        # Rows that follow one another share a token, which their range has once.
+        assert listed.keys() == read.keys()
+        shared = read - listed
+        assert not listed - read
+        assert all(is_shared(scene, name, *token) for token in shared), name
+
+
+def tokens_held(scene: Scene, row: Row) -> Iterator[tuple[int, int]]:
+    """File and place of each token of a row."""
+    for file, first, end in scene.held(row):
+        yield from ((file, token) for token in range(first, end))
+
+
+def is_shared(scene: Scene, name: str, file: int, token: int) -> bool:
+    """Whether one window, or piece of a document, may end with a token and the next begin with it."""
+    if recorded_run.ORDER_OF[name] == "shuffled":
+        return token % T == 0
+    (number,) = range(*documents_with(scene, name, file, token, token + 1))
+    begin = scene.ranges[name][number][1]
+    return recorded_run.ORDER_OF[name] != "random" and token > begin and (token - begin) % T == 0
+
+
+def documents_with(scene: Scene, name: str, file: int, first: int, end: int) -> list[int]:
+    """The first and the end of the documents that have some of these tokens."""
+    found = [
+        number
+        for number, (of, begin, behind) in enumerate(scene.ranges[name])
+        if of == file and begin < end and behind > first
+    ]
+    return [found[0], found[-1] + 1]
