@@ -171,8 +171,10 @@ def _addition_line(addition: Addition) -> dict[str, Any]:
 
 
 def _addition_of(line: dict[str, Any]) -> Addition:
+    if not (ranges := TokenRanges.of(line["ranges"])):
+        raise Damaged("has an addition without a range")
     return Addition(
-        TokenRanges.of(line["ranges"]),
+        ranges,
         str(line["when"]),
         str(line.get("reason", "")),
         _hash(line["list"]),
