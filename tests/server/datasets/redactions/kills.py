@@ -8,23 +8,21 @@ it is done: no byte outside of the ranges may have changed, and the dataset is s
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.storage.formats import FormatOptions
+from tests.support.dying import die_at
 from tokenfeed.errors import InvalidCorpus
 
 ROOT = Path(__file__).parents[4]
@@ -73,24 +71,7 @@ def run_and_die(call: str, number: int, arguments: list[str]) -> int:
     """Erase in this process, which dies at the number-th such call.  Returns: if it does not."""
     from server.cli.redact import main
 
-    counts = dict.fromkeys(CALLS, 0)
-
-    def counted(name: str) -> Callable[..., Any]:
-        right = getattr(os, name)
-
-        def wrapped(*arguments: Any) -> Any:
-            counts[name] += 1
-            if name == call and counts[name] == number:
-                if name == "pwrite":
-                    descriptor, content, place = arguments
-                    right(descriptor, content[: len(content) // 2 + 1], place)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return right(*arguments)
-
-        return wrapped
-
-    for name in CALLS:
-        setattr(os, name, counted(name))
+    counts = die_at(call, number, CALLS)
     code = main(arguments)
     print("counts", *counts.values(), file=sys.stderr)
     return code
