@@ -14,6 +14,7 @@ TokenfeedError
   CorpusError         the operator changes something
     InvalidCorpus       a token file cannot be served
     CorpusChanged       a token file changed while it was served
+    Deleted             the rows need tokens that were erased on purpose
     InvalidSource       a text file cannot be ingested
     WriteFailed         tokens could not be written
   ServerUnavailable   no change needed: the client retries, or fails over
@@ -121,6 +122,21 @@ class CorpusChanged(CorpusError):
     status = "DATA_LOSS"
 
 
+class Deleted(CorpusError):
+    """A row needs tokens that were erased, and no redaction of them is in force there."""
+
+    status = "DATA_LOSS"
+    PHRASE: ClassVar[str] = "tokens were deleted"
+    """What tells it from CorpusChanged: its problem contains this, and no name has spaces."""
+
+    @classmethod
+    def of(cls, dataset: str, file_name: str, first_token: int, end_token: int) -> Deleted:
+        """Return the error of a range of tokens of a file, which is named without its folder."""
+        where = f"{shortened(file_name)}, tokens [{first_token}, {end_token})"
+        cure = "read with a redaction of them in force, or from a replica that still has them"
+        return cls("dataset", f"{dataset!r}: {cls.PHRASE} that this row needs ({where}); {cure}")
+
+
 class InvalidSource(CorpusError):
     """A text file cannot be ingested."""
 
@@ -218,4 +234,6 @@ def from_status(status: str, details: str) -> TokenfeedError | None:
         return None
     subject, colon, problem = details.partition(": ")
     kind = _FINAL.get(status, RequestError)
+    if kind is CorpusChanged and Deleted.PHRASE in problem:
+        kind = Deleted
     return kind(subject, problem) if colon else kind("server", f"{details} ({status})")

@@ -29,6 +29,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_limits(parser.add_argument_group("limits"))
     _add_status(parser.add_argument_group("metrics and status"))
     parser.add_argument(
+        "--no-locate",
+        action="store_true",
+        help="do not tell clients which files, documents and tokens rows are made of, nor which "
+        "rows hold a document",
+    )
+    parser.add_argument(
         "--reflection",
         action="store_true",
         help="answer gRPC server reflection, by which tools such as grpcurl find the services",

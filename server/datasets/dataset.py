@@ -152,6 +152,10 @@ class Dataset:
                 pb.OrderRows(order=name, rows=row_count(order, shape, context_length))
                 for name, order in orders.OF_WINDOWS.items()
             )
+        if self.redactions is not None:
+            described.redaction_lists.extend(self.redactions.hashes)
+            if (erased := self.redactions.erased) is not None:
+                described.erased_list = erased.hash
         if (known := self.documents) is not None:
             described.documents.CopyFrom(
                 pb.Documents(count=known.count, file_count=known.file_count)

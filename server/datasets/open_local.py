@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 from tokenfeed.errors import (
     CorpusChanged,
@@ -20,15 +22,17 @@ from tokenfeed.errors import (
     NotFound,
     Unreadable,
     listed,
+    shortened,
 )
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.stream.spec import Source
+from tokenfeed.stream.redactions import end_of, in_force
+from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
 from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per_frame
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Expected, StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.threads.poll_rate import PollRate
@@ -48,7 +52,10 @@ from .dataset import (
 )
 from .loss_masks import OPTION as MASK_OPTION
 from .planned_rows import PlannedRows
+from .provenance.answers import Answers
+from .provenance.expected import require_stream
 from .redactions.opening import OPTION as REDACTIONS_OPTION
+from .redactions.redacted_rows import CurrentRows, Redactor
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 from .sources.paths import MASK_SUFFIXES, expand
 
@@ -155,6 +162,8 @@ class LocalDatasets:
         self._datasets = tuple(datasets)
         self._stores = [dataset.store for dataset in datasets]
         self._stopped = stopped
+        self._redactor = Redactor()
+        self._answers = Answers(self._checked, self._redactor)
         # As in a server, so that a trainer that pauses finds out as early.
         self._poller = start_polling(datasets, stopped=stopped) if polls else None
 
@@ -177,13 +186,43 @@ class LocalDatasets:
         return described
 
     def blocks(self, request: StreamRequest) -> LocalBlocks:
-        """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
+        """Return the rows of a request.
+
+        Raises: InvalidRequest if no file is long enough; StreamMismatch if a list of redactions is
+        missing.
+        """
         store: RowStore = self._stores[0]
         if len(self._stores) > 1:
             have_pieces = [source.reads_documents for source in request.spec.sources]
             store = MixedStore(self._stores, have_pieces)
         require_windows(request.spec, store.shapes)
-        return LocalBlocks(store, request)
+        return LocalBlocks(store, request, partial(self._redactor.wrap, store, self._datasets))
+
+    @property
+    def provenance(self) -> Answers:
+        """Answers Locate, Find and Coverage as a server does, from the messages of the contract."""
+        return self._answers
+
+    def _checked(
+        self, request: StreamRequest, expected: Expected
+    ) -> tuple[Sequence[Dataset], RowStore]:
+        """Check a request of some of these datasets, as a server does.  Raises: TokenfeedError."""
+        spec = request.spec
+        datasets = [self._named(source.dataset) for source in spec.sources]
+        have_pieces = [source.reads_documents for source in spec.sources]
+        store = MixedStore([dataset.store for dataset in datasets], have_pieces)
+        store.require_intact()
+        require_windows(spec, store.shapes)
+        require_stream(spec, expected, datasets)
+        return datasets, store
+
+    def _named(self, name: str) -> Dataset:
+        """Return the dataset of a name; "" is the only one.  Raises: NotFound."""
+        for dataset in self._datasets:
+            if dataset.name == name or (not name and len(self._datasets) == 1):
+                return dataset
+        names = listed([dataset.name for dataset in self._datasets])
+        raise NotFound("dataset", f"{shortened(name)!r} is not opened, only {names}")
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
@@ -196,27 +235,37 @@ class LocalDatasets:
 class LocalBlocks:
     """The rows of a request, in order, in blocks of up to a MiB: whole batches where they fit."""
 
-    def __init__(self, store: RowStore, request: StreamRequest) -> None:
-        """Read nothing yet."""
-        self._store = store
+    def __init__(
+        self, store: RowStore, request: StreamRequest, redact: Callable[[StreamSpec], RowStore]
+    ) -> None:
+        """Read nothing yet.
+
+        store: what rows are planned for.  redact: returns what those of a spec are gathered from,
+        all of whose redactions are in force.
+        """
+        self._token_bytes = store.dtype.itemsize
         self._rows = PlannedRows(store, request)
         self._spec = request.spec
-        self._batch_size = request.position.batch_size
+        self._position = request.position
+        self._redact = redact
         self._block_bytes = FRAME_BYTES_FIRST
         self._spans: Spans | None = None
+        self._take_redactions()
 
     def next(self) -> RowBlock | None:
         """Read the next block; None at the end. The caller owns its memory.
 
-        Raises: CorpusChanged; Unreadable, after about a second: the same block comes next.
+        Raises: CorpusChanged, Deleted; Unreadable, after about a second: the same block comes next.
         """
         spans = self._spans
         if spans is None:
             if self._rows.row == self._rows.end_row:
                 return None
+            if self._rows.row >= self._redacted_end:
+                self._take_redactions()
             spans = self._spans = self._rows.take(self._next_row_count())
         try:
-            block = gather_block(self._store, spans, self._spec.planes)
+            block = gather_block(self._gathered(), spans, self._spec.planes)
         except (CorpusChanged, Unreadable) as error:
             raise type(error)(error.subject, _for_readers(error.problem)) from None
         self._spans = None
@@ -224,10 +273,20 @@ class LocalBlocks:
 
     def _next_row_count(self) -> int:
         """Return the rows of the next block; few at first, so that the first batch is early."""
-        rows = rows_per_frame(self._block_bytes, self._spec.row_tokens * self._store.dtype.itemsize)
+        row, batch_size = self._rows.row, self._position.batch_size
+        rows = rows_per_frame(self._block_bytes, self._spec.row_tokens * self._token_bytes)
         self._block_bytes = min(2 * self._block_bytes, FRAME_BYTES_TARGET)
-        end = (self._rows.row + rows) // self._batch_size * self._batch_size
-        return end - self._rows.row if end > self._rows.row else rows
+        end = (row + rows) // batch_size * batch_size
+        return min(end if end > row else row + rows, self._redacted_end) - row
+
+    def _take_redactions(self) -> None:
+        """Gather the next rows with the redactions that are in force there."""
+        spec, sample = self._spec, self._position.sample_of(self._rows.row)
+        if spec.redactions:
+            spec = replace(spec, redactions=in_force(spec.redactions, sample))
+        self._gathered = CurrentRows(partial(self._redact, spec))
+        end = end_of(self._spec.redactions, sample)
+        self._redacted_end = self._rows.end_row if end is None else self._position.rows_before(end)
 
 
 @functools.lru_cache(maxsize=1)

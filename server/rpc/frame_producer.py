@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,12 +36,15 @@ class MadeFrame(NamedTuple):
 class FrameProducer:
     """Encodes the frames of a request.
 
-    datasets: names of the dataset of each source.  store: what its rows are gathered from.  stream:
-    the stream of all its frames.  scheduler: shared by all streams of the same store.
+    datasets: names of the dataset of each source.  store: what its rows are planned for.  gathered:
+    returns what those of a frame are gathered from: the store, or its rows with some tokens
+    replaced.  stream: the stream of all its frames.  scheduler: shared by all streams of the same
+    store.
     """
 
     datasets: Sequence[str]
     store: RowStore
+    gathered: Callable[[], RowStore]
     request: StreamRequest
     stream: frame.Stream
     scheduler: FairScheduler
@@ -49,7 +52,7 @@ class FrameProducer:
     def frames(self, connection: Connection) -> Iterator[MadeFrame]:
         """Yield the frames in order, scheduled fairly against those of other peers.
 
-        Raises: CorpusChanged; SamplesExhausted at sample 2^63.
+        Raises: CorpusChanged; Deleted; SamplesExhausted at sample 2^63.
         """
         store = self.store
         row_bytes = self.request.spec.row_tokens * store.dtype.itemsize
@@ -82,7 +85,7 @@ class FrameProducer:
         return self._encoded(spans, stream_row, patient=True)
 
     def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[MadeFrame]:
-        store = self.store
+        store = self.gathered()
         planes = store.gather_planes(spans, self.request.spec.planes, patient)
         drafts = draft.drafts(self.stream, stream_row, len(spans), store.dtype, planes)
         for part in drafts:

@@ -423,10 +423,10 @@ def document_entries(starts: list[int]) -> bytes:
 
 
 def plane_fingerprint(kind: int, entries: list[bytes]) -> bytes:
-    """Fingerprint, 32 bytes, of plane 50 or 51, given the entries of each file; of plane 52, which
-    has none, 32 zero bytes.
+    """Fingerprint, 32 bytes, of plane 50 or 51, given the entries of each file; of planes 52 and
+    53, which have none, 32 zero bytes.
     """
-    if kind == 52:
+    if kind in (52, 53):
         return bytes(32)
     entry_bytes = {50: 8, 51: 1}[kind]
     content = b"".join(entries)
@@ -438,9 +438,9 @@ def plane_fingerprint(kind: int, entries: list[bytes]) -> bytes:
 
 def stage_plane_fingerprint(kind: int, sources: Iterable[tuple[int, bytes]]) -> bytes:
     """Fingerprint, 32 bytes, of plane 50 or 51 of a stage of a mixture: (number, fingerprint of
-    its plane) of each source that has it; of plane 52, 32 zero bytes.
+    its plane) of each source that has it; of planes 52 and 53, 32 zero bytes.
     """
-    if kind == 52:
+    if kind in (52, 53):
         return bytes(32)
     present = sorted(sources)
     lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(present)}"]
@@ -479,6 +479,49 @@ def piece_starts_row(pieces: list[list[int]]) -> bytes:
 def token_counts_row(pieces: list[list[int]]) -> bytes:
     """Content of plane 52 of a row of pieces."""
     return sum(n for _, _, n in pieces).to_bytes(4, "little")
+
+
+# Sections 5 and 8: redacted rows.
+
+
+class RedactionList(NamedTuple):
+    """A list of redactions: each range is a file from 0 and its tokens [first, end)."""
+
+    fill: int
+    ranges: list[tuple[int, int, int]]
+
+
+def fills(pieces: list[list[int]], lists: list[RedactionList]) -> list[int | None]:
+    """The fill of each token of a row without its padding; None where nothing replaces it.
+
+    pieces are [file, first token, length] each, one for a window; lists are those in force for the
+    source of the row, by ascending first_sample.
+    """
+    found: list[int | None] = []
+    for file, first, n in pieces:
+        for token in range(first, first + n):
+            fill = None
+            for one in lists:
+                if any(f == file and begin <= token < end for f, begin, end in one.ranges):
+                    fill = one.fill
+            found.append(fill)
+    return found
+
+
+def redacted_row(
+    tokens: list[int], pieces: list[list[int]], lists: list[RedactionList]
+) -> tuple[list[int], bytes]:
+    """The T + 1 tokens of a row as they are sent, and the content of its plane 53."""
+    found = fills(pieces, lists)
+    found += [None] * (len(tokens) - len(found))
+    sent = [t if fill is None else fill for t, fill in zip(tokens, found, strict=True)]
+    content = b""
+    for j, fill in enumerate(found):
+        if fill is not None and (j == 0 or found[j - 1] is None):
+            content += j.to_bytes(4, "little")
+        if fill is not None and (j + 1 == len(found) or found[j + 1] is None):
+            content += (j + 1).to_bytes(4, "little")
+    return sent, content
 
 
 # Section 9: checksum. And section 7: a frame on the wire.
@@ -599,6 +642,7 @@ def golden() -> dict[str, list[dict[str, Any]]]:
         "mixture_samples": list(_golden_mixture_samples()),
         "padded_rows": list(_golden_padded_rows()),
         "row_samples": list(_golden_row_samples()),
+        "redacted_rows": list(_golden_redacted_rows()),
     }
 
 
@@ -940,6 +984,51 @@ def _golden_plane_checksums() -> Iterator[dict[str, Any]]:
     ]
     yield _plane_checksum(name, tokens, (0, 0, 3, 4, 0, 1), planes)
     yield _plane_checksum(name, tokens, (2**63 - 2**53, 2, 3, 4, 2**32 - 1, 2**32), planes)
+    yield _plane_checksum(*_redacted_frame())
+
+
+def _redacted_frame() -> tuple[bytes, bytes, tuple[int, int, int, int, int, int], list[Plane]]:
+    """Two rows from sample 5 on with a redaction in force: the second has none of its tokens."""
+    content = bytes(range(14))
+    in_force = RedactionList(0, [(0, 4, 6)])
+    name = identity("sequential-1", 0, 2, fingerprint("uint16", [content], 2))
+    name = redacted_identity(name, [(5, 0, list_hash(*in_force))])
+    found = []
+    for row, first in zip(rows([content], 2, "sequential-1", 0, 2, (5, 6)), (4, 0), strict=True):
+        tokens = [int.from_bytes(row[i : i + 2], "little") for i in range(0, 6, 2)]
+        found.append(redacted_row(tokens, [[0, first, 3]], [in_force]))
+    sent = b"".join(t.to_bytes(2, "little") for tokens, _ in found for t in tokens)
+    runs = [run for _, run in found]
+    plane = Plane(53, plane_fingerprint(53, []), list(map(len, runs)), b"".join(runs))
+    return name, sent, (5, 0, 2, 4, 0, 1), [plane]
+
+
+def _golden_redacted_rows() -> Iterator[dict[str, Any]]:
+    """Windows and rows of pieces: both ends of a row, runs that touch, lists that overlap."""
+    everything = RedactionList(9, [(0, 0, 100), (1, 0, 100)])
+    two = [RedactionList(0, [(0, 3, 6), (1, 0, 1)]), RedactionList(7, [(0, 5, 8), (0, 10, 11)])]
+    for row_tokens, pieces, lists in (
+        (5, [[0, 2, 5]], []),
+        (5, [[0, 2, 5]], [RedactionList(0, [(0, 2, 3), (0, 4, 5), (0, 6, 7)])]),
+        (5, [[0, 2, 5]], [RedactionList(0, [(0, 0, 2), (0, 7, 9), (1, 2, 7)])]),
+        (5, [[0, 2, 5]], two),
+        (5, [[0, 2, 5]], two[::-1]),
+        (5, [[0, 2, 5]], [everything]),
+        (8, [[0, 2, 4], [0, 9, 2]], two),
+        (8, [[1, 0, 3], [1, 2, 3]], [RedactionList(2**32 - 1, [(1, 2, 3)])]),
+        (8, [[1, 0, 3], [1, 5, 3]], [everything, two[0]]),
+    ):
+        used = [100 * file + first + i for file, first, n in pieces for i in range(n)]
+        tokens = used + [0] * (row_tokens - len(used))
+        sent, content = redacted_row(tokens, pieces, lists)
+        yield {
+            "row_tokens": row_tokens,
+            "pieces": pieces,
+            "tokens": tokens,
+            "lists": [{"fill": fill, "ranges": ranges} for fill, ranges in lists],
+            "sent": sent,
+            "redacted": content.hex(),
+        }
 
 
 def _starts(starts: list[int], first_tokens: list[int], context_length: int) -> Plane:

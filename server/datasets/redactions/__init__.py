@@ -8,4 +8,6 @@ opening.py          which lists a dataset has, and what it was before its bytes 
 laid_over.py        tokens as they are once some are erased
 erasing.py          overwrites them on disk
 describing.py       what an operator is told of them
+covering.py         which tokens of the rows of a stream these lists cover
+redacted_rows.py    rows in which they are replaced
 """

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +17,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client.local.target import parse_local_target
-from server.datasets.dataset import Dataset
+from server.datasets.dataset import Dataset, TokenChecks, open_dataset
 from server.datasets.open_local import LocalDatasets, open_local
+from server.datasets.sources import DatasetSource
 from server.ingest.__main__ import main as ingest
 from server.storage.borders import opening
+from server.storage.formats import FormatOptions
 from tests.conftest import WriteTokens
 from tests.support import reference
 from tests.support.full_disk import FullDisk
+from tests.support.redacted_corpora import begin_erasure, write_lists
 from tests.support.waiting import eventually, let_time_pass
-from tokenfeed.errors import CorpusChanged, InvalidCorpus, InvalidRequest, NotFound, TokenfeedError
+from tokenfeed.errors import (
+    CorpusChanged,
+    Deleted,
+    InvalidCorpus,
+    InvalidRequest,
+    NotFound,
+    StreamMismatch,
+    TokenfeedError,
+)
 from tokenfeed.sampling import orders
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED
 from tokenfeed.stream.position import Position
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
@@ -487,3 +499,58 @@ def test_borders_and_rows_are_kept_in_the_folder_of_the_target(
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     return FullDisk(monkeypatch)
+
+
+def test_redactions_come_into_force_at_their_samples(
+    opened: Open, write_tokens: WriteTokens
+) -> None:
+    """As from servers, whose calls end there; here one request has rows before and behind it."""
+    path = write_tokens(range(1000, 1100))
+    source = DatasetSource("train", (str(path),))
+    with closing(
+        open_dataset(source, FormatOptions.parse(None, None, None), TokenChecks())
+    ) as made:
+        lists = write_lists(made, 5, [(0, 0, 12)], [(0, 20, 25)])
+    redactions = tuple(
+        Redaction(first_sample, 0, found)
+        for first_sample, found in zip((1, 13), lists, strict=True)
+    )
+    request = asked(batches=6)
+    spec = replace(request.spec, planes=(REDACTED,), redactions=redactions)
+    blocks = opened("train.bin").blocks(replace(request, spec=spec, first_row=1))
+
+    found = list(iter(blocks.next, None))
+
+    tokens = np.concatenate([block.tokens for block in found])
+    expected = np.arange(1000, 1100)[[8 * (sample % 12) + np.arange(9) for sample in range(24)]]
+    expected[1:][(expected[1:] < 1012)] = 5
+    late = expected[13:]
+    late[(late >= 1020) & (late < 1025)] = 5
+    assert tokens.tolist() == expected[1:].tolist()
+    runs = b"".join(block.planes[0].content.tobytes() for block in found)
+    rows = {1: [0, 4], 12: [0, 9], 13: [0, 4], 14: [4, 9], 15: [0, 1]}
+    assert runs == np.array([n for row in rows.values() for n in row], "<u4").tobytes()
+    lengths = np.concatenate([block.planes[0].row_lengths for block in found])
+    assert np.flatnonzero(lengths).tolist() == [row - 1 for row in rows]
+
+
+def test_deleted_tokens_and_unknown_lists_are_named(
+    opened: Open, write_tokens: WriteTokens
+) -> None:
+    """A trainer's own files are held to what servers are held to."""
+    path = write_tokens(range(1000, 1100))
+    source = DatasetSource("train", (str(path),))
+    with closing(
+        open_dataset(source, FormatOptions.parse(None, None, None), TokenChecks())
+    ) as made:
+        dataset = opened("train.bin")
+        write_lists(made, 5, [(0, 20, 25)])
+        begin_erasure(made)
+    spec = replace(asked().spec, redactions=(Redaction(0, 0, bytes(32)),), planes=(REDACTED,))
+
+    with pytest.raises(StreamMismatch, match=f"redactions: dataset 'train' .*{bytes(32).hex()}"):
+        dataset.blocks(replace(asked(), spec=spec))
+    with pytest.raises(
+        Deleted, match=r"'train': tokens were deleted .*\(train.bin, tokens \[20, 25"
+    ):
+        dataset.blocks(asked()).next()

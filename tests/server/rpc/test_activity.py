@@ -56,7 +56,7 @@ def producer(first_sample: int = 0, rank: int = 0, batch_size: int = 4) -> Frame
     spec = StreamSpec.of_dataset("", orders.find("sequential-1"), 0, 8)
     request = StreamRequest(spec, Position(first_sample, batch_size, rank, 8), 10)
     stream = frame.Stream(spec, request.position, spec.identity([Corpus(bytes(32), b"")]), {})
-    return FrameProducer(["train"], store, request, stream, FairScheduler())
+    return FrameProducer(["train"], store, lambda: store, request, stream, FairScheduler())
 
 
 def made(end_row: int, row_count: int = 4) -> MadeFrame:

@@ -46,7 +46,12 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
     return len(
         list(
             FrameProducer(
-                ["train"], dataset.store, request, stream, scheduler or FairScheduler()
+                ["train"],
+                dataset.store,
+                lambda: dataset.store,
+                request,
+                stream,
+                scheduler or FairScheduler(),
             ).frames(Connection("peer"))
         )
     )

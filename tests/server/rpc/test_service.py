@@ -265,7 +265,7 @@ def test_an_identity_and_a_digest_have_32_bytes(peer: Peer, field: str, size: in
     require_refusal(found, Status.INVALID_ARGUMENT, field, size, 32)
 
 
-@pytest.mark.parametrize("plane", [0, 50, 51, 52, 53, 99, 100, 101, (1 << 32) - 1])
+@pytest.mark.parametrize("plane", [0, 50, 51, 52, 54, 99, 100, 101, (1 << 32) - 1])
 def test_a_plane_that_does_not_exist_is_not_silently_left_out(peer: Peer, plane: int) -> None:
     """A trainer that requests a loss mask and gets none would train on everything."""
     found = peer.refusal(asking(planes=[pb.WantedPlane(kind=plane)]))
@@ -525,7 +525,7 @@ def test_an_expected_identity_goes_with_its_version(peer: Peer) -> None:
     of_mixtures = asking(expected_identity=bytes(32), identity_version=2)
     found = peer.refusal(of_mixtures)
     require_refusal(found, Status.FAILED_PRECONDITION, "identity_version", 1, 2)
-    for version in (3, (1 << 32) - 1):
+    for version in (4, (1 << 32) - 1):
         later = asking(expected_identity=bytes(32), identity_version=version)
         found = peer.refusal(later)
         require_refusal(found, Status.INVALID_ARGUMENT, "identity_version", version)
@@ -930,7 +930,7 @@ def test_describe_says_what_is_served(peer: Peer, datasets: dict[str, Dataset]) 
     of_windows = ["random-1", "shuffled-1", "sequential-1"]
     assert list(described.orders) == [*of_windows, "packed-1", "padded-1", "mixture-1"]
     assert described.limits.batch_bytes_max == BATCH_BYTES_MAX
-    assert described.identity_versions == [1, 2]
+    assert described.identity_versions == [1, 2, 3]
     assert described.contract_revisions == [CONTRACT_REVISION]
     assert abs(described.server_time_ms / 1000 - time.time()) < 15
 

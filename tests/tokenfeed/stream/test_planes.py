@@ -33,15 +33,16 @@ def test_the_kinds_have_names_in_code() -> None:
     assert planes.KINDS[planes.DOCUMENT_STARTS] == "document_starts"
     assert planes.KINDS[planes.LOSS_MASK] == "loss_mask"
     assert planes.KINDS[planes.TOKEN_COUNTS] == "token_counts"
+    assert planes.KINDS[planes.REDACTED] == "redacted"
 
 
-@pytest.mark.parametrize("kinds", [(), (50,), (51,), (50, 51), (50, 51, 52)])
+@pytest.mark.parametrize("kinds", [(), (50,), (51,), (50, 51), (50, 51, 52, 53)])
 def test_known_kinds_in_ascending_order_pass(kinds: tuple[int, ...]) -> None:
     """None at all is what most streams ask for."""
     planes.require_known(kinds)
 
 
-@pytest.mark.parametrize("kind", [-1, 0, 1, 49, 53, 99, 100, 2**32 - 1])
+@pytest.mark.parametrize("kind", [-1, 0, 1, 49, 54, 99, 100, 2**32 - 1])
 def test_a_kind_that_the_contract_does_not_have_is_named_with_those_that_it_has(kind: int) -> None:
     """Field 100 is the tokens, and 1 to 49 are headers: no plane, though fields of the frame."""
     with pytest.raises(InvalidRequest, match=f"^planes: {kind} .*50 .document_starts") as caught:

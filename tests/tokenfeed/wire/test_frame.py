@@ -25,7 +25,7 @@ from tokenfeed.wire.row_block import Plane, RowBlock
 IDENTITY = bytes(range(32))
 POSITION = Position(first_sample=1000, batch_size=4, rank=1, world_size=3)
 T = 5
-FINGERPRINTS = {50: bytes([50] * 32), 51: bytes([51] * 32), 52: bytes(32)}
+FINGERPRINTS = {50: bytes([50] * 32), 51: bytes([51] * 32), 52: bytes(32), 53: bytes(32)}
 MIB_4 = 4 << 20
 
 
@@ -207,7 +207,7 @@ def test_any_valid_encoding_decodes_to_the_same_rows(
         varint(101 << 3 | 2) + b"\x05mask!",
         varint(102 << 3 | 3) + b"\x08\x01" + varint(102 << 3 | 4),
         varint(30 << 3 | 2) + b"\x04\xa2\x06\x01\x00",
-        varint(53 << 3 | 2) + b"\x03new",
+        varint(54 << 3 | 2) + b"\x03new",
         varint(99 << 3 | 5) + b"\xa2\x06\x01\x00",
         varint(49 << 3 | 1) + b"\xa2\x06\x00\x00\x00\x00\xa2\x06",
     ]
@@ -241,13 +241,13 @@ PART = st.one_of(
     st.tuples(st.sampled_from(sorted(KINDS)), st.lists(PLANE_PART, max_size=5)).map(
         lambda plane: delimited(plane[0], b"".join(plane[1]))
     ),
-    st.tuples(st.sampled_from([1, 20, 50, 53, 99, 100, 101]), st.binary(max_size=4)).map(
+    st.tuples(st.sampled_from([1, 20, 50, 54, 99, 100, 101]), st.binary(max_size=4)).map(
         lambda field: varint(field[0] << 3 | 3) + field[1] + varint(field[0] << 3 | 4)
     ),
     st.tuples(st.sampled_from([6, 7, 49, 51, 100, 101]), st.integers(0, 2**64 - 1)).map(
         lambda field: varint(field[0] << 3) + varint(field[1])
     ),
-    st.sampled_from([delimited(53, b"\xa2\x06\x01\x00"), varint(49 << 3 | 1) + b"\xa2\x06" * 4]),
+    st.sampled_from([delimited(54, b"\xa2\x06\x01\x00"), varint(49 << 3 | 1) + b"\xa2\x06" * 4]),
     st.binary(max_size=3),
 )
 """A part of a frame in any encoding, most often a valid one."""

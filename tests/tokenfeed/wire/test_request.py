@@ -183,6 +183,12 @@ def test_what_is_not_set_has_the_defaults_of_the_contract() -> None:
 
 
 PLANES = [pb.WantedPlane(kind=51)]
+REDACTED = [pb.WantedPlane(kind=53)]
+BEGINS, SOURCE = "redactions.first_sample", "redactions.source"
+
+
+def redaction(first_sample: int, source: int = 0) -> pb.Redaction:
+    return pb.Redaction(first_sample=first_sample, source=source, list_hash=bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +242,7 @@ PLANES = [pb.WantedPlane(kind=51)]
         ),
         ({"expected_identity": bytes(32)}, InvalidRequest, "identity_version"),
         (
-            {"expected_identity": bytes(32), "identity_version": 3},
+            {"expected_identity": bytes(32), "identity_version": 4},
             InvalidRequest,
             "identity_version",
         ),
@@ -247,7 +253,7 @@ PLANES = [pb.WantedPlane(kind=51)]
         ({"planes": PLANES}, None, ""),
         ({"planes": PLANES * 2}, InvalidRequest, "planes"),
         ({"planes": [pb.WantedPlane()]}, InvalidRequest, "planes"),
-        ({"planes": [pb.WantedPlane(kind=53)]}, InvalidRequest, "planes"),
+        ({"planes": [pb.WantedPlane(kind=54)]}, InvalidRequest, "planes"),
         ({"planes": [pb.WantedPlane(kind=100)]}, InvalidRequest, "planes"),
         (
             {"planes": [pb.WantedPlane(kind=51, expected_fingerprint=bytes(31))]},
@@ -264,6 +270,19 @@ PLANES = [pb.WantedPlane(kind=51)]
         ({"redactions": [pb.Redaction(list_hash=bytes(32))]}, StreamMismatch, "redactions"),
         ({"redactions": [pb.Redaction(list_hash=bytes(31))]}, InvalidRequest, "list_hash"),
         ({"redactions": [pb.Redaction()]}, InvalidRequest, "list_hash"),
+        ({"planes": REDACTED, "redactions": [redaction(0)]}, None, ""),
+        ({"planes": REDACTED}, None, ""),
+        ({"planes": PLANES, "redactions": [redaction(0)]}, StreamMismatch, "redactions"),
+        ({"planes": REDACTED, "redactions": [redaction(0), redaction(1)]}, InvalidRequest, BEGINS),
+        ({"planes": REDACTED, "first_row": 1, "redactions": [redaction(1)]}, None, ""),
+        (
+            {"planes": REDACTED, "first_row": 1, "redactions": [redaction(2)]},
+            InvalidRequest,
+            BEGINS,
+        ),
+        ({"planes": REDACTED, "redactions": [redaction(2**63)]}, SamplesExhausted, BEGINS),
+        ({"planes": REDACTED, "redactions": [redaction(0)] * 2}, InvalidRequest, "redactions"),
+        ({"planes": REDACTED, "redactions": [redaction(0, 1)]}, InvalidRequest, SOURCE),
         ({"declined_planes": [51, 51, 0, 2**32 - 1]}, None, ""),
         ({"long_documents": "cut"}, InvalidRequest, "long_documents"),
         ({"long_documents": "else"}, InvalidRequest, "long_documents"),
@@ -352,6 +371,27 @@ TWO = [pb.StageSource(number=number, weight=2**19) for number in (0, 1)]
         (mixture_of(source_base=2**63), SamplesExhausted, "base"),
         (mixture_of(source_expected_digest=bytes(31)), InvalidRequest, "expected_digest"),
         (mixture_of(source_long_documents="cut"), InvalidRequest, "long_documents"),
+        (mixture_of(planes=REDACTED, redactions=[redaction(0)], source_number=0), None, ""),
+        (mixture_of(planes=REDACTED, redactions=[redaction(0, 4)], source_number=4), None, ""),
+        (
+            mixture_of(planes=REDACTED, redactions=[redaction(0)], source_number=4),
+            InvalidRequest,
+            SOURCE,
+        ),
+        (
+            mixture_of(
+                {"sources": TWO}, planes=REDACTED, redactions=[redaction(9, 0), redaction(9, 1)]
+            ),
+            None,
+            "",
+        ),
+        (
+            mixture_of(
+                {"sources": TWO}, planes=REDACTED, redactions=[redaction(9, 1), redaction(9, 0)]
+            ),
+            InvalidRequest,
+            "redactions",
+        ),
     ],
 )
 def test_each_field_of_a_stage_has_its_range_too(

@@ -1,0 +1,221 @@
+"""Rows in which redacted tokens are replaced, and that say so in plane 53.
+
+A row that needs an erased token is refused, unless a redaction that is in force replaces the token:
+what lies on the disk there is not what the stream has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import insort
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import Deleted, StreamMismatch
+from tokenfeed.sampling.plan import Shape
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.planes import REDACTED
+from tokenfeed.stream.redactions import Redaction
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire.row_block import Plane
+
+from ...storage.store import RowStore, TokenStore
+from .covering import DELETED, Covering, Hits, SourceLists
+from .list_file import RedactionLists
+from .ranges import RedactionList
+
+TokenArray = npt.NDArray[np.unsignedinteger]
+
+_STREAMS_KEPT = 16
+"""Combinations of lists and datasets whose segments are kept."""
+_CURRENT_SECONDS = 1.0
+_RUN_BYTES = 8
+
+
+class RedactedDataset(Protocol):
+    """What is needed of a dataset.  redactions: None if it cannot have any."""
+
+    name: str
+    store: TokenStore
+    redactions: RedactionLists | None
+
+
+class Redactor:
+    """Wraps stores for the streams that need it. Keeps what it prepares for the last of them.
+
+    May be used from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        """Prepare nothing yet."""
+        self._covering = lru_cache(_STREAMS_KEPT)(Covering.of)
+
+    def wrap(
+        self, rows: RowStore, datasets: Sequence[RedactedDataset], spec: StreamSpec
+    ) -> RowStore:
+        """Return the rows of a stream as it has them: rows itself if nothing is redacted, erased,
+        or requested of plane 53.
+
+        rows: of the sources of spec.  datasets: of each source.  spec: all its redactions are in
+        force.
+        Raises: StreamMismatch if a dataset lacks a list; LimitExceeded.
+        """
+        in_force: dict[int, list[Redaction]] = {}
+        for each in spec.redactions:
+            in_force.setdefault(each.source, []).append(each)
+        sources = tuple(
+            SourceLists(
+                dataset.store.shape,
+                tuple(_list_of(dataset, each, rows) for each in in_force.get(number, ())),
+                dataset.redactions.erased if dataset.redactions is not None else None,
+            )
+            for number, dataset in zip(spec.numbers, datasets, strict=True)
+        )
+        if REDACTED not in spec.planes and not any(each.layers for each in sources):
+            return rows
+        return RedactedRows(rows, self._covering(sources), datasets)
+
+
+class CurrentRows:
+    """The rows of a stream that may last for days, while tokens of its datasets are erased.
+
+    Of one thread. Lists only grow, so what was served once is still redacted in the same way.
+    """
+
+    def __init__(self, wrap: Callable[[], RowStore]) -> None:
+        """Wrap at once.  wrap: returns the rows, as `Redactor.wrap`; what it raises is raised."""
+        self._wrap = wrap
+        self._rows = wrap()
+        self._wrapped_at = time.monotonic()
+
+    def __call__(self) -> RowStore:
+        """Return the rows, wrapped for what is erased by now, or was a second ago."""
+        now = time.monotonic()
+        if now - self._wrapped_at >= _CURRENT_SECONDS:
+            self._rows, self._wrapped_at = self._wrap(), now
+        return self._rows
+
+
+def _list_of(dataset: RedactedDataset, redaction: Redaction, rows: RowStore) -> RedactionList:
+    """Return the list that a redaction names.  Raises: StreamMismatch."""
+    lists, name = dataset.redactions, f"dataset {dataset.name!r}"
+    found = lists.find(redaction.list_hash) if lists is not None else None
+    if found is None:
+        problem = f"{name} has no list {redaction.list_hash.hex()} here"
+        raise StreamMismatch("redactions", f"{problem}; copy its list file to this server")
+    if found.fill > np.iinfo(rows.dtype).max:
+        problem = f"the fill of the list {redaction.list_hash.hex()} of {name} is {found.fill}"
+        cure = f"but its tokens have {rows.dtype.itemsize} bytes; make a list with another fill"
+        raise StreamMismatch("redactions", f"{problem}, {cure}")
+    return found
+
+
+class RedactedRows:
+    """A RowStore: the rows of another one, redacted."""
+
+    def __init__(
+        self, rows: RowStore, covering: Covering, datasets: Sequence[RedactedDataset]
+    ) -> None:
+        """rows: of the sources that covering was prepared for.  datasets: of each source."""
+        self._rows = rows
+        self._covering = covering
+        self._datasets = datasets
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """Like `RowStore.shapes`."""
+        return self._rows.shapes
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Like `RowStore.dtype`."""
+        return self._rows.dtype
+
+    @property
+    def cold(self) -> bool:
+        """Like `RowStore.cold`."""
+        return self._rows.cold
+
+    def require_intact(self) -> None:
+        """Like `RowStore.require_intact`."""
+        self._rows.require_intact()
+
+    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
+        """Like `RowStore.advise`."""
+        self._rows.advise(spans, planes)
+
+    def gather(self, spans: Spans, tokens: TokenArray, patient: bool = True) -> None:
+        """Like `RowStore.gather`, with the fill in place of redacted tokens.
+
+        Raises: Deleted too.
+        """
+        hits = self._hits(spans)
+        self._rows.gather(spans, tokens, patient)
+        if hits is not None:
+            _fill(tokens, hits)
+
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        """Like `RowStore.gather_planes`, with plane 53. The other planes are those of the corpus.
+
+        Raises: Deleted too.
+        """
+        if REDACTED not in planes:
+            return self._rows.gather_planes(spans, planes, patient)
+        others = [kind for kind in planes if kind != REDACTED]
+        found = list(self._rows.gather_planes(spans, others, patient))
+        insort(found, _redacted(len(spans), self._hits(spans)), key=lambda plane: plane.kind)
+        return tuple(found)
+
+    def marks(self, spans: Spans) -> Plane:
+        """Return plane 53 of rows, without reading any token; also of those that need erased ones,
+        which are not marked.
+        """
+        hits = self._covering.hits(spans)
+        if hits is not None:
+            is_filled = hits.fill != DELETED
+            hits = Hits(*(column[is_filled] for column in hits))
+        return _redacted(len(spans), hits)
+
+    def _hits(self, spans: Spans) -> Hits | None:
+        """Return what is redacted of the rows of spans.  Raises: Deleted."""
+        hits = self._covering.hits(spans)
+        if hits is not None and (deleted := hits.fill == DELETED).any():
+            place = int(deleted.argmax())
+            span = int(hits.span[place])
+            source, shard = int(spans.source[span]), int(spans.shard[span])
+            dataset = self._datasets[source]
+            raise Deleted.of(
+                dataset.name,
+                os.path.basename(dataset.store.shards[shard].path),
+                *self._covering.in_file(int(hits.segment[place]), source, shard),
+            )
+        return hits
+
+
+def _fill(tokens: TokenArray, hits: Hits) -> None:
+    """Write the fill into redacted tokens.  tokens: [rows, row_tokens], C-contiguous."""
+    line = tokens.reshape(-1)
+    begins = hits.row * tokens.shape[1]
+    firsts, ends = (begins + hits.first).tolist(), (begins + hits.end).tolist()
+    for first, end, fill in zip(firsts, ends, hits.fill.tolist(), strict=True):
+        line[first:end] = fill
+
+
+def _redacted(row_count: int, hits: Hits | None) -> Plane:
+    """Return plane 53 of rows."""
+    if hits is None:
+        return Plane(REDACTED, np.zeros(row_count, np.uint32), np.empty(0, np.uint8))
+    # Parts that touch are one run: of two pieces, or of two lists.
+    begins = np.ones(hits.row.size, dtype=np.bool_)
+    begins[1:] = (hits.row[1:] != hits.row[:-1]) | (hits.first[1:] != hits.end[:-1])
+    lasts = np.append(begins[1:], True)
+    runs = np.column_stack([hits.first[begins], hits.end[lasts]]).astype("<u4")
+    lengths = _RUN_BYTES * np.bincount(hits.row[begins], minlength=row_count)
+    return Plane(REDACTED, lengths.astype(np.uint32), runs.reshape(-1).view(np.uint8))
