@@ -134,8 +134,7 @@ class Redacting:
             if erase is not None:
                 self._finish(path, erase)
             with closing(self._open()) as dataset:
-                _add(path, dataset, asked)
-                has_begun = erase is not None and self._begin(path, dataset, erase)
+                has_begun = self._add(path, dataset, asked, erase)
             if has_begun and erase is not None:
                 self._finish(path, erase)
         with closing(self._open()) as dataset:
@@ -154,16 +153,27 @@ class Redacting:
         with closing(self._open_tokens()) as store:
             return list_path(store)
 
-    def _begin(self, path: str, dataset: Dataset, erase: Erasing) -> bool:
-        """Write to the list what is to be erased; returns whether there is anything."""
-        store = dataset.store
-        delimiters = list(used_delimiters(store, self.planes.delimiters).options.values())
-        if all_known(store.shards) is None and not (delimiters or erase.has_no_delimiter):
-            problem = "the format does not know its documents"
-            cure = "pass the --document-end-token of its servers, so that it is not erased; or"
-            raise InvalidRequest("--erase", f"{problem}: {cure} --no-delimiter if they have none")
-        content = _content_of(dataset)
-        return erasing.begin(path, content, store, dataset.digest, delimiters) is not None
+    def _add(self, path: str, dataset: Dataset, asked: Asked, erase: Erasing | None) -> bool:
+        """Add to the list, and begin to erase; returns whether there is anything to erase."""
+        content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked)
+        delimiters = self._delimiters(dataset.store)
+        if erase is not None:
+            if not (delimiters or erase.has_no_delimiter or all_known(dataset.store.shards)):
+                problem = "the format does not know its documents: pass the --document-end-token"
+                cure = "of its servers, which is not erased, or --no-delimiter if they have none"
+                raise InvalidRequest("--erase", f"{problem} {cure}")
+            erasing.require_same_delimiters(content, delimiters)
+        if content.fill in delimiters:
+            problem = f"token {content.fill} would replace others, but it separates documents"
+            raise InvalidRequest("--fill", f"{problem}; pass another one, and --list FILE")
+        if content is not _lists_of(dataset).content:
+            write_list(path, content)
+        if erase is None:
+            return False
+        return erasing.begin(path, content, dataset.store, dataset.digest, delimiters) is not None
+
+    def _delimiters(self, store: TokenStore) -> list[int]:
+        return list(used_delimiters(store, self.planes.delimiters).options.values())
 
     def _finish(self, path: str, erase: Erasing) -> None:
         """Finish an erasure that was begun."""
@@ -187,10 +197,11 @@ def _lists_of(dataset: Dataset) -> RedactionLists:
     return dataset.redactions
 
 
-def _add(path: str, dataset: Dataset, asked: Asked) -> None:
-    """Add to the list of a dataset, which is locked.  Raises: TokenfeedError."""
-    if asked.is_nothing:
-        return
+def _longer(dataset: Dataset, asked: Asked) -> ListContent:
+    """Return the list of a dataset with what is asked for; itself if that adds no token.
+
+    Raises: TokenfeedError.
+    """
     if len(asked.reason) > REASON_CHARACTERS_MAX:
         problem = f"has {len(asked.reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
         raise InvalidRequest("--reason", problem)
@@ -205,11 +216,9 @@ def _add(path: str, dataset: Dataset, asked: Asked) -> None:
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
     ranges = ranges_of(dataset, asked)
     try:
-        longer = content.with_addition(ranges, now(), asked.reason)
+        return content.with_addition(ranges, now(), asked.reason)
     except ValueError as problem:
         raise InvalidRequest("--list", f"the list {problem}") from None
-    if longer is not content:
-        write_list(path, longer)
 
 
 def ranges_of(dataset: Dataset, asked: Asked) -> TokenRanges:

@@ -184,7 +184,7 @@ def take_digest(
     memory.
 
     reading: what a warm-up has read; if that is not all, this thread reads the dataset now. Ends
-    early once stopped() is true.  Returns: the reason if the digest is unknown, else "".
+    early once stopped() is true.  Returns: the reason if the digest is not known yet, else "".
     """
     store = dataset.store
     try:
@@ -199,7 +199,9 @@ def take_digest(
         return "the server was stopped" if stopped() else "its files changed"
     found = dataset.original_digest(reading.digest())
     if not found:
-        return "some of its tokens were erased before it was known"
+        problem = "some of its tokens were erased before it was known"
+        _LOG.info("digest unknown dataset=%s: %s", dataset.name, problem)
+        return ""
     dataset.digest = found
     kept = sidecar = log_safe_name(store.digest_path)
     try:

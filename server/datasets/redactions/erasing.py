@@ -45,13 +45,11 @@ def begin(
 
     path: of the list, which is locked.  store: with a list that fits, and no interrupted erasure.
     digest: of the dataset before any erasure, b"" if it is unknown.  delimiters: tokens that are
-    left.
+    left, those of any erasure before.
     Returns: what was written; None if all of it was erased before.
-    Raises: InvalidRequest if the delimiters are wrong; InvalidCorpus; WriteFailed if a file cannot
-    be written.
+    Raises: InvalidCorpus; WriteFailed if a file cannot be written.
     """
     before = content.erasure
-    _require_delimiters(content, delimiters)
     listed = content.list_of(len(content.additions))
     ranges, token_max = _to_erase(store, listed.ranges, delimiters)
     over = LaidOver(store.read, ranges, content.fill, store.stored)
@@ -110,10 +108,8 @@ def finish(
     return written
 
 
-def _require_delimiters(content: ListContent, delimiters: Sequence[int]) -> None:
-    if content.fill in delimiters:
-        problem = f"token {content.fill} replaces others in this list, but it separates documents"
-        raise InvalidRequest("--fill", f"{problem}; make another list: --list FILE --fill TOKEN")
+def require_same_delimiters(content: ListContent, delimiters: Sequence[int]) -> None:
+    """Raise InvalidRequest if tokens were erased before and other delimiters were left."""
     before = content.erasure
     if before is not None and before.delimiters != tuple(delimiters):
         named = " and ".join(map(str, before.delimiters)) or "no delimiter"

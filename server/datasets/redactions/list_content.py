@@ -20,7 +20,7 @@ from .ranges import RedactionList, TokenRanges
 
 VERSION = 1
 RANGES_MAX = 1_000_000
-"""Of all additions together. With a file of 30 MB, reading and checking them takes 3 s."""
+"""Of all additions together: 23 MB, which take 1.8 s to read and check. 2 shared cores, 2026-11."""
 ADDITIONS_MAX = 4096
 """Each has a hash of its own in every description of the dataset."""
 BYTES_MAX = 1 << 27
@@ -171,8 +171,10 @@ def _addition_line(addition: Addition) -> dict[str, Any]:
 
 
 def _addition_of(line: dict[str, Any]) -> Addition:
+    if not (ranges := TokenRanges.of(line["ranges"])):
+        raise Damaged("has an addition without a range")
     return Addition(
-        TokenRanges.of(line["ranges"]),
+        ranges,
         str(line["when"]),
         str(line.get("reason", "")),
         _hash(line["list"]),
