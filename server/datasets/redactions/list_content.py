@@ -20,7 +20,8 @@ from .ranges import RedactionList, TokenRanges
 
 VERSION = 1
 RANGES_MAX = 1_000_000
-"""Of all additions together: 23 MB, which take 1.8 s to read and check. 2 shared cores, 2026-11."""
+"""Of all additions together. They are a file of 23 MB, which takes 1.8 s to read and check. 2
+shared cores, 2026-11."""
 ADDITIONS_MAX = 4096
 """Each has a hash of its own in every description of the dataset."""
 BYTES_MAX = 1 << 27
