@@ -30,6 +30,7 @@ class KnownStream:
         self._chain = spec.chain(corpora) if spec.mixture else [b"", spec.identity(corpora)]
         # Not made again for each call: a stage may have hundreds of sources.
         self._of_stage = lru_cache(2)(partial(_of_stage, spec, self._chain))
+        self._first_stage = spec.mixture.stages[0].index if spec.mixture else 0
 
     def part(self, first_row: int, end_row: int) -> tuple[StreamRequest, Expected]:
         """Return the request for the rows [first_row, end_row), or for those of them in the stage
@@ -37,7 +38,7 @@ class KnownStream:
         """
         part = self._request.part(first_row, end_row, self._of_stage)
         datasets = [self._datasets[source.number] for source in part.spec.sources]
-        stage = part.spec.mixture.stages[0].index if part.spec.mixture else 0
+        stage = part.spec.mixture.stages[0].index - self._first_stage if part.spec.mixture else 0
         return part, Expected(
             self._chain[stage + 1],
             part.spec.identity_version,
