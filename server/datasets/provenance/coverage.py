@@ -29,8 +29,8 @@ SPANS_MAX = 65536
 _PLACES_MAX = 1 << 18
 """Places that a call walks, or samples of an order without epochs."""
 _SORTED_MAX = 1 << 20
-"""So many samples are turned into places and sorted, which takes 0.1 s, rather than many more
-places into samples."""
+"""Samples that are turned into places and sorted, which takes 0.1 s, rather than many more places
+into samples."""
 
 
 def coverage(sources: Sources, asked: pb.CoverageRequest) -> pb.CoverageResponse:

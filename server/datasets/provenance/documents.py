@@ -63,13 +63,20 @@ class FileDocuments:
     """The documents of one file.
 
     first_number: in the dataset, of the first one.  first_tokens, end_tokens: int64[documents],
-    ascending.
+    ascending.  token_count: of the file.
     """
 
     file: int
     first_number: int
     first_tokens: Numbers
     end_tokens: Numbers
+    token_count: int
+
+    @property
+    def have_all_tokens(self) -> bool:
+        """Whether each token is of a document."""
+        bounds = np.append(self.first_tokens, self.token_count)
+        return bool(bounds[0] == 0 and (bounds[1:] == self.end_tokens).all())
 
     def at(self, tokens: Numbers) -> Numbers:
         """Return the documents that have tokens: int64[n], counted within this file; -1 if none.
@@ -213,10 +220,11 @@ class DatasetDocuments:
 
     def of_file(self, file: int) -> FileDocuments:
         """Return the documents of a file.  Raises: as `require_known`; Unreadable."""
-        first, end = self.first_numbers[file : file + 2].tolist()
+        first = int(self.first_numbers[file])
 
         def read() -> tuple[int, FileDocuments]:
-            found = FileDocuments(file, first, *self._read(file, end - first))
+            token_count = self._shards[file].layout.token_count
+            found = FileDocuments(file, first, *self._read(file, token_count), token_count)
             return found.end_tokens.nbytes + found.first_tokens.nbytes, found
 
         return self.kept(("index", file), read)
@@ -233,9 +241,8 @@ class DatasetDocuments:
         assert borders is not None
         return borders.require_done() if isinstance(borders, BorderSearch) else borders
 
-    def _read(self, file: int, count: int) -> tuple[Numbers, Numbers]:
-        """Return where documents of a file begin and end: int64[count] both."""
-        token_count = self._shards[file].layout.token_count
+    def _read(self, file: int, token_count: int) -> tuple[Numbers, Numbers]:
+        """Return where documents of a file begin and end: int64[documents] both."""
         if self._known is None:
             starts = self._borders.starts_of(file)
             return starts, np.append(starts[1:], token_count)

@@ -33,7 +33,7 @@ SAMPLES_AT_ONCE = 1 << 19
 """The same for an order without epochs, of which few are rows of the answer."""
 SPANS_MAX = 65536
 """Of all rows of an answer."""
-_SEARCH_SECONDS = 0.5
+_SEARCH_SECONDS = 1.0
 """For which the ids of a dataset are searched in one call."""
 _PIECES_MAX = 1 << 20
 """Pieces of documents that lead to rows one by one; more, and all rows of their file are examined,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
-from .documents import Document
+from .documents import Document, FileDocuments
 from .sources import Sources, range_message
-from .spans import Near, Parts, cut, row_of_span
+from .spans import Near, Parts, cut
 
 Numbers = npt.NDArray[np.int64]
 RowSpans = list[list[tuple[int, int]]]
@@ -46,16 +47,17 @@ def locate(
     samples = request.position.samples(request.first_row, count)
     spans = plan(request.spec, shapes, samples)
     spans = spans[: sources.affordable(spans)]
-    parts = _parts(sources, spans)
-    row_count = _rows_within(spans, np.bincount(parts.span, minlength=spans.shard.size), samples)
+    near = _near(sources, spans)
+    spans = spans[: _rows_within(spans, near, samples)]
+    parts = _parts(spans, near)
     described = _documents(sources, spans, parts)
     facts = _RowFacts.of(sources, samples[: len(spans)])
-    marks = redacted(spans[:row_count])
+    marks = redacted(spans)
     rows: list[pb.LocatedRow] = []
     used: set[tuple[int, int]] = set()
     size_bytes = 0
     padding = spans.padding.tolist()
-    for row, ranges in enumerate(_ranges_of_rows(spans, parts, row_count)):
+    for row, ranges in enumerate(_ranges_of_rows(spans, parts)):
         size_bytes += sum(_RANGE_BYTES + len(described[part].id) for part in ranges)
         if rows and size_bytes > _ANSWER_BYTES:
             break
@@ -119,52 +121,68 @@ def _groups(spans: Spans) -> Iterator[tuple[int, int, Numbers]]:
             yield int(spans.source[group[0]]), int(spans.shard[group[0]]), group
 
 
-def _parts(sources: Sources, spans: Spans) -> Parts:
-    """Return the spans of the first rows, cut at documents; none of the rows behind them, if there
-    would be too many.
-    """
-    ends = spans.token_offset + spans.token_count
-    known = []
-    counts = np.ones_like(spans.shard)
+class _NearDocuments(NamedTuple):
+    """Spans of a file, and the documents that they may overlap.  spans: int64[n], ascending."""
+
+    spans: Numbers
+    documents: FileDocuments
+    near: Near
+
+    @property
+    def ranges_max(self) -> Numbers:
+        """int64[n], how many ranges each span may have: one for each document, and for what is
+        before, between and behind them.
+        """
+        counts = self.near.counts
+        return counts if self.documents.have_all_tokens else 2 * counts + 1
+
+
+def _near(sources: Sources, spans: Spans) -> list[_NearDocuments]:
+    """Return the documents that spans may overlap, of each file whose documents are known."""
+    found = []
     for source, file, group in _groups(spans):
         if sources.documents[source].are_known:
-            found = sources.documents[source].of_file(file)
-            bounds = spans.token_offset[group], ends[group]
-            near = Near.of(found.first_tokens, found.end_tokens, *bounds)
-            counts[group] = np.maximum(near.counts, 1)
-            known.append((group, found, near))
-    # Before it is done, since a row of millions of tokens may have millions of documents.
+            documents = sources.documents[source].of_file(file)
+            firsts = spans.token_offset[group]
+            ends = firsts + spans.token_count[group]
+            near = Near.of(documents.first_tokens, documents.end_tokens, firsts, ends)
+            found.append(_NearDocuments(group, documents, near))
+    return found
+
+
+def _rows_within(spans: Spans, near: list[_NearDocuments], samples: Numbers) -> int:
+    """Return how many rows have few enough ranges together, found before any is made: a row of
+    millions of tokens may have millions of documents.
+
+    Raises: LimitExceeded if the first row has too many.
+    """
+    counts = np.ones_like(spans.shard)
+    for one in near:
+        counts[one.spans] = one.ranges_max
     row_ends = np.cumsum(counts)[spans.first_span[1:] - 1]
-    row_count = max(1, int(np.searchsorted(row_ends, RANGES_MAX, side="right")))
-    span_end = int(spans.first_span[min(row_count, len(spans))])
+    count = int(np.searchsorted(row_ends, RANGES_MAX, side="right"))
+    if len(spans) and not count:
+        problem = f"sample {samples[0]} has {row_ends[0]} ranges of tokens, above the limit"
+        raise LimitExceeded("context_length", f"{problem} of this server, {RANGES_MAX}")
+    return count
+
+
+def _parts(spans: Spans, near: list[_NearDocuments]) -> Parts:
+    """Return spans, cut at documents.  near: of these spans, and perhaps of others behind them."""
+    ends = spans.token_offset + spans.token_count
     is_cut = np.zeros(spans.shard.size, dtype=np.bool_)
     parts = []
-    for group, found, near in known:
-        is_cut[group] = True
-        own = np.flatnonzero(group < span_end)
-        at = group[own]
-        one = cut(found, spans.token_offset[at], ends[at], Near(near.first[own], near.counts[own]))
-        parts.append(one._replace(span=at[one.span]))
-    others = np.flatnonzero(~is_cut[:span_end])
+    for group, documents, of_group in near:
+        own = group[: np.searchsorted(group, spans.shard.size)]
+        is_cut[own] = True
+        within = Near(*(column[: own.size] for column in of_group))
+        found = cut(documents, spans.token_offset[own], ends[own], within)
+        parts.append(found._replace(span=own[found.span]))
+    others = np.flatnonzero(~is_cut)
     whole = Parts(others, spans.token_offset[others], ends[others], np.full(others.size, -1))
     joined = [np.concatenate(columns) for columns in zip(*parts, whole, strict=True)]
     ascending = np.lexsort((joined[1], joined[0]))
     return Parts(*(column[ascending] for column in joined))
-
-
-def _rows_within(spans: Spans, part_counts: Numbers, samples: Numbers) -> int:
-    """Return how many rows have few enough ranges together.  part_counts: int64[spans], 0 from the
-    row on that would have too many.  Raises: LimitExceeded.
-    """
-    if not len(spans):
-        return 0
-    row_ends = np.cumsum(part_counts)[spans.first_span[1:] - 1]
-    has_parts = part_counts[spans.first_span[:-1]] > 0
-    count = int(np.count_nonzero(has_parts & (row_ends <= RANGES_MAX)))
-    if not count:
-        problem = f"sample {samples[0]} has {row_ends[0]} ranges of tokens, above the limit"
-        raise LimitExceeded("context_length", f"{problem} of this server, {RANGES_MAX}")
-    return count
 
 
 def _documents(sources: Sources, spans: Spans, parts: Parts) -> list[_Range]:
@@ -188,9 +206,8 @@ def _documents(sources: Sources, spans: Spans, parts: Parts) -> list[_Range]:
     return ranges
 
 
-def _ranges_of_rows(spans: Spans, parts: Parts, row_count: int) -> Iterator[range]:
+def _ranges_of_rows(spans: Spans, parts: Parts) -> Iterator[range]:
     """Yield which parts each row has."""
-    rows = row_of_span(spans)[parts.span]
-    firsts = np.searchsorted(rows, np.arange(row_count + 1)).tolist()
-    for row in range(row_count):
-        yield range(firsts[row], firsts[row + 1])
+    borders = np.searchsorted(parts.span, spans.first_span).tolist()
+    for first, end in pairwise(borders):
+        yield range(first, end)

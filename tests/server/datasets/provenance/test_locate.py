@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from tests.server.datasets.provenance.corpora import (
     made_rows,
     message_of,
     mixture_of,
+    opened,
     stream_of,
     tokens_at,
     write_documents,
 )
 from tests.server.storage.borders.naive import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths
+from tests.support.redacted_corpora import begin_erasure, write_lists
 from tokenfeed.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -30,6 +33,7 @@ from tokenfeed.errors import (
     SamplesExhausted,
     StreamMismatch,
 )
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
 from tokenfeed.wire.request import from_message
@@ -53,6 +57,7 @@ def located(datasets: LocalDatasets, rows: feed_pb.GetBatchRequest) -> list[pb.L
         batch, row = divmod(request.first_row + len(found), rows.batch_size)
         page = feed_pb.GetBatchRequest()
         page.CopyFrom(rows)
+        page.ClearField("planes")
         page.first_sample = request.position.batch_first_sample(batch)
         page.first_row, page.num_batches = row, request.end_batch - batch
         answer = datasets.provenance.locate(pb.LocateRequest(rows=page))
@@ -137,6 +142,40 @@ def test_rows_of_a_mixture_name_their_source_and_its_own_sample(tmp_path: Path) 
             have += tokens_at(corpus, one.file, one.first_token, one.end_token)
         assert have + [0] * row.padding_tokens == expected
         assert row.HasField("epoch") == (row.source != 2)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "packed"])
+def test_redacted_tokens_of_a_row_are_those_of_plane_53(tmp_path: Path, order: str) -> None:
+    """Also of a stream that does not request the plane, and of rows whose tokens were erased."""
+    corpus = write_documents(tmp_path, random_lengths(4, 16), "ids")
+
+    with opened(corpus) as dataset:
+        ranges = [(0, 5, 60), (0, 61, 62), (2, 0, 200)]
+        first, second = write_lists(dataset, 0, ranges, [(1, 3, 100)])
+        datasets = LocalDatasets([dataset], lambda: False, polls=False)
+        spec = stream_of(order)
+        made_rows(datasets, spec)
+        spec = replace(spec, redactions=(Redaction(8, 0, first), Redaction(16, 0, second)))
+        rows = message_of(replace(spec, planes=(53,)), 16, batches=30)
+        blocks = datasets.blocks(from_message(rows)[0])
+        expected = []
+        while (block := blocks.next()) is not None:
+            (plane,) = block.planes
+            numbers = plane.content.view("<u4").reshape(-1, 2).tolist()
+            ends = (plane.row_lengths.cumsum() // 8).tolist()
+            expected += [numbers[first:end] for first, end in pairwise([0, *ends])]
+        found = located(datasets, rows)
+        marks = [[[one.first_token, one.end_token] for one in row.redacted] for row in found]
+        assert marks == expected
+        assert any(marks)
+        assert not all(marks)
+        begin_erasure(dataset)
+        assert located(datasets, rows) == found
+        rows.redactions[1].list_hash = bytes(32)
+        with pytest.raises(StreamMismatch, match="has no list"):
+            located(datasets, rows)
+        plain = message_of(replace(spec, redactions=()), 16, batches=30)
+        assert not any(row.redacted for row in located(datasets, plain))
 
 
 def test_pages_are_cut_where_they_would_be_too_large(
