@@ -175,6 +175,18 @@ def test_a_server_with_another_corpus_is_named_with_what_differs(
     assert line.count("\n") == 1
 
 
+def test_a_server_that_does_not_tell_says_so(
+    serve: Serve, tmp_path: Path, capsys: Captured
+) -> None:
+    """Its operator has decided it, and an older one does not know."""
+    address = served(serve, {"web": write_texts(tmp_path, "web", 1)}, "--no-locate").address
+
+    assert main(["explain", address, "--context-length", "8", "--sample", "3"]) == 1
+
+    problem = "does not tell where rows come from: it was started with --no-locate, or it is an "
+    assert capsys.readouterr().err == f"error: {address}: {problem}older tokenfeed server\n"
+
+
 def test_rows_that_were_read_are_the_rows_that_are_asked_for(run: SeenRun, target: str) -> None:
     """Exactly those, however few."""
     _, parts = read_state(run.state)
