@@ -27,7 +27,7 @@ from .spans import Near, Parts, overlaps, places_in_row, row_of_span
 
 Numbers = npt.NDArray[np.int64]
 
-CANDIDATES_AT_ONCE = 1 << 13
+CANDIDATES_AT_ONCE = 1 << 12
 """Candidates of places that a call examines; each may be a row of the answer."""
 SAMPLES_AT_ONCE = 1 << 19
 """The same for an order without epochs, of which few are rows of the answer."""

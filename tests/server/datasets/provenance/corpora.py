@@ -14,7 +14,7 @@ from server.datasets.sources import DatasetSource
 from server.storage.borders import Delimiters
 from server.storage.formats import FormatOptions
 from tests.server.storage.borders.naive import write_lines
-from tests.support.packed_corpora import Corpus, write_corpus
+from tests.support.packed_corpora import Corpus, random_lengths, write_corpus
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
@@ -118,15 +118,18 @@ def tokens_at(corpus: Corpus, file: int, first: int, end: int) -> list[int]:
     return np.fromfile(corpus.paths[file], "<u2")[first:end].tolist()
 
 
-def mixture_of(names: Sequence[str], stage: int = 1) -> StreamSpec:
-    """A later stage of three sources: windows, rows over documents, and draws of the first
-    dataset once more; as a request has it.
+def write_mixture(folder: Path) -> tuple[Corpus, Corpus, StreamSpec, int]:
+    """Two datasets, and a later stage of three sources, as a request has it: windows of the first
+    dataset, rows over documents of the second, and draws of the first one once more. The last
+    number is the first sample of the stage.
     """
+    web = write_documents(folder / "web", random_lengths(5, 16), "ids", "web")
+    books = write_documents(folder / "books", random_lengths(6, 16), "megatron", "books")
     sources = (
-        Source(names[0], orders.latest("shuffled"), 5, 0),
-        Source(names[1], orders.latest("packed"), 6, 1),
-        Source(names[0], orders.latest("random"), 7, 2),
+        Source("web", orders.latest("shuffled"), 5, 0),
+        Source("books", orders.latest("packed"), 6, 1),
+        Source("web", orders.latest("random"), 7, 2),
     )
     stages = scheduled([AskedStage(0, (3, 2, 1)), AskedStage(50, (4, 3, 3))], 3)
-    spec = StreamSpec(16, sources, Mixture(11, stages))
-    return spec.of_stage(stage, bytes(32))
+    spec = StreamSpec(16, sources, Mixture(11, stages)).of_stage(1, bytes(32))
+    return web, books, spec, stages[1].first_sample

@@ -17,9 +17,9 @@ from tests.server.datasets.provenance.corpora import (
     local,
     made_rows,
     message_of,
-    mixture_of,
     stream_of,
     write_documents,
+    write_mixture,
 )
 from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
@@ -197,14 +197,11 @@ def test_samples_that_are_no_spans_of_one_epoch_are_refused(tmp_path: Path) -> N
 
 def test_a_mixture_has_no_coverage_of_its_own(tmp_path: Path) -> None:
     """Its sources have, each in its own order."""
-    web = write_documents(tmp_path / "web", random_lengths(5, 16), "ids", "web")
-    books = write_documents(tmp_path / "books", random_lengths(6, 16), "megatron", "books")
-    spec = mixture_of(["web", "books"])
-    assert spec.mixture is not None
+    web, books, spec, first = write_mixture(tmp_path)
 
     with local(web, books) as datasets:
         made_rows(datasets, spec)
-        stream = message_of(spec, spec.mixture.stages[0].first_sample)
+        stream = message_of(spec, first)
         asked = pb.CoverageRequest(stream=stream, samples=[pb.SampleSpan(end_sample=1)])
         with pytest.raises(InvalidRequest, match="order: is a mixture"):
             datasets.provenance.coverage(asked)

@@ -15,9 +15,9 @@ from tests.server.datasets.provenance.corpora import (
     local,
     made_rows,
     message_of,
-    mixture_of,
     stream_of,
     write_documents,
+    write_mixture,
 )
 from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
@@ -127,11 +127,7 @@ def test_all_rows_that_hold_a_document_are_found_and_no_other(
 @pytest.mark.parametrize("source", [0, 1, 2])
 def test_a_source_of_a_mixture_is_searched_by_itself(tmp_path: Path, source: int) -> None:
     """Through blocks of a later stage, from within a block to within another one."""
-    web = write_documents(tmp_path / "web", random_lengths(5, 16), "ids", "web")
-    books = write_documents(tmp_path / "books", random_lengths(6, 16), "megatron", "books")
-    spec = mixture_of(["web", "books"])
-    assert spec.mixture is not None
-    first = spec.mixture.stages[0].first_sample
+    web, books, spec, first = write_mixture(tmp_path)
 
     with local(web, books) as datasets:
         made_rows(datasets, spec)

@@ -17,11 +17,11 @@ from tests.server.datasets.provenance.corpora import (
     local,
     made_rows,
     message_of,
-    mixture_of,
     opened,
     stream_of,
     tokens_at,
     write_documents,
+    write_mixture,
 )
 from tests.server.storage.borders.naive import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths
@@ -121,11 +121,7 @@ def test_the_tokens_at_the_ranges_are_those_of_the_rows(
 
 def test_rows_of_a_mixture_name_their_source_and_its_own_sample(tmp_path: Path) -> None:
     """Three sources of two datasets, in a later stage; one draws the dataset of another."""
-    web = write_documents(tmp_path / "web", random_lengths(5, 16), "ids", "web")
-    books = write_documents(tmp_path / "books", random_lengths(6, 16), "megatron", "books")
-    spec = mixture_of(["web", "books"])
-    assert spec.mixture is not None
-    first = spec.mixture.stages[0].first_sample
+    web, books, spec, first = write_mixture(tmp_path)
 
     rows = message_of(spec, first + 2, batches=9)
     with local(web, books, web) as by_source:
