@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -34,14 +33,14 @@ from ..local.target import is_local_target
 from ..runtime.threads import Outcome, start_thread
 from ..transport.addresses import require_address
 from ..transport.channel import Channel, UnaryCall
-from ..transport.credentials import Credentials, with_environment
+from ..transport.credentials import with_environment
 
 SPANS_MAX = 65536
 """Ranges of samples in a CoverageRequest."""
 _CALL_SECONDS = 60.0
 """How long one answer may take: that of a cold index on a slow disk takes seconds."""
 _PATIENCE_SECONDS = 15.0
-"""How long an unavailable server is asked again."""
+"""How long a server that is unavailable is asked again."""
 _PAUSE_SECONDS_FIRST, _PAUSE_SECONDS_MAX = 0.1, 2.0
 _CLOSE_SECONDS = 1.0
 
@@ -70,22 +69,57 @@ def open_provenance(target: str) -> Provenance:
 
     Raises: InvalidRequest if the target is malformed.
     """
-    return LocalProvenance(target) if is_local_target(target) else _Server(target)
+    return Patient(LocalProvenance(target) if is_local_target(target) else _Server(target))
+
+
+class Patient:
+    """Asks again for as long as there is progress, and a while longer."""
+
+    def __init__(self, provenance: Provenance, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+        """patience_seconds: how long the same problem may last."""
+        self._provenance = provenance
+        self._patience_seconds = patience_seconds
+
+    def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
+        """As Provenance."""
+        return self._answer(partial(self._provenance.locate, request))
+
+    def find(self, request: pb.FindRequest) -> pb.FindResponse:
+        """As Provenance."""
+        return self._answer(partial(self._provenance.find, request))
+
+    def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
+        """As Provenance."""
+        return self._answer(partial(self._provenance.coverage, request))
+
+    def close(self) -> None:
+        """As Provenance."""
+        self._provenance.close()
+
+    def _answer(self, ask: Callable[[], Answer]) -> Answer:
+        problem, end, pause_seconds = "", 0.0, 0.0
+        while True:
+            try:
+                return ask()
+            except ServerUnavailable as error:
+                now = time.monotonic()
+                # A server that searches ids says how far it is.
+                if error.problem != problem:
+                    problem, end = error.problem, now + self._patience_seconds
+                    pause_seconds = _PAUSE_SECONDS_FIRST
+                if now + pause_seconds > end:
+                    raise
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
 
 
 class _Server:
     """One server, asked over one connection."""
 
-    def __init__(
-        self,
-        target: str,
-        credentials: Credentials | None = None,
-        patience_seconds: float = _PATIENCE_SECONDS,
-    ) -> None:
+    def __init__(self, target: str) -> None:
         require_address(target)
         self._target = target
-        self._credentials = with_environment(credentials)
-        self._patience_seconds = patience_seconds
+        self._credentials = with_environment()
         self._generations = itertools.count()
         self._channel: Channel | None = None
         self._has_answered = False
@@ -102,30 +136,20 @@ class _Server:
     def close(self) -> None:
         closed: Outcome[None] = Outcome()
         start_thread(partial(closed.run, self._disconnect), "tokenfeed-provenance-close")
-        with suppress(TokenfeedError):
-            closed.wait_for(_CLOSE_SECONDS)
+        closed.wait_for(_CLOSE_SECONDS)
 
     def _answer(self, begin: Callable[[Channel], UnaryCall[Answer]]) -> Answer:
-        """Return the answer to a call; an unavailable server is asked again for a while."""
-        end = time.monotonic() + self._patience_seconds
-        pause_seconds = _PAUSE_SECONDS_FIRST
-        while True:
-            # Not in the caller's thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
-            outcome: Outcome[Answer] = Outcome()
-            start_thread(partial(outcome.run, partial(self._ask, begin)), "tokenfeed-provenance")
-            try:
-                return outcome.wait()
-            except NotATokenfeedServer:
-                raise NotATokenfeedServer(
-                    self._target,
-                    "does not tell where rows come from: it was started with --no-locate, or it "
-                    "is an older tokenfeed server",
-                ) from None
-            except ServerUnavailable:
-                if time.monotonic() + pause_seconds > end:
-                    raise
-            time.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
+        # Not in the caller's thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
+        outcome: Outcome[Answer] = Outcome()
+        start_thread(partial(outcome.run, partial(self._ask, begin)), "tokenfeed-provenance")
+        try:
+            return outcome.wait()
+        except NotATokenfeedServer:
+            raise NotATokenfeedServer(
+                self._target,
+                "does not tell where rows come from: it was started with --no-locate, or it is an "
+                "older tokenfeed server",
+            ) from None
 
     def _ask(self, begin: Callable[[Channel], UnaryCall[Answer]]) -> Answer:
         if self._channel is None:

@@ -1,11 +1,13 @@
 """tokenfeed explain, find and manifest: what a run has seen.
 
-    options.py   their options
-    asked.py     what they are asked for: a run, known by its checkpoint or assumed
-    words.py     names, ranges and numbers as they are printed
-    explain.py   where the rows of a step come from, and what they say
-    find.py      which rows hold a document
-    ...
+    options.py    their options
+    asked.py      the run that they are asked about: known by its checkpoint, or assumed
+    explain.py    where the rows of a step come from, and what they say
+    selection.py  which rows these are
+    find.py       which rows hold a document
+    manifest.py   everything that was read, as lines
+    output.py     these lines as JSON, or as a parquet file
+    words.py      names, ranges and errors as they are printed
 
-What they ask, and how a run is read, is in client/provenance.
+What they ask of servers, and how a run is read, is in client/provenance.
 """

@@ -191,13 +191,15 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         return
     dataset = escaped(record["dataset"])
     own = f"sample {record['source_sample']:,} of {dataset}"
+    if record["sample"] != record["source_sample"]:
+        own = f"sample {record['sample']:,}, {own}"
     if record["epoch"] is not None:
         own += f", epoch {record['epoch']:,}"
     padding = record["padding_tokens"]
     more = f", {counted(padding, 'token')} of padding" if padding else ""
     for first, end in record["redacted"]:
         more += f", tokens {span(first, end)} of the row are redacted"
-    yield f"{row}sample {record['sample']:,}, {own}{more}"
+    yield f"{row}{own}{more}"
     for each in record["ranges"][:_RANGES_SHOWN]:
         yield f"  {_place(each)}"
         if "text" in each:

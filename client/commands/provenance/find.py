@@ -271,7 +271,8 @@ def _lines(
         yield f"and {counted(left, 'more document')} of this id"
     yield asked.words
     if run.end_sample > run.sample:
-        yield f"still to come: samples {span(run.sample, run.end_sample)}"
+        what = "looked at" if asked.is_assumed else "still to come"
+        yield f"{what}: samples {span(run.sample, run.end_sample)}"
     for row, spans in zip(result.rows, redacted, strict=True):
         yield _line(row, spans, is_assumed=asked.is_assumed)
     if result.left_out:

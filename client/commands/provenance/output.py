@@ -80,7 +80,7 @@ def _json(line: dict[str, Any]) -> str:
 def require_parquet() -> None:
     """Raise InvalidRequest unless parquet files can be written here."""
     try:
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow  # noqa: F401
     except ImportError as error:
         raise InvalidRequest("--format", missing(error, "parquet")) from None
 

@@ -84,9 +84,9 @@ def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
             world_size=arguments.world_size,
         )
         when = " still to come, if the run goes on as it is"
-    first = rows_of_step(history, step, arguments.rank or 0, arguments.row)
-    rows, left_out = _rows_of_step(history, step, first.run, arguments)
-    run = first.run
+    # Of one row: the step may have more than fit into memory.
+    run = rows_of_step(history, step, arguments.rank or 0, arguments.row or 0).run
+    rows, left_out = _rows_of_step(history, step, run, arguments)
     sizes = f"{run.world_size:,} x {run.batch_size:,} rows"
     return Selection(run.spec, f"step {step:,}{when}: {sizes}", rows, left_out, step, run)
 
@@ -107,11 +107,9 @@ def _rows_of_step(
         if len(rows) >= arguments.rows_max:
             break
         found = rows_of_step(history, step, rank, arguments.row)
-        each = zip(
-            found.row.tolist(), found.sample.tolist(), found.is_padding.tolist(), strict=True
-        )
-        rows += [Wanted(rank, *values) for values in each]
-    rows = rows[: arguments.rows_max]
+        room = slice(arguments.rows_max - len(rows))
+        columns = (each[room].tolist() for each in (found.row, found.sample, found.is_padding))
+        rows += [Wanted(rank, *values) for values in zip(*columns, strict=True)]
     return rows, total - len(rows)
 
 

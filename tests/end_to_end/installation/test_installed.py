@@ -131,6 +131,8 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
         ("tokenfeed plan --global", ["--global-batch-size"]),
         ("tokenfeed plan compl", ["completion.bash"]),
         ("tokenfeed plan --state compl", ["completion.bash"]),
+        ("tokenfeed explain --wor", ["--world-size"]),
+        ("tokenfeed manifest --output compl", ["completion.bash"]),
         ("tokenfeed serve --data compl", ["completion.bash"]),
     ):
         asked = (
@@ -188,6 +190,7 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
         ),
         ("tokenizers", "tokenizer", "tokenfeed show localhost:1 --tokenizer tokenizer.json"),
         ("shtab", "completion", "tokenfeed completion bash"),
+        ("pyarrow", "parquet", "tokenfeed manifest x:1 --state s --format parquet --output o"),
         ("matplotlib", "plot", "tokenfeed plan mix.toml localhost:1 --tokens 9 --plot plan.png"),
     ],
 )

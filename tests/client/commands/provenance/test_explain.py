@@ -17,7 +17,7 @@ from client.provenance.rows import read_rows
 from client.provenance.runs import segments
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
-from tests.support.seen_runs import Delivered, SeenRun, T, Texts, served, write_texts
+from tests.support.seen_runs import Delivered, SeenRun, T, Texts, local, served, write_texts
 
 Captured = pytest.CaptureFixture[str]
 
@@ -95,17 +95,15 @@ def test_a_run_is_assumed_where_there_is_no_checkpoint(
         "step 1: 2 x 1 rows, assumed: the stream of train, sequential-1, seed 0, T=4; step 0 began "
         "at sample 0, and every step had 1 rows on each of 2 ranks: no skip, no other batch size, "
         "no other ranks",
-        "rank 0 row 0: sample 2, sample 2 of train, epoch 0",
+        "rank 0 row 0: sample 2 of train, epoch 0",
         "  train.bin tokens [8, 13)",
         "    'ijklm'",
-        "rank 1 row 0: sample 3, sample 3 of train, epoch 0",
+        "rank 1 row 0: sample 3 of train, epoch 0",
         "  train.bin tokens [12, 17)",
         "    'mnopq'",
     ]
     assert main(["explain", address, *stream, "--sample", "7"]) == 0
-    assert "sample 7, sample 1 of train, epoch 1\n  train.bin tokens [4, 9)" in (
-        capsys.readouterr().out
-    )
+    assert "sample 7 of train, epoch 1\n  train.bin tokens [4, 9)" in (capsys.readouterr().out)
 
 
 def test_padding_of_an_epoch_has_no_place(
@@ -120,7 +118,7 @@ def test_padding_of_an_epoch_has_no_place(
     assert main(["explain", address, "--state", str(tmp_path / "state.json")]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("rank 0 row 0: sample 3, ")
+    assert lines[1].startswith("rank 0 row 0: sample 3 of train, epoch 0")
     assert lines[-1] == "rank 0 row 2: padding behind the end of the epoch, without targets"
 
 
@@ -134,7 +132,7 @@ def test_nothing_in_a_name_or_a_text_acts_on_the_terminal(
     os.replace(f"{texts.paths[0]}.index", f"{path}.index")
     path.write_bytes(path.read_bytes().replace(b"a\0", b"\x1b\0"))
     Path(f"{path}.ids").write_text("\x1b]0;title\x07\n" * 4)
-    address = serve("--data", path).address
+    address = serve("--data", f"web={path}").address
     words = ["explain", address, "--context-length", "8", "--sample", "0", "--tokenizer", "bytes"]
 
     for more in ([], ["--json"]):
@@ -177,6 +175,18 @@ def test_a_server_with_another_corpus_is_named_with_what_differs(
     assert line.count("\n") == 1
 
 
+def test_a_server_that_does_not_tell_says_so(
+    serve: Serve, tmp_path: Path, capsys: Captured
+) -> None:
+    """Its operator has decided it, and an older one does not know."""
+    address = served(serve, {"web": write_texts(tmp_path, "web", 1)}, "--no-locate").address
+
+    assert main(["explain", address, "--context-length", "8", "--sample", "3"]) == 1
+
+    problem = "does not tell where rows come from: it was started with --no-locate, or it is an "
+    assert capsys.readouterr().err == f"error: {address}: {problem}older tokenfeed server\n"
+
+
 def test_rows_that_were_read_are_the_rows_that_are_asked_for(run: SeenRun, target: str) -> None:
     """Exactly those, however few."""
     _, parts = read_state(run.state)
@@ -199,7 +209,7 @@ def test_rows_that_were_read_are_the_rows_that_are_asked_for(run: SeenRun, targe
         (["--context-length", "8", "--step", "1", "--sample", "2"], "--step: is given together"),
         (["--context-length", "8", "--sample", str(2**63)], f"--sample: {2**63} is not in"),
         (["--context-length", "8", "--sample", "0", "--long", "drop"], "--long: 'drop' is for"),
-        (["--context-length", "8", "--sample", "0", "--feed", "a"], "--feed: names a state"),
+        (["--context-length", "8", "--sample", "0", "--feed", "a"], "--feed: is a state within"),
         (["--context-length", "8", "--sample", "0", "--rows-max", "0"], "--rows-max: 0 is not"),
         (["--state", "STATE", "--seed", "3"], "--seed: is part of --state; omit it"),
         (["--state", "STATE", "--step", "99999", "--rank", "3"], "--rank: 3 is not in [0, 2]"),
@@ -210,19 +220,18 @@ def test_rows_that_were_read_are_the_rows_that_are_asked_for(run: SeenRun, targe
     ],
 )
 def test_what_cannot_be_explained_ends_in_one_line(
-    serve: Serve, tmp_path: Path, capsys: Captured, words: list[str], problem: str
+    tmp_path: Path, capsys: Captured, words: list[str], problem: str
 ) -> None:
     """With the option that was typed."""
-    texts = {"web": write_texts(tmp_path, "web", 1)}
-    address = served(serve, texts).address
+    target = local({"web": write_texts(tmp_path, "web", 1)})
     if "STATE" in words:
-        with NumpyBatches(address, 3, 8, order="shuffled", rank=0, world_size=3) as feed:
+        with NumpyBatches(target, 3, 8, order="shuffled", rank=0, world_size=3) as feed:
             next(feed)
             next(feed)
             (tmp_path / "state.json").write_text(json.dumps(feed.state_dict()))
     words = [word.replace("STATE", str(tmp_path / "state.json")) for word in words]
 
-    assert main(["explain", address, *words]) == 1
+    assert main(["explain", target, *words]) == 1
 
     line = capsys.readouterr().err
     assert line.startswith("error: ")

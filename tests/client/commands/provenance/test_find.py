@@ -17,7 +17,7 @@ from client.commands.provenance.find import Progress
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
-from tests.support.seen_runs import SeenRun, Texts, served, write_texts
+from tests.support.seen_runs import SeenRun, Texts, local, served, write_texts
 
 Captured = pytest.CaptureFixture[str]
 Pieces = dict[tuple[str, int], list[tuple[int, int, int]]]
@@ -176,7 +176,7 @@ def test_a_run_of_epochs_has_read_a_document_in_each(
             assert len(list(feed.epoch(epoch, tail="pad"))) > 4
         path = tmp_path / "state.json"
         path.write_text(json.dumps(feed.state_dict()))
-        rows = feed.history()[0]["end_sample"]
+        rows = feed.position.samples // 2
 
     found = ask("find", address, "--dataset", "b", "--document", 7, "--state", path)
 
@@ -222,13 +222,13 @@ def test_a_long_search_shows_how_far_it_is() -> None:
     ],
 )
 def test_what_cannot_be_found_ends_in_one_line(
-    serve: Serve, tmp_path: Path, capsys: Captured, words: list[str], problem: str
+    tmp_path: Path, capsys: Captured, words: list[str], problem: str
 ) -> None:
     """With the option that was typed, where there is one."""
-    address = served(serve, {"web": write_texts(tmp_path, "web", 1)}).address
+    target = local({"web": write_texts(tmp_path, "web", 1)})
     order = [] if "--order" in words else ["--order", "shuffled"]
 
-    assert main(["find", address, "--context-length", "8", *order, *words]) == 1
+    assert main(["find", target, "--context-length", "8", *order, *words]) == 1
 
     line = capsys.readouterr().err
     assert line.startswith("error: ")

@@ -238,7 +238,7 @@ def test_an_interrupted_manifest_leaves_no_half_file(
     rows = 1_000_000
     address = serve("--data", write_tokens(np.arange(rows + 1) % 60_000)).address
     with NumpyBatches(address, 1, 1, order="shuffled", seed=8) as feed:
-        state = saved(tmp_path, feed, (0, rows - 5))
+        state = saved(tmp_path, feed, (0, rows // 2))
     output = tmp_path / "out"
     output.mkdir()
     path = output / "manifest.jsonl"
