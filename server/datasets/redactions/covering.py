@@ -109,33 +109,34 @@ class Covering:
             fills,
         )
 
-    def hits(self, spans: Spans) -> Hits | None:
-        """Return what is hit of the rows of spans; None if nothing is."""
+    def hits(self, spans: Spans) -> Hits:
+        """Return what is hit of the rows of spans."""
         file = self.first_files[spans.source] + spans.shard
         begin = self.source_bases[spans.source] + self.file_bases[file] + spans.token_offset
         count = spans.row_tokens if spans.are_windows else spans.token_count
         at = self.ends.searchsorted(begin, side="right")
-        hit = np.flatnonzero(self.firsts[at] < begin + count)
-        return self._hits_of(spans, begin, at, hit) if hit.size else None
+        return self._hits_of(spans, begin, at, np.flatnonzero(self.firsts[at] < begin + count))
 
     def _hits_of(self, spans: Spans, begin: Numbers, at: Numbers, hit: Numbers) -> Hits:
         """begin: where spans begin.  at: the first segment that ends behind that.  hit: the indices
         of the spans that it begins in.
         """
-        count, first_span = spans.token_count, spans.first_span
-        upto = self.firsts.searchsorted(begin[hit] + count[hit])
-        counts = upto - at[hit]
-        segment = _counted(at[hit], counts)
-        span = hit.repeat(counts)
-        begins = np.cumsum(count) - count
-        row = first_span.searchsorted(span, side="right") - 1
-        # From the place on the line to that in the row.
-        shift = begins[span] - begins[first_span[row]] - begin[span]
+        begins, firsts = begin[hit], at[hit]
+        ends = begins + (spans.row_tokens if spans.are_windows else spans.token_count[hit])
+        counts = self.firsts.searchsorted(ends) - firsts
+        row, shift = hit, -begins  # from the place on the line to that in the row
+        if not spans.are_windows:
+            row, places = _places_in_rows(spans, hit)
+            shift += places
+        segment = _counted(firsts, counts)
+        span, row, begins, ends, shift = (
+            each.repeat(counts) for each in (hit, row, begins, ends, shift)
+        )
         return Hits(
             row,
             span,
-            np.maximum(self.firsts[segment], begin[span]) + shift,
-            np.minimum(self.ends[segment], begin[span] + count[span]) + shift,
+            np.maximum(self.firsts[segment], begins) + shift,
+            np.minimum(self.ends[segment], ends) + shift,
             segment,
             self.fills[segment],
         )
@@ -144,6 +145,14 @@ class Covering:
         """Return first and end token of a segment of a file, within it."""
         base = self.source_bases[source] + self.file_bases[self.first_files[source] + shard]
         return int(self.firsts[segment] - base), int(self.ends[segment] - base)
+
+
+def _places_in_rows(spans: Spans, chosen: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the row of some spans, and where they begin in it."""
+    first_span, ends = spans.first_span, np.cumsum(spans.token_count)
+    begins = ends - spans.token_count
+    row = first_span.searchsorted(chosen, side="right") - 1
+    return row, begins[chosen] - begins[first_span[row]]
 
 
 def _segments(group: SourceLists, file_bases: Numbers, base: int) -> tuple[Numbers, ...]:
@@ -182,4 +191,4 @@ def _starts(sizes: Sequence[int]) -> Numbers:
 def _counted(firsts: Numbers, counts: Numbers) -> Numbers:
     """Return counts[i] numbers from firsts[i] on, for each i."""
     ends = np.cumsum(counts)
-    return np.arange(int(ends[-1])) + (firsts - ends + counts).repeat(counts)
+    return np.arange(int(counts.sum())) + (firsts - ends + counts).repeat(counts)
