@@ -24,6 +24,10 @@ Numbers = npt.NDArray[np.int64]
 DELETED = -1
 """In place of a fill: the token was erased, and no redaction replaces it."""
 _UNTOUCHED = -2
+_BEYOND = np.iinfo(np.int64).max
+_SEGMENT_BLOCKS_BITS = 1
+"""Two to four blocks for each segment. To search all segments for a span takes 77 ns among 10,000,
+and 17 ns if the search begins with a block. 2 shared cores, 2026-11."""
 RANGES_MAX = 1 << 22
 """Of all lists of a stream, each counted once for all sources that have the same ones in force.
 About 200 MB: a request of 64 KiB could name many more."""
@@ -68,8 +72,10 @@ class Covering:
 
     source_bases: int64[sources], where the tokens of a source begin on the line.  first_files:
     int64[sources], index of its first file in file_bases.  file_bases: int64[files], where each
-    file begins, counted from the first token of its source.  firsts, ends, fills: int64[n] of the
-    segments, ascending; firsts has one more entry behind them, which no token reaches.
+    file begins, counted from the first token of its source.  firsts, ends: int64[n + 1], fills:
+    int64[n], of the segments, ascending; no token reaches the last entry of firsts and ends.
+    block_bits: the line is cut into blocks of 2^block_bits tokens.  first_segments: int32[blocks],
+    the first segment that ends behind the beginning of each.
     """
 
     source_bases: Numbers
@@ -78,6 +84,8 @@ class Covering:
     firsts: Numbers
     ends: Numbers
     fills: Numbers
+    block_bits: int
+    first_segments: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, sources: tuple[SourceLists, ...]) -> Covering:
@@ -100,21 +108,32 @@ class Covering:
             for group, base in zip(groups, bases.tolist(), strict=True)
         ]
         firsts, ends, fills = map(np.concatenate, zip(*parts, strict=True))
+        token_count = sum(group.shape.token_count for group in groups)
+        blocks_bits = fills.size.bit_length() + _SEGMENT_BLOCKS_BITS
+        block_bits = max(0, token_count.bit_length() - blocks_bits)
+        blocks = np.arange((token_count >> block_bits) + 1) << block_bits
         return cls(
             bases[[groups[each] for each in sources]],
             np.array([first_files[each.shape] for each in sources]),
             np.concatenate(list(shapes.values())),
-            np.append(firsts, np.iinfo(np.int64).max),
-            ends,
+            np.append(firsts, _BEYOND),
+            np.append(ends, _BEYOND),
             fills,
+            block_bits,
+            ends.searchsorted(blocks, side="right").astype(np.int32),
         )
 
     def hits(self, spans: Spans) -> Hits:
         """Return what is hit of the rows of spans."""
-        file = self.first_files[spans.source] + spans.shard
-        begin = self.source_bases[spans.source] + self.file_bases[file] + spans.token_offset
+        begin = spans.token_offset
+        if self.file_bases.size > 1:
+            begin = begin + self.file_bases[self.first_files[spans.source] + spans.shard]
+        if self.source_bases.size > 1:
+            begin = begin + self.source_bases[spans.source]
         count = spans.row_tokens if spans.are_windows else spans.token_count
-        at = self.ends.searchsorted(begin, side="right")
+        at = self.first_segments[begin >> self.block_bits]
+        behind = np.flatnonzero(self.ends[at] <= begin)
+        at[behind] = self.ends.searchsorted(begin[behind], side="right")
         return self._hits_of(spans, begin, at, np.flatnonzero(self.firsts[at] < begin + count))
 
     def _hits_of(self, spans: Spans, begin: Numbers, at: Numbers, hit: Numbers) -> Hits:

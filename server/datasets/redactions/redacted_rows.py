@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -156,9 +156,15 @@ class RedactedRows:
 
         Raises: Deleted too.
         """
-        hits = self._hits(spans)
+        found, first_row = self._found_of(spans), spans.whole.first_row
+        first, end = found.bounds[first_row], found.bounds[first_row + len(spans)]
+        at = bisect_left(found.deleted, first)
+        if at < len(found.deleted) and found.deleted[at] < end:
+            raise self._error_of(found, found.deleted[at])
         self._rows.gather(spans, tokens, patient)
-        _fill(tokens, hits)
+        line, begin = tokens.reshape(-1), first_row * spans.row_tokens
+        for hit in range(first, end):
+            line[found.firsts[hit] - begin : found.ends[hit] - begin] = found.fills[hit]
 
     def gather_planes(
         self, spans: Spans, planes: Sequence[int], patient: bool = True
@@ -179,19 +185,8 @@ class RedactedRows:
         """Return what is redacted of all the rows that spans are a part of."""
         whole, found = spans.whole.spans, self._found
         if found is None or found.spans is not whole:
-            hits = self._covering.hits(whole)
-            found = self._found = _Found(whole, hits, _redacted(len(whole), hits))
+            found = self._found = _found_in(whole, self._covering.hits(whole))
         return found
-
-    def _hits(self, spans: Spans) -> Hits:
-        """Return what is redacted of the rows of spans.  Raises: Deleted."""
-        found, first_row = self._found_of(spans), spans.whole.first_row
-        first, end = found.hits.row.searchsorted([first_row, first_row + len(spans)]).tolist()
-        hits = Hits(*(each[first:end] for each in found.hits))
-        deleted = np.flatnonzero(hits.fill == DELETED)
-        if deleted.size:
-            raise self._error_of(found, first + int(deleted[0]))
-        return hits._replace(row=hits.row - first_row)
 
     def _error_of(self, found: _Found, place: int) -> Deleted:
         """Return the error of a hit.  place: its index."""
@@ -206,20 +201,34 @@ class RedactedRows:
 
 
 class _Found(NamedTuple):
-    """What is redacted of rows: plane 53 of all of them."""
+    """What is redacted or deleted of rows, as lists: of a frame only a few entries are needed.
+
+    plane: 53, of all rows.  bounds: row r has the hits [bounds[r], bounds[r + 1]).  firsts, ends:
+    tokens of each hit, counted through all rows.  fills: of each.  deleted: those without a fill.
+    """
 
     spans: Spans
     hits: Hits
     plane: Plane
+    bounds: list[int]
+    firsts: list[int]
+    ends: list[int]
+    fills: list[int]
+    deleted: list[int]
 
 
-def _fill(tokens: TokenArray, hits: Hits) -> None:
-    """Write the fill into redacted tokens.  tokens: [rows, row_tokens], C-contiguous."""
-    line = tokens.reshape(-1)
-    begins = hits.row * tokens.shape[1]
-    firsts, ends = (begins + hits.first).tolist(), (begins + hits.end).tolist()
-    for first, end, fill in zip(firsts, ends, hits.fill.tolist(), strict=True):
-        line[first:end] = fill
+def _found_in(spans: Spans, hits: Hits) -> _Found:
+    begins = hits.row * spans.row_tokens
+    return _Found(
+        spans,
+        hits,
+        _redacted(len(spans), hits),
+        hits.row.searchsorted(np.arange(len(spans) + 1)).tolist(),
+        (begins + hits.first).tolist(),
+        (begins + hits.end).tolist(),
+        hits.fill.tolist(),
+        np.flatnonzero(hits.fill == DELETED).tolist(),
+    )
 
 
 def _redacted(row_count: int, hits: Hits) -> Plane:
