@@ -9,6 +9,7 @@ from functools import partial
 from tokenfeed import __version__
 from tokenfeed.commands import program
 
+from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..storage.formats import FORMAT_NAMES, STORED
 from ..storage.store import WAYS
 from .dataset_options import add_plane_arguments
@@ -27,6 +28,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_addresses(parser.add_argument_group("network and access"))
     _add_limits(parser.add_argument_group("limits"))
     _add_status(parser.add_argument_group("metrics and status"))
+    parser.add_argument(
+        "--no-locate",
+        action="store_true",
+        help="do not tell clients which files, documents and tokens rows are made of, nor which "
+        "rows hold a document",
+    )
     parser.add_argument(
         "--reflection",
         action="store_true",
@@ -98,6 +105,12 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
     )
     add_plane_arguments(group)
+    several(
+        REDACTIONS_OPTION,
+        metavar="[NAME=]FILE",
+        help="list of redacted tokens of one dataset, which tokenfeed redact writes; may be given "
+        "several times (default: beside the token files)",
+    )
     add(
         "--warm-up-bytes",
         type=int,

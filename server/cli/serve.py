@@ -43,6 +43,8 @@ from ..rpc.monitoring.server_state import ServerState
 from ..rpc.monitoring.status import SERVICE as STATUS_SERVICE
 from ..rpc.monitoring.status import Status
 from ..rpc.monitoring.status_page import status_page
+from ..rpc.provenance import SERVICE as PROVENANCE_SERVICE
+from ..rpc.provenance import Provenance
 from ..rpc.reflection import Reflection
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
@@ -126,8 +128,14 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     status = Status(state, residency, tokens.get(OPERATORS), trusts_loopback=trusts_loopback)
     status.add_to(server)
     drains = [health.drain, calls.drain, describe_calls.drain, status.drain]
+    names = [service.name, HEALTH_SERVICE, STATUS_SERVICE]
+    if not arguments.no_locate:
+        provenance = Provenance(service, counts)
+        provenance.add_to(server)
+        drains.append(provenance.drain)
+        names.append(PROVENANCE_SERVICE)
     if arguments.reflection:
-        reflection = Reflection((service.name, HEALTH_SERVICE, STATUS_SERVICE))
+        reflection = Reflection(names)
         reflection.add_to(server)
         drains.append(reflection.drain)
     addresses = bind(server, arguments, credentials, tokens)
@@ -281,7 +289,7 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     formats = parse_per_dataset("--format", arguments.format, names)
     dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
     reads = parse_per_dataset("--read", arguments.read, names)
-    planes = parse_planes(arguments, names, arguments.cache_dir)
+    planes = parse_planes(arguments, names, arguments.cache_dir, arguments.redactions)
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     poll_rate = PollRate(never=arguments.immutable)
     datasets = {}

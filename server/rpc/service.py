@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import grpc
 
@@ -19,7 +20,7 @@ from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, s
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
-from tokenfeed.stream.identity import VERSIONS_SERVED, Corpus, stage_plane_fingerprint
+from tokenfeed.stream.identity import VERSIONS_SERVED, stage_plane_fingerprint
 from tokenfeed.stream.planes import KINDS, LOSS_MASK, NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
 from tokenfeed.stream.spec import Source, StreamSpec
@@ -35,7 +36,8 @@ from tokenfeed.wire.request import (
     require_understood,
 )
 
-from ..datasets.dataset import Dataset, corpora_of
+from ..datasets.dataset import Dataset
+from ..datasets.provenance.expected import require_expected, require_stream
 from ..datasets.redactions.redacted_rows import CurrentRows, Redactor
 from ..storage.mixed_store import MixedStore
 from ..storage.store import RowStore
@@ -48,6 +50,17 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
+
+
+class Checked(NamedTuple):
+    """What a request is for.  datasets: of each source.  store: their rows.  identity: of the
+    stream, 32 bytes.
+    """
+
+    datasets: Sequence[Dataset]
+    store: RowStore
+    scheduler: FairScheduler
+    identity: bytes
 
 
 class TokenFeed:
@@ -73,7 +86,7 @@ class TokenFeed:
         self._schedulers = {name: FairScheduler() for name in datasets}
         self._mixture_scheduler = FairScheduler()
         self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
-        self._redactor = Redactor()
+        self.redactor = Redactor()
         self._calls = calls
         self._describe_calls = describe_calls
         self._activity = activity
@@ -106,7 +119,7 @@ class TokenFeed:
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
             message = parse_message(pb.GetBatchRequest, self._calls.request(call, messages))
             began_at = time.monotonic()
-            call.client_name = _printable(message.client_name)
+            call.client_name = printable(message.client_name)
             producer = self._open(message)
             caller = Caller(str(context.peer()), call.client_name)
             _LOG.debug("call opened peer=%s client=%r", *caller)
@@ -129,35 +142,23 @@ class TokenFeed:
         """Check a request field by field and return the producer of its frames."""
         request, expected = from_message(message)
         spec = request.spec
+        checked = self.checked(request, expected)
+        datasets, store = checked.datasets, checked.store
+        planes = _planes(datasets, request, expected)
+        gathered = CurrentRows(partial(self.redactor.wrap, store, datasets, spec))
+        stream = frame.Stream(spec, request.position, checked.identity, planes)
+        names = [dataset.name for dataset in datasets]
+        return FrameProducer(names, store, gathered, request, stream, checked.scheduler)
+
+    def checked(self, request: StreamRequest, expected: Expected) -> Checked:
+        """Check a request, but for its planes and redactions.  Raises: TokenfeedError."""
+        spec = request.spec
         datasets = [self._dataset(source.dataset) for source in spec.sources]
         store, scheduler = self._rows_of(datasets, spec)
         store.require_intact()
         require_windows(spec, store.shapes)
         request.require_within(self._limits, store.dtype.itemsize)
-        if expected.identity and expected.identity_version != spec.identity_version:
-            raise StreamMismatch(
-                "identity_version",
-                f"{expected.identity_version} is not that of this request, {spec.identity_version}",
-            )
-        identity = _identity(spec, corpora_of(spec, datasets))
-        _require_expected(
-            "expected_identity",
-            expected.identity,
-            identity,
-            "this stream's identity, {}: corpus, order, seed, context length or mixture differs",
-        )
-        for dataset, digest in zip(datasets, expected.digests, strict=False):
-            _require_expected(
-                "expected_digest",
-                digest,
-                dataset.digest,
-                f"the digest of {dataset.name}, {{}}: the content differs",
-            )
-        planes = _planes(datasets, request, expected)
-        gathered = CurrentRows(partial(self._redactor.wrap, store, datasets, spec))
-        stream = frame.Stream(spec, request.position, identity, planes)
-        names = [dataset.name for dataset in datasets]
-        return FrameProducer(names, store, gathered, request, stream, scheduler)
+        return Checked(datasets, store, scheduler, require_stream(spec, expected, datasets))
 
     def _rows_of(
         self, datasets: Sequence[Dataset], spec: StreamSpec
@@ -245,7 +246,7 @@ def _planes(
             raise StreamMismatch("declined_planes", f"{problem}: {cure}")
     found = {kind: _plane_fingerprint(kind, datasets, request.spec) for kind in requested}
     for kind, fingerprint in expected.planes:
-        _require_expected(
+        require_expected(
             "expected_fingerprint",
             fingerprint,
             found[kind],
@@ -277,18 +278,6 @@ def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec)
     return stage_plane_fingerprint(kind, had)
 
 
-@lru_cache(_MIXTURES_KEPT)
-def _identity(spec: StreamSpec, corpora: tuple[Corpus, ...]) -> bytes:
-    """Return the identity of a stream; its calls have the same one."""
-    return spec.identity(corpora)
-
-
-def _require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:
-    """Raise StreamMismatch if two hashes of 32 bytes are known and differ."""
-    if expected and actual and expected != actual:
-        raise StreamMismatch(field, f"{expected.hex()} is not {what.format(actual.hex())}")
-
-
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """Return a client's name for itself, made safe for a log line."""
     return "".join(sign for sign in name[:CLIENT_NAME_MAX] if sign.isprintable())

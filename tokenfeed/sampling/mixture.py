@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..stream.spec import Mixture
 from ..stream.stages import Stage
 from .orders import shuffled_v1
-from .orders.splitmix import mix
+from .orders.splitmix import Words, mix
 
 _STAGE_TAG = 1 << 32
 """Keeps the keys of stages apart from those of rounds, whose counters are below 24."""
@@ -45,6 +45,22 @@ def locate(stage: Stage, seed: int, samples: Numbers) -> tuple[Numbers, Numbers]
     slot = shuffled_v1.places(since, stage_seed(seed, stage.index), stage.block_size)
     source = sources.take(slot).astype(np.int64)
     return source, since // stage.block_size * weights[source] + slot + first[source]
+
+
+def samples_of(stage: Stage, seed: int, source: int, own_samples: Numbers) -> Words:
+    """Return the samples of a stage that are given samples of one source: the inverse of `locate`.
+
+    seed: of the mixture.  source: index into stage.weights, of one that is not paused.
+    own_samples: int64[n], in the source's own order, each at least its base.
+    Returns: uint64[n]; those of the block in which a stage reaches 2^63 may be above that.
+    """
+    weights, first, _ = _tables(stage.weights, stage.bases)
+    weight, base = int(weights[source]), stage.bases[source]
+    block, of_block = np.divmod(own_samples - base, weight)
+    slot = of_block + (base - int(first[source]))
+    index = shuffled_v1.indices(slot, block, stage_seed(seed, stage.index), stage.block_size)
+    since = block.view(np.uint64) * np.uint64(stage.block_size) + index.view(np.uint64)
+    return np.uint64(stage.first_sample) + since
 
 
 class _Tables(NamedTuple):

@@ -80,11 +80,11 @@ class Packing:
         pieces int64[m] ranks and int64[m] lengths in tokens.
         """
         at = np.searchsorted(self.first_rows, rows, side="right") - 1
-        slots, row_of_slot = _ranges(
+        slots, row_of_slot = ranges(
             self.first_slots[at], self.first_slots[at + 1] - self.first_slots[at]
         )
         counts = self.counts[slots]
-        ranks, slot_of_piece = _ranges(self.first_ranks[slots] + rows[row_of_slot] * counts, counts)
+        ranks, slot_of_piece = ranges(self.first_ranks[slots] + rows[row_of_slot] * counts, counts)
         first_pieces = np.zeros(rows.size + 1, np.int64)
         per_row = np.bincount(row_of_slot, counts, minlength=rows.size).astype(np.int64)
         np.cumsum(per_row, out=first_pieces[1:])
@@ -152,7 +152,7 @@ def places(starts: Numbers, lengths: Numbers, context_length: int) -> Numbers:
     for first in range(0, lengths.size, _DOCUMENTS_AT_ONCE):
         own = slice(first, first + _DOCUMENTS_AT_ONCE)
         whole, rest = piece_counts(lengths[own], context_length)
-        numbers, documents = _ranges(np.zeros_like(whole), whole)
+        numbers, documents = ranges(np.zeros_like(whole), whole)
         wholes.append(starts[own][documents] + numbers * context_length)
         with_rest = np.flatnonzero(rest)
         rests.append(starts[own][with_rest] + whole[with_rest] * context_length)
@@ -311,7 +311,7 @@ def _joined(parts: list[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:
     return joined
 
 
-def _ranges(firsts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+def ranges(firsts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
     """Return the numbers [first, first + count) of each range, end to end; and of which range each
     is: int64[sum of counts] both.
     """

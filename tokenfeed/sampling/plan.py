@@ -120,14 +120,31 @@ def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
 def _plan_source(spec: StreamSpec, shape: Shape, samples: Numbers) -> Spans:
     """Like `plan`, for one dataset."""
     source = spec.source
+    count = place_count(spec, source, shape)
+    return spans_at(spec, source, shape, source.order.places(samples, source.seed, count))
+
+
+def place_count(spec: StreamSpec, source: Source, shape: Shape) -> int:
+    """Return how many places a source has: windows, or rows of documents.  shape: of its dataset.
+
+    Raises: InvalidRequest, Unreadable for rows of documents that are unknown, or still being made.
+    """
     if source.reads_documents:
-        rows = shape.document_rows(rows_key(spec, source))
-        found = rows.pieces(source.order.places(samples, source.seed, rows.row_count))
+        return shape.document_rows(rows_key(spec, source)).row_count
+    return row_count(source.order, shape, spec.context_length)
+
+
+def spans_at(spec: StreamSpec, source: Source, shape: Shape, place: Numbers) -> Spans:
+    """Return the spans of the rows at places of a source, as those of its dataset alone.
+
+    shape: of its dataset.  place: int64[n], each in [0, `place_count`).
+    """
+    if source.reads_documents:
+        found = shape.document_rows(rows_key(spec, source)).pieces(place)
         pieces = Pieces(found.first_piece, found.token_count)
         zeros = np.zeros_like(found.shard)
         return Spans(spec.row_tokens, zeros, found.shard, found.token_offset, pieces)
     places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
-    place = source.order.places(samples, source.seed, places.place_count)
     if places.ends.size == 1:
         shard = np.zeros_like(place)
     else:

@@ -42,3 +42,19 @@ class Order(Protocol):
         source: int64[n], the source of each sample.  seeds, place_counts: of each source.
         """
         ...
+
+    def indices(
+        self,
+        places: npt.NDArray[np.int64],
+        epochs: npt.NDArray[np.int64],
+        seed: int,
+        place_count: int,
+        /,
+    ) -> npt.NDArray[np.int64]:
+        """Return where places come in an epoch: the inverse of `places`, which maps sample
+        epoch * place_count + index to a place.
+
+        places, epochs: int64[n], each in [0, place_count), and at least 0.
+        Returns: int64[n], each in [0, place_count).  Raises: InvalidRequest if it has no epochs.
+        """
+        ...

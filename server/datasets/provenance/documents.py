@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +28,7 @@ from ...storage.borders.known import all_known
 from ...storage.formats import Documents
 from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
 from ..dataset import Dataset
-from .names import escaped
+from .names import escaped, file_name
 
 Numbers = npt.NDArray[np.int64]
 Kept = TypeVar("Kept")
@@ -63,13 +63,20 @@ class FileDocuments:
     """The documents of one file.
 
     first_number: in the dataset, of the first one.  first_tokens, end_tokens: int64[documents],
-    ascending.
+    ascending.  token_count: of the file.
     """
 
     file: int
     first_number: int
     first_tokens: Numbers
     end_tokens: Numbers
+    token_count: int
+
+    @property
+    def have_all_tokens(self) -> bool:
+        """Whether each token is of a document."""
+        bounds = np.append(self.first_tokens, self.token_count)
+        return bool(bounds[0] == 0 and (bounds[1:] == self.end_tokens).all())
 
     def at(self, tokens: Numbers) -> Numbers:
         """Return the documents that have tokens: int64[n], counted within this file; -1 if none.
@@ -96,10 +103,17 @@ class DatasetDocuments:
         self._shards = dataset.store.shards
         self._known = all_known(self._shards)
         self._first_numbers: Numbers | None = None
+        self._file_names: list[str] | None = None
         self._lock = threading.Lock()  # while a file is read, and guards what follows
-        self._kept: OrderedDict[tuple[str, int], tuple[int, object]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[int, object]] = OrderedDict()
         self.kept_bytes = 0
         self._searches: OrderedDict[str, _Search] = OrderedDict()
+
+    def files_named(self, name: str) -> list[int]:
+        """Return the files of a name, as it is shown: without a folder, and escaped."""
+        if self._file_names is None:
+            self._file_names = [file_name(shard.path) for shard in self._shards]
+        return [file for file, known in enumerate(self._file_names) if known == name]
 
     @property
     def are_known(self) -> bool:
@@ -206,13 +220,14 @@ class DatasetDocuments:
 
     def of_file(self, file: int) -> FileDocuments:
         """Return the documents of a file.  Raises: as `require_known`; Unreadable."""
-        first, end = self.first_numbers[file : file + 2].tolist()
+        first = int(self.first_numbers[file])
 
         def read() -> tuple[int, FileDocuments]:
-            found = FileDocuments(file, first, *self._read(file, end - first))
+            token_count = self._shards[file].layout.token_count
+            found = FileDocuments(file, first, *self._read(file, token_count), token_count)
             return found.end_tokens.nbytes + found.first_tokens.nbytes, found
 
-        return self._reading("index", file, read)
+        return self.kept(("index", file), read)
 
     def index_bytes(self, file: int) -> int:
         """Return about how many bytes are read to know the documents of a file and their ids."""
@@ -226,9 +241,8 @@ class DatasetDocuments:
         assert borders is not None
         return borders.require_done() if isinstance(borders, BorderSearch) else borders
 
-    def _read(self, file: int, count: int) -> tuple[Numbers, Numbers]:
-        """Return where documents of a file begin and end: int64[count] both."""
-        token_count = self._shards[file].layout.token_count
+    def _read(self, file: int, token_count: int) -> tuple[Numbers, Numbers]:
+        """Return where documents of a file begin and end: int64[documents] both."""
         if self._known is None:
             starts = self._borders.starts_of(file)
             return starts, np.append(starts[1:], token_count)
@@ -249,7 +263,7 @@ class DatasetDocuments:
             ids = self._read_ids(file, path)
             return os.stat(path).st_size + _NUMBER_BYTES * len(ids), ids
 
-        return self._reading("ids", file, read)
+        return self.kept(("ids", file), read)
 
     def _read_ids(self, file: int, path: str) -> DocumentIds:
         """Raises: InvalidCorpus unless each document has an id."""
@@ -292,9 +306,12 @@ class DatasetDocuments:
         numbers: list[int] = ids.numbers_of(wanted).tolist()
         return numbers
 
-    def _reading(self, what: str, file: int, read: Callable[[], tuple[int, Kept]]) -> Kept:
-        """Return what is kept of a file, or was read.  read: also returns its bytes."""
-        key = what, file
+    def kept(self, key: Hashable, read: Callable[[], tuple[int, Kept]]) -> Kept:
+        """Return what is kept under a key, or was read now: one at a time, which bounds the memory.
+
+        read: also returns the size of what it read, in bytes.  Raises: what it raises; Unreadable
+        if a file is damaged.
+        """
         with self._lock:
             if (kept := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)

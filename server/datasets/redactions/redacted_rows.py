@@ -33,7 +33,7 @@ TokenArray = npt.NDArray[np.unsignedinteger]
 
 _STREAMS_KEPT = 16
 """Combinations of lists and datasets whose segments are kept."""
-_CURRENT_SECONDS = 1.0
+_CURRENT_SECONDS = 0.5
 _RUN_BYTES = 8
 
 
@@ -176,10 +176,15 @@ class RedactedRows:
             return self._rows.gather_planes(spans, planes, patient)
         others = [kind for kind in planes if kind != REDACTED]
         found = list(self._rows.gather_planes(spans, others, patient))
-        first_row = spans.whole.first_row
-        plane = self._found_of(spans).plane[first_row : first_row + len(spans)]
-        insort(found, plane, key=lambda each: each.kind)
+        insort(found, self.marks(spans), key=lambda plane: plane.kind)
         return tuple(found)
+
+    def marks(self, spans: Spans) -> Plane:
+        """Return plane 53 of rows, without reading any token; also of those that need erased ones,
+        which are not marked.
+        """
+        first_row = spans.whole.first_row
+        return self._found_of(spans).plane[first_row : first_row + len(spans)]
 
     def _found_of(self, spans: Spans) -> _Found:
         """Return what is redacted of all the rows that spans are a part of."""
@@ -233,6 +238,9 @@ def _found_in(spans: Spans, hits: Hits) -> _Found:
 
 def _redacted(row_count: int, hits: Hits) -> Plane:
     """Return plane 53 of rows."""
+    kept = hits.fill != DELETED
+    if not kept.all():
+        hits = Hits(*(each[kept] for each in hits))
     # Parts that touch are one run: of two pieces, or of two lists.
     row, first, end = hits.row, hits.first, hits.end
     touch = (row[1:] == row[:-1]) & (first[1:] == end[:-1])

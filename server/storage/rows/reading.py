@@ -114,19 +114,27 @@ class RowIndex:
         )
         return RowPieces(first_piece, shard_of_piece, token_offset, token_count)
 
-    def rows_of(self, shard: int, first_token: int, end_token: int) -> Numbers:
-        """Return the rows that have some of the tokens [first_token, end_token) of a file.
+    def rows_of(
+        self, shard: int, first_tokens: Numbers, end_tokens: Numbers, most: int
+    ) -> Numbers | range:
+        """Return the rows that have some of these tokens of a file.
 
-        Reads all pieces of the file, in bounded parts.
-        Returns: int64[n], ascending.  Raises: CorpusChanged, Unreadable.
+        first_tokens, end_tokens: int64[n], ranges that ascend and do not overlap.  most: of their
+        pieces; with more, all rows of the file are returned, also those that have none of them.
+        Reads the pieces of the file, in bounded parts.
+        Returns: int64[n], ascending; or all rows.  Raises: CorpusChanged, Unreadable.
         """
         first_number = int(self._first_numbers[shard])
-        pieces = []
+        pieces, count = [np.empty(0, dtype=np.int64)], 0
         for first, numbers in self._scanned(first_number, int(self._facts.piece_counts[shard])):
             token_offset, token_count = _unpacked(numbers)
-            has_some = (token_offset < end_token) & (token_offset + token_count > first_token)
-            pieces.append(np.flatnonzero(has_some) + first)
-        found = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+            near = np.searchsorted(end_tokens, token_offset, side="right")
+            begins = np.append(first_tokens, np.iinfo(np.int64).max)[near]
+            pieces.append(np.flatnonzero(begins < token_offset + token_count) + first)
+            count += pieces[-1].size
+            if count > most:
+                return range(*self._first_rows[shard : shard + 2].tolist())
+        found = np.concatenate(pieces)
         if self._facts.has_row_starts and found.size:
             found = self._rows_of_pieces(shard, found)
         found += self._first_rows[shard]

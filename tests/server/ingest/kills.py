@@ -14,9 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.server.ingest.chats import CHATML, without_blocks
 from tests.server.ingest.corpus import (
@@ -28,6 +26,7 @@ from tests.server.ingest.corpus import (
     write_parquet,
 )
 from tests.server.ingest.running import ingest
+from tests.support.dying import die_at
 
 CALLS = ("write", "fsync", "replace", "rename")
 
@@ -38,23 +37,7 @@ def run_and_die(call: str, number: int, words: list[str]) -> int:
     from server.ingest.__main__ import main
 
     run._CHECKPOINT_SECONDS = 0.0
-    counts = dict.fromkeys(CALLS, 0)
-
-    def counted(name: str) -> Callable[..., Any]:
-        right = getattr(os, name)
-
-        def wrapped(*arguments: Any) -> Any:
-            counts[name] += 1
-            if name == call and counts[name] == number:
-                if name == "write":
-                    right(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return right(*arguments)
-
-        return wrapped
-
-    for name in CALLS:
-        setattr(os, name, counted(name))
+    counts = die_at(call, number, CALLS)
     code = main(words)
     print("counts", *counts.values(), file=sys.stderr)
     return code

@@ -5,10 +5,18 @@ Which pieces there are: sampling/document_rows.py. Released; never edited.
 
 from __future__ import annotations
 
-from .shuffled_v1 import places, places_among
+from .shuffled_v1 import indices, places, places_among
 
 NAME = "padded-1"
 USES_SEED = True
 HAS_EPOCHS = True
 LONG_DOCUMENTS: tuple[str, ...] = ("cut", "drop", "truncate")
-__all__ = ["HAS_EPOCHS", "LONG_DOCUMENTS", "NAME", "USES_SEED", "places", "places_among"]
+__all__ = [
+    "HAS_EPOCHS",
+    "LONG_DOCUMENTS",
+    "NAME",
+    "USES_SEED",
+    "indices",
+    "places",
+    "places_among",
+]

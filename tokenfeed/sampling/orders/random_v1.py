@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import InvalidRequest
 from .splitmix import Words, mix, reduce_64, subkeys, subkeys_of
 
 NAME = "random-1"
@@ -38,6 +39,13 @@ def places_among(
     """Return the place of each sample, of several sources; as `Order.places_among`."""
     outer, inner = subkeys_of(2, tuple(seeds))[:, source]
     return _places(samples, outer, inner, np.array(place_counts, dtype=np.uint64)[source])
+
+
+def indices(
+    places: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], seed: int, place_count: int
+) -> npt.NDArray[np.int64]:
+    """Raise InvalidRequest; as `Order.indices`."""
+    raise InvalidRequest("order", f"{NAME} has no epochs, so a place has no index within one")
 
 
 def _places(

@@ -39,29 +39,53 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
     permutation.
     """
     epochs, indices = np.divmod(samples, place_count)
-    if samples.size:
+    return _permuted(indices, epochs, seed, place_count)
+
+
+def indices(
+    places: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], seed: int, place_count: int
+) -> npt.NDArray[np.int64]:
+    """Return where windows come in an epoch, the inverse of `places`; as `Order.indices`."""
+    return _permuted(places, epochs, seed, place_count, inverse=True)
+
+
+def _permuted(
+    points: npt.NDArray[np.int64],
+    epochs: npt.NDArray[np.int64],
+    seed: int,
+    place_count: int,
+    *,
+    inverse: bool = False,
+) -> npt.NDArray[np.int64]:
+    """Return where the permutation of each point's epoch maps it.
+
+    points: int64[n], each in [0, place_count).  inverse: maps places to indices.
+    """
+    if points.size:
         first, last = int(epochs.min()), int(epochs.max())
-        if 2 * (last - first + 1) * max(_sides(place_count)) <= samples.size:
-            return _places_by_table(indices, epochs, range(first, last + 1), seed, place_count)
+        if 2 * (last - first + 1) * max(_sides(place_count)) <= points.size:
+            known = range(first, last + 1)
+            return _permuted_by_table(points, epochs, known, seed, place_count, inverse)
     keys = _round_keys(seed, epochs.view(np.uint64), _rounds(place_count))
     side_a, side_b = map(np.uint64, _sides(place_count))
-    places = _feistel(indices.view(np.uint64), keys, side_a, side_b)
+    found = _feistel(points.view(np.uint64), keys, side_a, side_b, inverse)
     # A point outside [0, N) follows its cycle until it is inside: fewer than a * b - N steps.
-    outside = np.flatnonzero(places >= np.uint64(place_count))
+    outside = np.flatnonzero(found >= np.uint64(place_count))
     while outside.size:
-        places[outside] = _feistel(
-            places[outside], keys[:, outside % keys.shape[1]], side_a, side_b
+        found[outside] = _feistel(
+            found[outside], keys[:, outside % keys.shape[1]], side_a, side_b, inverse
         )
-        outside = outside[places[outside] >= np.uint64(place_count)]
-    return places.view(np.int64)
+        outside = outside[found[outside] >= np.uint64(place_count)]
+    return found.view(np.int64)
 
 
-def _places_by_table(
-    indices: npt.NDArray[np.int64],
+def _permuted_by_table(
+    points: npt.NDArray[np.int64],
     epochs: npt.NDArray[np.int64],
     known: range,
     seed: int,
     place_count: int,
+    inverse: bool,
 ) -> npt.NDArray[np.int64]:
     """Return the same, where samples share few points: small blocks, or one epoch of few windows.
     Each round then hashes each point of each epoch once, and samples look it up.
@@ -85,18 +109,22 @@ def _places_by_table(
     ) -> npt.NDArray[np.int64]:
         left, right = (half.view(np.uint64) for half in np.divmod(points, side_b))
         first_a, first_b = epoch * side_a, epoch * side_b
-        for of_right, of_left in zip(*addends, strict=True):
-            left = _add(left, of_right.take(first_b + right.view(np.int64)), a)
-            right = _add(right, of_left.take(first_a + left.view(np.int64)), b)
+        for index in _in_turn(_rounds(place_count), inverse):
+            of_half = addends[index % 2][index // 2]
+            if index % 2 == 0:
+                left = step(left, of_half.take(first_b + right.view(np.int64)), a)
+            else:
+                right = step(right, of_half.take(first_a + left.view(np.int64)), b)
         return (left * b + right).view(np.int64)
 
+    step = _subtract if inverse else _add
     epoch = epochs - known.start
-    places = permuted(indices, epoch)
-    outside = np.flatnonzero(places >= place_count)
+    found = permuted(points, epoch)
+    outside = np.flatnonzero(found >= place_count)
     while outside.size:
-        places[outside] = permuted(places[outside], epoch[outside])
-        outside = outside[places[outside] >= place_count]
-    return places
+        found[outside] = permuted(found[outside], epoch[outside])
+        outside = outside[found[outside] >= place_count]
+    return found
 
 
 def places_among(
@@ -171,18 +199,31 @@ def _round_keys(seed: int, epochs: Words, rounds: int) -> Words:
     return mix(keys ^ each)[:, (epochs - first).view(np.int64)]
 
 
-def _feistel(points: Words, keys: Words, a: Words | np.uint64, b: Words | np.uint64) -> Words:
+def _feistel(
+    points: Words,
+    keys: Words,
+    a: Words | np.uint64,
+    b: Words | np.uint64,
+    inverse: bool = False,
+) -> Words:
     """Permute [0, a * b): a point is (left, right) with right in [0, b), and each round adds a hash
-    of one to the other.  a, b: one, or one for each point.
+    of one to the other.  a, b: one, or one for each point.  inverse: undoes the rounds, the last
+    one first.
     """
     left, right = np.divmod(points, b)
-    for index, round_key in enumerate(keys):
+    step = _subtract if inverse else _add
+    for index in _in_turn(len(keys), inverse):
         if index % 2 == 0:
-            left = _add(left, reduce_32(mix(right ^ round_key), a), a)
+            left = step(left, reduce_32(mix(right ^ keys[index]), a), a)
         else:
-            right = _add(right, reduce_32(mix(left ^ round_key), b), b)
+            right = step(right, reduce_32(mix(left ^ keys[index]), b), b)
     permuted: Words = left * b + right
     return permuted
+
+
+def _in_turn(rounds: int, inverse: bool) -> range:
+    """Return the rounds in the order in which they are done, or undone."""
+    return range(rounds - 1, -1, -1) if inverse else range(rounds)
 
 
 def _add(value: Words, addend: Words, modulus: Words | np.uint64) -> Words:
@@ -191,4 +232,13 @@ def _add(value: Words, addend: Words, modulus: Words | np.uint64) -> Words:
     """
     total = value + addend
     reduced: Words = np.minimum(total, total - modulus)
+    return reduced
+
+
+def _subtract(value: Words, subtrahend: Words, modulus: Words | np.uint64) -> Words:
+    """Return (value - subtrahend) mod modulus, for both below modulus: the difference, which wraps
+    around to a large number if it is negative, or the sum with modulus, which wraps back.
+    """
+    difference = value - subtrahend
+    reduced: Words = np.minimum(difference, difference + modulus)
     return reduced

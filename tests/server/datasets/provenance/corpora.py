@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from server.datasets.open_local import LocalDatasets
 from server.datasets.sources import DatasetSource
 from server.storage.borders import Delimiters
 from server.storage.formats import FormatOptions
 from tests.server.storage.borders.naive import write_lines
-from tests.support.packed_corpora import Corpus, write_corpus
+from tests.support.packed_corpora import Corpus, random_lengths, write_corpus
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.spec import Mixture, Source, StreamSpec
+from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
+from tokenfeed.wire.request import Expected, StreamRequest, to_message
 
 END_TOKEN = 65_000
 
@@ -68,3 +75,61 @@ def opened(corpus: Corpus) -> Iterator[Dataset]:
         yield dataset
     finally:
         dataset.close()
+
+
+@contextmanager
+def local(*corpora: Corpus) -> Iterator[LocalDatasets]:
+    """Datasets of this process; rows over documents are made at once."""
+    with ExitStack() as stack:
+        datasets = [stack.enter_context(opened(corpus)) for corpus in corpora]
+        yield LocalDatasets(datasets, lambda: False, polls=False)
+
+
+def made_rows(datasets: LocalDatasets, spec: StreamSpec) -> None:
+    """Make the rows over documents of a stream, which a server would begin now."""
+    datasets.described(spec.context_length, spec.sources)
+
+
+def message_of(
+    spec: StreamSpec,
+    first_sample: int = 0,
+    end_sample: int | None = None,
+    *,
+    batches: int | None = None,
+    batch_size: int = 4,
+    rank: int = 0,
+    world_size: int = 1,
+) -> feed_pb.GetBatchRequest:
+    """A request for rows."""
+    position = Position(first_sample, batch_size, rank, world_size)
+    return to_message(StreamRequest(spec, position, batches, 0, end_sample), Expected())
+
+
+def stream_of(
+    order: str, context_length: int = 16, seed: int = 7, long_documents: str = "", name: str = ""
+) -> StreamSpec:
+    """A stream of one dataset."""
+    found = orders.latest(order)
+    return StreamSpec.of_dataset(name, found, seed, context_length, (), long_documents)
+
+
+def tokens_at(corpus: Corpus, file: int, first: int, end: int) -> list[int]:
+    """Tokens of a file, read from the disk."""
+    return np.fromfile(corpus.paths[file], "<u2")[first:end].tolist()
+
+
+def write_mixture(folder: Path) -> tuple[Corpus, Corpus, StreamSpec, int]:
+    """Two datasets, and a later stage of three sources, as a request has it: windows of the first
+    dataset, rows over documents of the second, and draws of the first one once more. The last
+    number is the first sample of the stage.
+    """
+    web = write_documents(folder / "web", random_lengths(5, 16), "ids", "web")
+    books = write_documents(folder / "books", random_lengths(6, 16), "megatron", "books")
+    sources = (
+        Source("web", orders.latest("shuffled"), 5, 0),
+        Source("books", orders.latest("packed"), 6, 1),
+        Source("web", orders.latest("random"), 7, 2),
+    )
+    stages = scheduled([AskedStage(0, (3, 2, 1)), AskedStage(50, (4, 3, 3))], 3)
+    spec = StreamSpec(16, sources, Mixture(11, stages)).of_stage(1, bytes(32))
+    return web, books, spec, stages[1].first_sample

@@ -107,14 +107,25 @@ def test_tokens_lead_to_the_rows_that_have_them(
     random = np.random.default_rng(2)
     for _ in range(40):
         file = int(random.integers(len(LENGTHS)))
-        first, end = np.sort(random.integers(0, sum(LENGTHS[file]), 2)).tolist()
-        end = min(end, first + int(random.integers(1, 400)))
+        count = 2 * int(random.integers(1, 4))
+        bounds = np.sort(random.choice(sum(LENGTHS[file]), count, replace=False))
+        firsts, ends = bounds[::2], np.minimum(bounds[1::2], bounds[::2] + random.integers(1, 400))
         expected = [
             number
             for number, row in enumerate(rows)
-            if any(shard == file and at < end and at + n > first for shard, at, n in row)
+            if any(
+                shard == file and at < end and at + n > first
+                for shard, at, n in row
+                for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
+            )
         ]
-        assert index.rows_of(file, first, end).tolist() == expected
+        found = index.rows_of(file, firsts, ends, 10**9)
+        assert isinstance(found, np.ndarray)
+        assert found.tolist() == expected
+        every = index.rows_of(file, firsts, ends, len(expected) - 1)
+        assert isinstance(every, range)
+        assert [rows[number][0][0] for number in every] == [file] * len(every)
+        assert set(expected) <= set(every)
 
 
 lengths = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=40), min_size=1, max_size=4)
@@ -201,7 +212,7 @@ def test_an_index_that_is_truncated_while_it_is_served_fails_for_good(
         with pytest.raises(CorpusChanged, match="'train' has rows of packed-1 for context length"):
             mapped.pieces(np.arange(mapped.row_count))
     with pytest.raises(CorpusChanged):
-        mapped.rows_of(0, 0, 100)
+        mapped.rows_of(0, np.array([0]), np.array([100]), 1000)
 
 
 WRONG = {

@@ -1,0 +1,157 @@
+"""How long does it take to ask where a document went, on 10^12 tokens in 10,000 files?
+
+The files are sparse, so they need no room; each has an index of 1,000 documents. Times are those of
+calls over gRPC on this machine, with other documents and rows each time. Goal of a Find: 50 ms.
+Run: python -m benchmarks.find [--files 10000] [--file-tokens 100000000] [--rounds 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import numpy as np
+from google.protobuf.message import Message
+
+from benchmarks.report import heading, print_load, print_table
+from benchmarks.serving import CHANNEL_OPTIONS, folder_on_disk, served
+from tokenfeed.v1 import provenance_pb2 as pb
+from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
+
+DOCUMENTS = 1000
+T = 2048
+SAMPLES = 1 << 40
+"""Examined: of about two thousand epochs."""
+_CALL_SECONDS = 60
+
+
+def main() -> None:
+    """Print a table of times for each kind of question."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--file-tokens", type=int, default=10**8)
+    parser.add_argument("--rounds", type=int, default=30)
+    arguments = parser.parse_args()
+    with folder_on_disk() as folder:
+        write_sparse(folder, arguments.files, arguments.file_tokens)
+        began = time.monotonic()
+        with served("--data", f"train={folder}", "--warm-up-bytes", "0") as server:
+            print(f"opened after {time.monotonic() - began:.1f} s")
+            print_load("before")
+            with grpc.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
+                ask_all(channel, arguments.files, arguments.file_tokens, arguments.rounds)
+
+
+def write_sparse(folder: Path, files: int, tokens: int) -> None:
+    """Write files of zeros, and their indices; the same index for all of them."""
+    ends = np.linspace(0, tokens, DOCUMENTS + 1).astype("<u8")[1:].tobytes()
+    for number in range(files):
+        path = folder / f"{number:05}.ds"
+        with path.open("wb") as file:
+            file.truncate(2 * tokens)
+        Path(f"{path}.index").write_bytes(ends)
+
+
+def ask_all(channel: grpc.Channel, files: int, tokens: int, rounds: int) -> None:
+    """Ask each question once in each round, and print how long it took, and for what."""
+    random = np.random.default_rng(0)
+    whole: dict[str, Callable[[], tuple[str, Message]]] = {
+        "Find, a document, shuffled": lambda: find("shuffled-1", document=draw(files * DOCUMENTS)),
+        "Find, 100 tokens, shuffled": lambda: find("shuffled-1", range=a_range(100)),
+        "Find, a document, random": lambda: find("random-1", document=draw(files * DOCUMENTS)),
+        "Find, a whole file, 2^63 samples": lambda: find(
+            "shuffled-1", 2**63 - 1, range=a_range(tokens)
+        ),
+        "Locate, 4096 rows": lambda: (
+            "Locate",
+            pb.LocateRequest(rows=stream("shuffled-1", draw(2**60), batch_size=4096)),
+        ),
+        "Coverage, half an epoch": lambda: coverage((files * tokens // T) // 2),
+        "Coverage, 10^5 samples": lambda: coverage(10**5),
+    }
+
+    def draw(end: int) -> int:
+        return int(random.integers(end))
+
+    def a_range(count: int) -> pb.FileRange:
+        first = draw(tokens - count + 1)
+        return pb.FileRange(file=draw(files), first_token=first, end_token=first + count)
+
+    times: dict[str, list[float]] = {name: [] for name in whole}
+    answers: dict[str, str] = {}
+    for _ in range(rounds):
+        for name, question in whole.items():
+            method, request = question()
+            began = time.perf_counter()
+            answer = ask(channel, method, request)
+            times[name].append(1000 * (time.perf_counter() - began))
+            answers[name] = described(answer)
+    print_table("one call", "ms", times)
+    print(heading("the last answers"))
+    for name, text in answers.items():
+        print(f"{name}: {text}")
+
+
+def stream(
+    order: str, first_sample: int, end_sample: int | None = None, batch_size: int = 1
+) -> feed_pb.GetBatchRequest:
+    """A request of one batch, or of all samples up to an end."""
+    batches = 1 if end_sample is None else None
+    return feed_pb.GetBatchRequest(
+        batch_size=batch_size,
+        context_length=T,
+        seed=1337,
+        order=order,
+        first_sample=first_sample,
+        end_sample=end_sample,
+        num_batches=batches,
+    )
+
+
+def find(
+    order: str,
+    end_sample: int = SAMPLES,
+    *,
+    document: int | None = None,
+    range: pb.FileRange | None = None,
+) -> tuple[str, Message]:
+    """The first page of a search."""
+    asked = pb.FindRequest(stream=stream(order, 0, end_sample), document=document, range=range)
+    return "Find", asked
+
+
+def coverage(samples: int) -> tuple[str, Message]:
+    """The first page of what samples hold."""
+    spans = [pb.SampleSpan(first_sample=0, end_sample=samples)]
+    return "Coverage", pb.CoverageRequest(stream=stream("shuffled-1", 0), samples=spans)
+
+
+_ANSWERS: dict[str, Callable[[bytes], Message]] = {
+    "Find": pb.FindResponse.FromString,
+    "Locate": pb.LocateResponse.FromString,
+    "Coverage": pb.CoverageResponse.FromString,
+}
+
+
+def ask(channel: grpc.Channel, method: str, request: Message) -> Message:
+    """Return the answer to a question."""
+    call = channel.unary_unary(f"/tokenfeed.v1.Provenance/{method}")
+    return _ANSWERS[method](call(request.SerializeToString(), timeout=_CALL_SECONDS))
+
+
+def described(answer: Message) -> str:
+    """What an answer has."""
+    if isinstance(answer, pb.FindResponse):
+        return f"{len(answer.rows)} rows of {answer.candidates} candidates"
+    if isinstance(answer, pb.LocateResponse):
+        ranges = sum(len(row.ranges) for row in answer.rows)
+        return f"{len(answer.rows)} rows of {ranges} ranges"
+    assert isinstance(answer, pb.CoverageResponse)
+    return f"{answer.row_count} rows in {len(answer.ranges)} ranges of {answer.places} places"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Find: the rows that hold documents, or a range of tokens.
+
+In an order with epochs the rows are known by their places, and the inverse of the order says when
+each epoch has them. An order without epochs is searched, sample by sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
+from tokenfeed.sampling.inverse import FoundSamples, SampleRange
+from tokenfeed.sampling.plan import PLAN_ROWS, Shape, rows_at_once, rows_key, spans_at
+from tokenfeed.v1 import provenance_pb2 as pb
+from tokenfeed.wire.request import StreamRequest
+
+from ...storage.rows import RowIndex
+from ..redactions.ranges import TokenRanges
+from .documents import IDS_MAX, DatasetDocuments, Document
+from .sources import Sources, range_message
+from .spans import Near, Parts, overlaps, places_in_row, row_of_span
+
+Numbers = npt.NDArray[np.int64]
+
+CANDIDATES_AT_ONCE = 1 << 12
+"""Candidates of places that a call examines; each may be a row of the answer."""
+SAMPLES_AT_ONCE = 1 << 19
+"""The same for an order without epochs, of which few are rows of the answer."""
+SPANS_MAX = 65536
+"""Of all rows of an answer."""
+_SEARCH_SECONDS = 1.0
+"""For which the ids of a dataset are searched in one call."""
+_PIECES_MAX = 1 << 20
+"""Pieces of documents that lead to rows one by one; more, and all rows of their file are examined,
+so that no call holds many."""
+
+
+def find(sources: Sources, request: StreamRequest, asked: pb.FindRequest) -> pb.FindResponse:
+    """Return some of the rows that hold what is asked for.
+
+    request: asked.stream, checked, with an end_sample.
+    Raises: InvalidRequest, NotFound, CorpusChanged, Unreadable.
+    """
+    index = _source(sources, asked.source)
+    documents = sources.documents[index]
+    looked_for = _looked_for(documents, sources.shapes[index], asked)
+    files = sorted({found[0] for found in looked_for})
+    wanted = TokenRanges.of(found[:3] for found in looked_for if found[1] < found[2])
+    assert request.end_sample is not None
+    first_sample = request.position.first_sample
+    shape = sources.shapes[index]
+    samples = SampleRange.of(sources.spec, index, shape, first_sample, request.end_sample)
+    search = _Search(sources, index, samples, wanted)
+    answer = search.page(asked.first_candidate)
+    answer.looked_for.extend(range_message(*found) for found in looked_for)
+    answer.files.extend(sources.files((index, file) for file in files))
+    return answer
+
+
+Wanted = tuple[int, int, int, Document | None]
+"""File, first token, end, and the document that it is."""
+
+
+def _source(sources: Sources, number: int) -> int:
+    """Return the place of a source in the stream.  Raises: InvalidRequest."""
+    if number not in sources.spec.numbers:
+        problem = f"{number} is not the number of a source of this stream"
+        raise InvalidRequest("source", problem)
+    return sources.spec.numbers.index(number)
+
+
+def _looked_for(documents: DatasetDocuments, shape: Shape, asked: pb.FindRequest) -> list[Wanted]:
+    """Return what is asked for.  Raises: InvalidRequest, NotFound, Unreadable."""
+    what = asked.WhichOneof("what")
+    if what == "range":
+        return [(*_range(documents, shape, asked.range), None)]
+    if what == "document":
+        found = [documents.by_number(asked.document)]
+    elif what == "document_id":
+        found = documents.by_id(asked.document_id, IDS_MAX, _SEARCH_SECONDS)
+    else:
+        raise InvalidRequest("what", "is missing: document, document_id or range")
+    return [(one.file, one.first_token, one.end_token, one) for one in found]
+
+
+def _range(documents: DatasetDocuments, shape: Shape, asked: pb.FileRange) -> tuple[int, int, int]:
+    """Return file, first token and end of a range.  Raises: InvalidRequest, NotFound."""
+    file = asked.file
+    if asked.file_name:
+        files = documents.files_named(asked.file_name)
+        if len(files) > 1:
+            numbers = listed([str(each) for each in files])
+            raise InvalidRequest("file_name", f"has several files: {numbers}; name one by number")
+        if not files:
+            raise NotFound("file_name", f"{shortened(asked.file_name)!r} is not in the dataset")
+        (file,) = files
+    elif file >= shape.token_counts.size:
+        raise NotFound("file", f"{file} is not in [0, {shape.token_counts.size})")
+    count = int(shape.token_counts[file])
+    if not asked.first_token < asked.end_token <= count:
+        problem = f"[{asked.first_token}, {asked.end_token}) has no token, or ends beyond"
+        raise InvalidRequest("range", f"{problem} the file, which has {count}")
+    return file, asked.first_token, asked.end_token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceRanges:
+    """Places, ascending, in ranges that do not overlap.
+
+    firsts: int64[n].  sums: int64[n + 1], how many places are before each range; and all of them.
+    """
+
+    firsts: Numbers
+    sums: Numbers
+
+    @classmethod
+    def of(cls, firsts: Numbers, ends: Numbers) -> PlaceRanges:
+        """Take ranges that ascend by both, and may overlap or be empty."""
+        firsts = np.maximum(firsts, np.concatenate([firsts[:1], ends[:-1]]))
+        counts = np.maximum(ends - firsts, 0)
+        some = counts > 0
+        sums = np.zeros(np.count_nonzero(some) + 1, dtype=np.int64)
+        np.cumsum(counts[some], out=sums[1:])
+        return cls(firsts[some], sums)
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+        return int(self.sums[-1])
+
+    def at(self, numbers: Numbers) -> Numbers:
+        """Return places by their number among these: int64[n], each in [0, count)."""
+        index = np.searchsorted(self.sums, numbers, side="right") - 1
+        places: Numbers = self.firsts[index] + numbers - self.sums[index]
+        return places
+
+    def have(self, places: Numbers) -> npt.NDArray[np.bool_]:
+        """Return whether each of some places is one of these: bool[n]."""
+        if not self.firsts.size:
+            return np.zeros(places.size, dtype=np.bool_)
+        index = np.searchsorted(self.firsts, places, side="right") - 1
+        near = np.maximum(index, 0)
+        return (index >= 0) & (places - self.firsts[near] < np.diff(self.sums)[near])
+
+
+class _Page(NamedTuple):
+    """What was examined.  end: of the candidates.  found: rows that may hold tokens.  candidates:
+    of each of them.  places: of each.
+    """
+
+    end: int
+    found: FoundSamples
+    candidates: list[int]
+    places: Numbers
+
+
+class _Search:
+    """A search for tokens of one source."""
+
+    def __init__(
+        self, sources: Sources, index: int, samples: SampleRange, wanted: TokenRanges
+    ) -> None:
+        """index: of the source.  samples: those that are examined."""
+        self._sources = sources
+        self._index = index
+        self._samples = samples
+        self._shape = sources.shapes[index]
+        self._has_epochs = samples.source.order.HAS_EPOCHS
+        self._places = _places_of(sources, index, wanted)
+        # All files as one sequence of tokens.
+        self._bases = np.cumsum(self._shape.token_counts) - self._shape.token_counts
+        self._firsts = self._bases[wanted.files] + wanted.first_tokens
+        self._ends = self._bases[wanted.files] + wanted.end_tokens
+
+    @property
+    def candidates(self) -> int:
+        """How many there are."""
+        if not self._places.count:
+            return 0
+        if self._has_epochs:
+            return len(self._samples.epochs) * self._places.count
+        return self._samples.end_own - self._samples.first_own
+
+    def page(self, first: int) -> pb.FindResponse:
+        """Return rows from a candidate on."""
+        total = self.candidates
+        answer = pb.FindResponse(candidates=total)
+        if first >= total:
+            return answer
+        page = self._of_places(first) if self._has_epochs else self._of_samples(first)
+        end, rows = self._rows(page)
+        answer.rows.extend(rows)
+        if end < total:
+            answer.next_candidate = end
+        return answer
+
+    def _of_places(self, first: int) -> _Page:
+        """Examine places, epoch by epoch."""
+        count, most = self._places.count, CANDIDATES_AT_ONCE
+        if self._samples.source.reads_documents:
+            most = min(most, rows_at_once(self._sources.spec, self._sources.shapes))
+        end = min(first + most, self.candidates)
+        epoch, number = divmod(first, count)
+        numbers = number + np.arange(end - first)
+        epochs = self._samples.epochs.start + epoch + numbers // count
+        places = self._places.at(numbers % count)
+        found = self._samples.of_places(places, epochs)
+        candidates = [first + at for at in found.at.tolist()]
+        return _Page(end, found, candidates, places[found.at])
+
+    def _of_samples(self, first: int) -> _Page:
+        """Examine samples."""
+        source, count = self._samples.source, self._samples.place_count
+        first_own = self._samples.first_own
+        end = min(first + SAMPLES_AT_ONCE, self.candidates)
+        owns, places, found_count = [], [], 0
+        for begin in range(first, end, PLAN_ROWS):
+            size = min(PLAN_ROWS, end - begin)
+            own = first_own + begin + np.arange(size)
+            place = source.order.places(own, source.seed, count)
+            at = np.flatnonzero(self._places.have(place))
+            owns.append(own[at])
+            places.append(place[at])
+            found_count += at.size
+            if found_count >= CANDIDATES_AT_ONCE:
+                end = begin + size
+                break
+        own, place = np.concatenate(owns), np.concatenate(places)
+        found = self._samples.of_own(own)
+        candidates = [each - first_own for each in own[found.at].tolist()]
+        return _Page(end, found, candidates, place[found.at])
+
+    def _rows(self, page: _Page) -> tuple[int, list[pb.FoundRow]]:
+        """Return the rows of a page with their spans, and the end of the candidates that were done:
+        earlier than that of the page if there would be too many spans.
+        """
+        source = self._samples.source
+        spans = spans_at(self._sources.spec, source, self._shape, page.places)
+        firsts = self._bases[spans.shard] + spans.token_offset
+        ends = firsts + spans.token_count
+        near = Near.of(self._firsts, self._ends, firsts, ends)
+        row_of = row_of_span(spans)
+        sums = np.cumsum(np.bincount(row_of, near.counts, len(spans)).astype(np.int64))
+        row_count = max(1, int(np.searchsorted(sums, SPANS_MAX, side="right")))
+        end = page.candidates[row_count] if row_count < len(spans) else page.end
+        own = slice(0, int(spans.first_span[min(row_count, len(spans))]))
+        near = Near(near.first[own], near.counts[own])
+        parts = overlaps(self._firsts, self._ends, firsts[own], ends[own], near)
+        within = parts.first_token - firsts[parts.span] + places_in_row(spans)[parts.span]
+        return end, list(self._messages(page.found, row_of[parts.span], within, parts))
+
+    def _messages(
+        self, found: FoundSamples, rows: Numbers, within: Numbers, parts: Parts
+    ) -> Iterator[pb.FoundRow]:
+        """Yield rows that have some tokens.  rows, within: int64[parts], ascending by row."""
+        samples, own_samples = found.samples.tolist(), found.own_samples.tolist()
+        sizes = parts.end_token - parts.first_token
+        row: pb.FoundRow | None = None
+        last = -1
+        for index, first, size in zip(rows.tolist(), within.tolist(), sizes.tolist(), strict=True):
+            span = pb.TokenSpan(first_token=first, end_token=first + size)
+            if index != last:
+                if row is not None:
+                    yield row
+                own = own_samples[index]
+                row, last = pb.FoundRow(sample=samples[index], source_sample=own), index
+                if self._has_epochs:
+                    row.epoch = own // self._samples.place_count
+            assert row is not None
+            row.spans.append(span)
+        if row is not None:
+            yield row
+
+
+def _places_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges:
+    """Return the places whose rows may hold tokens."""
+    source, spec = sources.spec.sources[index], sources.spec
+    if not len(wanted):
+        return PlaceRanges.of(wanted.files, wanted.files)
+    if source.reads_documents:
+        return _rows_of(sources, index, wanted)
+    places = sources.shapes[index].places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
+    stride = places.stride
+    # The window at place w has the tokens [w * stride, w * stride + T + 1).
+    first = np.maximum(-((spec.context_length - wanted.first_tokens) // stride), 0)
+    end = (wanted.end_tokens - 1) // stride + 1
+    begins, counts = places.firsts[wanted.files], (places.ends - places.firsts)[wanted.files]
+    return PlaceRanges.of(begins + np.minimum(first, counts), begins + np.minimum(end, counts))
+
+
+def _rows_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges:
+    """Return the rows over documents whose pieces hold tokens. They are kept for the next pages: a
+    scan of many files takes longer than a page.
+    """
+    indices = sources.datasets[index].rows
+    assert indices is not None
+    key = rows_key(sources.spec, sources.spec.sources[index])
+    rows = indices.get(key)
+
+    def scan() -> tuple[int, PlaceRanges]:
+        found = _scanned(rows, wanted)
+        return found.firsts.nbytes + found.sums.nbytes, found
+
+    return sources.documents[index].kept((key, rows.pieces_hash, tuple(wanted.triples())), scan)
+
+
+def _scanned(rows: RowIndex, wanted: TokenRanges) -> PlaceRanges:
+    firsts, ends = [], []
+    borders = np.flatnonzero(np.diff(wanted.files)) + 1
+    for own in np.split(np.arange(len(wanted)), borders):
+        file = int(wanted.files[own[0]])
+        bounds = wanted.first_tokens[own], wanted.end_tokens[own]
+        found = rows.rows_of(file, *bounds, _PIECES_MAX)
+        if isinstance(found, range):
+            firsts.append(np.array([found.start]))
+            ends.append(np.array([found.stop]))
+        else:
+            firsts.append(found)
+            ends.append(found + 1)
+    return PlaceRanges.of(np.concatenate(firsts), np.concatenate(ends))

@@ -1,0 +1,94 @@
+"""The datasets of a stream, and what an answer says of their files and documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.sampling.plan import Shape
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.v1 import provenance_pb2 as pb
+
+from ..dataset import Dataset
+from .documents import DatasetDocuments, Document
+from .names import file_name
+
+Numbers = npt.NDArray[np.int64]
+
+INDEX_BYTES_MAX = 32 << 20
+"""Indices and ids that a call reads, but for those of its first file."""
+INDEX_FILES_MAX = 256
+"""Files whose indices a call reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources of a stream.
+
+    datasets, documents: of each source, in the order of spec.sources.
+    """
+
+    spec: StreamSpec
+    datasets: Sequence[Dataset]
+    documents: Sequence[DatasetDocuments]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """That of each dataset."""
+        return [dataset.store.shape for dataset in self.datasets]
+
+    def files(self, found: Iterable[tuple[int, int]]) -> list[pb.SourceFile]:
+        """Return what an answer says of files.  found: source, by its place, and file; any of them
+        several times.
+        """
+        return [
+            pb.SourceFile(
+                source=self.spec.sources[source].number,
+                file=file,
+                name=file_name(self.datasets[source].store.shards[file].path),
+            )
+            for source, file in sorted(set(found))
+        ]
+
+    def affordable(self, spans: Spans) -> int:
+        """Return how many rows may be looked up in one call: those before the row of which a span
+        needs too many indices of documents to be read; at least one.
+
+        spans: their source is a place in spec.sources.
+        """
+        if not any(documents.are_known for documents in self.documents):
+            return len(spans)
+        pairs = np.stack([spans.source, spans.shard], axis=1)
+        _, first = np.unique(pairs, axis=0, return_index=True)
+        size_bytes = 0
+        for count, span in enumerate(np.sort(first).tolist()):
+            documents = self.documents[int(spans.source[span])]
+            if documents.are_known:
+                size_bytes += documents.index_bytes(int(spans.shard[span]))
+            if count and (size_bytes > INDEX_BYTES_MAX or count >= INDEX_FILES_MAX):
+                return max(1, int(np.searchsorted(spans.first_span, span, side="right")) - 1)
+        return len(spans)
+
+
+def range_message(
+    file: int, first_token: int, end_token: int, document: Document | None
+) -> pb.LocatedRange:
+    """Return a range of tokens as a message."""
+    return pb.LocatedRange(
+        file=file,
+        first_token=first_token,
+        end_token=end_token,
+        document=None
+        if document is None
+        else pb.Document(
+            number=document.number,
+            id=document.id,
+            file=document.file,
+            first_token=document.first_token,
+            end_token=document.end_token,
+        ),
+    )

@@ -1,0 +1,95 @@
+"""Spans of rows, compared with ranges of tokens: cut at documents, or searched for some tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.sampling.packing import ranges
+from tokenfeed.sampling.spans import Spans
+
+from .documents import FileDocuments
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Parts(NamedTuple):
+    """Parts of spans, ascending by span and token.
+
+    span: int64[n], of which one.  first_token, end_token: int64[n], within its file.  of: int64[n],
+    the range, or the document within its file; -1 if there is none.
+    """
+
+    span: Numbers
+    first_token: Numbers
+    end_token: Numbers
+    of: Numbers
+
+
+class Near(NamedTuple):
+    """Which ranges may overlap spans: int64[spans] both, the first one, and how many."""
+
+    first: Numbers
+    counts: Numbers
+
+    @classmethod
+    def of(cls, firsts: Numbers, ends: Numbers, span_firsts: Numbers, span_ends: Numbers) -> Near:
+        """Compare ranges, which ascend and do not overlap, with spans."""
+        first = np.searchsorted(ends, span_firsts, side="right")
+        return cls(first, np.searchsorted(firsts, span_ends) - first)
+
+
+def overlaps(
+    firsts: Numbers, ends: Numbers, span_firsts: Numbers, span_ends: Numbers, near: Near
+) -> Parts:
+    """Return the parts of spans that are in ranges.
+
+    firsts, ends, span_firsts, span_ends, near: as of `Near.of`.
+    """
+    which, span = ranges(near.first, near.counts)
+    first = np.maximum(firsts[which], span_firsts[span])
+    end = np.minimum(ends[which], span_ends[span])
+    has_some = first < end
+    return Parts(span[has_some], first[has_some], end[has_some], which[has_some])
+
+
+def cut(documents: FileDocuments, span_firsts: Numbers, span_ends: Numbers, near: Near) -> Parts:
+    """Return spans of a file, cut where a document begins or ends: all of their tokens."""
+    of_documents = overlaps(
+        documents.first_tokens, documents.end_tokens, span_firsts, span_ends, near
+    )
+    span, first, end, _ = of_documents
+    # Tokens of no document: before each of these parts, and behind the last one of a span.
+    is_first = np.diff(span, prepend=-1) > 0
+    reached = np.where(is_first, span_firsts[span], np.roll(end, 1))
+    before = np.flatnonzero(reached < first)
+    last = span_firsts.copy()
+    last[span] = end  # the last one of each span stays
+    behind = np.flatnonzero(last < span_ends)
+    found = [
+        np.concatenate(columns)
+        for columns in (
+            (span, span[before], behind),
+            (first, reached[before], last[behind]),
+            (end, first[before], span_ends[behind]),
+            (of_documents.of, np.full(before.size + behind.size, -1)),
+        )
+    ]
+    ascending = np.lexsort((found[1], found[0]))
+    return Parts(*(column[ascending] for column in found))
+
+
+def places_in_row(spans: Spans) -> Numbers:
+    """Return where spans begin within their rows: int64[spans]."""
+    counts = spans.token_count
+    ends = np.cumsum(counts)
+    firsts = ends - counts
+    rows = spans.first_span
+    return firsts - np.repeat(firsts[rows[:-1]], np.diff(rows))
+
+
+def row_of_span(spans: Spans) -> Numbers:
+    """Return the row of each span: int64[spans]."""
+    return np.repeat(np.arange(len(spans)), np.diff(spans.first_span))

@@ -1,0 +1,183 @@
+"""tokenfeed.v1.Provenance of a real server: who may ask, what is refused, what is logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from client import NumpyBatches
+from tests.conftest import Serve
+from tests.server.datasets.provenance.corpora import (
+    documents_in,
+    message_of,
+    stream_of,
+    tokens_at,
+    write_documents,
+)
+from tests.support.packed_corpora import Corpus, random_lengths
+from tests.support.waiting import eventually
+from tokenfeed.v1 import provenance_pb2 as pb
+
+SERVICE = "tokenfeed.v1.Provenance"
+Answer = TypeVar("Answer", bound=Message)
+T, B = 16, 4
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return write_documents(tmp_path / "corpus", random_lengths(4, T), "ids")
+
+
+def ask(
+    address: str, method: str, request: Message | bytes, answer: type[Answer], token: str = ""
+) -> Answer:
+    message = request if isinstance(request, bytes) else request.SerializeToString()
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{method}")
+        return answer.FromString(call(message, timeout=10, metadata=metadata))
+
+
+def locate(address: str, request: pb.LocateRequest | bytes, token: str = "") -> pb.LocateResponse:
+    return ask(address, "Locate", request, pb.LocateResponse, token)
+
+
+def refused(
+    address: str, method: str, request: Message | bytes, token: str = ""
+) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(address, method, request, pb.LocateResponse, token)
+    return caught.value.code().name, caught.value.details()
+
+
+@pytest.mark.parametrize("order", ["shuffled", "random", "packed", "padded"])
+def test_a_batch_of_a_feed_is_found_in_the_files_and_back(
+    serve: Serve, corpus: Corpus, order: str
+) -> None:
+    """The whole way: the rows of a feed, their tokens on the disk, and a document's samples."""
+    server = serve(*corpus.words)
+    with NumpyBatches(
+        server.address, B, T, order=order, seed=7, num_batches=5, dtype="int32"
+    ) as feed:
+        rows = [row.tolist() for x, _ in feed for row in x]
+    spec = stream_of(order)
+    found = locate(server.address, pb.LocateRequest(rows=message_of(spec, batches=5))).rows
+
+    assert len(found) == len(rows)
+    for row, expected in zip(found, rows, strict=True):
+        have = [
+            token
+            for one in row.ranges
+            for token in tokens_at(corpus, one.file, one.first_token, one.end_token)
+        ]
+        assert (have + [0] * row.padding_tokens)[:T] == expected
+    document = found[7].ranges[0].document
+    file, first, end = documents_in(corpus)[document.number]
+    assert (file, first, end) == (document.file, document.first_token, document.end_token)
+    stream = message_of(spec, end_sample=20)
+    asked = pb.FindRequest(stream=stream, document=document.number)
+    samples = ask(server.address, "Find", asked, pb.FindResponse).rows
+    assert {one.sample for one in samples} == {
+        row.sample
+        for row in found
+        if any(one.document.number == document.number for one in row.ranges)
+    }
+    spans = [pb.SampleSpan(first_sample=0, end_sample=20)]
+    asked_coverage = pb.CoverageRequest(stream=message_of(spec), samples=spans)
+    covered = ask(server.address, "Coverage", asked_coverage, pb.CoverageResponse)
+    assert covered.row_count == 20
+
+
+def test_only_clients_with_a_token_may_ask(serve: Serve, corpus: Corpus, tmp_path: Path) -> None:
+    """Names and ids of documents are as confidential as the rows."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("client\n")
+    server = serve(*corpus.words, "--token-file", tokens, "--host", "127.0.0.1")
+    request = pb.LocateRequest(rows=message_of(stream_of("shuffled"), batches=1))
+
+    for method in ("Locate", "Find", "Coverage"):
+        assert refused(server.address, method, request)[0] == "UNAUTHENTICATED"
+        assert refused(server.address, method, b"", "other")[0] == "UNAUTHENTICATED"
+    assert len(locate(server.address, request, "client").rows) == B
+
+
+def test_a_server_can_be_told_to_say_nothing(serve: Serve, corpus: Corpus) -> None:
+    """--no-locate: the service is not there, neither called nor listed."""
+    request = pb.LocateRequest(rows=message_of(stream_of("shuffled"), batches=1))
+    for options, is_there in (((), True), (("--no-locate",), False)):
+        server = serve(*corpus.words, "--reflection", *options)
+        with grpc.insecure_channel(server.address) as channel:
+            services = ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert (SERVICE in services) == is_there
+        if not is_there:
+            for method in ("Locate", "Find", "Coverage"):
+                assert refused(server.address, method, request)[0] == "UNIMPLEMENTED"
+
+
+def test_who_asked_is_in_the_log(serve: Serve, corpus: Corpus) -> None:
+    """For an audit; a name cannot forge a line."""
+    server = serve(*corpus.words)
+    rows = message_of(stream_of("shuffled"), batches=1)
+    rows.client_name = "auditor\nprovenance asked peer=other"
+    locate(server.address, pb.LocateRequest(rows=rows))
+
+    (line,) = [line for line in server.stderr.splitlines() if "provenance asked" in line]
+    assert "client='auditorprovenance asked peer=other' method=Locate dataset=train" in line
+    assert "peer=ipv" in line
+
+
+def test_hostile_requests_are_refused_in_one_sentence(serve: Serve, corpus: Corpus) -> None:
+    """And the server goes on."""
+    server = serve(*corpus.words)
+    everything = message_of(stream_of("shuffled"), end_sample=2**63, batch_size=2**20)
+
+    assert 1 <= len(locate(server.address, pb.LocateRequest(rows=everything)).rows) <= 4096
+    whole = pb.FileRange(file=0, end_token=sum(corpus.lengths[0]))
+    asked = pb.FindRequest(stream=everything, range=whole)
+    assert ask(server.address, "Find", asked, pb.FindResponse).HasField("next_candidate")
+    asked.first_candidate = 2**64 - 1
+    assert not ask(server.address, "Find", asked, pb.FindResponse).rows
+    for method, request, status in (
+        ("Locate", b"\xff\xff", "INVALID_ARGUMENT"),
+        ("Locate", b"", "INVALID_ARGUMENT"),
+        ("Find", b"", "INVALID_ARGUMENT"),
+        ("Coverage", b"", "INVALID_ARGUMENT"),
+        ("Coverage", pb.CoverageRequest(stream=everything), "INVALID_ARGUMENT"),
+        ("Find", pb.FindRequest(stream=everything, document_id="a\nb\x1b"), "NOT_FOUND"),
+        ("Find", pb.FindRequest(stream=everything, document_id="x" * 60_000), "NOT_FOUND"),
+        ("Find", pb.FindRequest(stream=everything, document=2**64 - 1), "NOT_FOUND"),
+        # An unknown field, number 9 of LocateRequest.
+        ("Locate", b"\x48\x01", "INVALID_ARGUMENT"),
+    ):
+        code, details = refused(server.address, method, request)
+        assert code == status, details
+        assert details.isprintable()
+        assert len(details) < 500
+    assert "Traceback" not in server.stderr
+
+
+def test_a_draining_server_admits_no_more_questions(serve: Serve, corpus: Corpus) -> None:
+    """It ends in time, like all its services."""
+    server = serve(*corpus.words)
+    request = pb.LocateRequest(rows=message_of(stream_of("shuffled"), batches=1))
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/Locate")
+        call(request.SerializeToString(), timeout=10)
+        server.process.terminate()
+
+        def is_refused() -> bool:
+            try:
+                call(request.SerializeToString(), timeout=5)
+            except grpc.RpcError as error:
+                return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
+            return False
+
+        assert eventually(is_refused)
+    assert server.process.wait(timeout=10) == 0

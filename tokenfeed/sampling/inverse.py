@@ -1,0 +1,112 @@
+"""Turns places of a source into samples: the inverse of a plan. Pure.
+
+A row over documents or a window is known by its place (docs/protocol.md, Places); each epoch of its
+source visits it once, and the mixture has each own sample of the source once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidRequest
+from ..stream.position import SAMPLE_END
+from ..stream.spec import Source, StreamSpec
+from ..stream.stages import Stage
+from .mixture import samples_of
+from .orders.splitmix import Words
+from .plan import Shape, place_count
+
+Numbers = npt.NDArray[np.int64]
+
+
+class FoundSamples(NamedTuple):
+    """Samples of a stream.
+
+    at: int64[m], which of the places, or own samples, they are of; ascending.  samples: int64[m].
+    own_samples: int64[m], in the order of the source.
+    """
+
+    at: Numbers
+    samples: Numbers
+    own_samples: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRange:
+    """Samples of one source within [first_sample, end_sample) of a stream.
+
+    source: of the stream.  stage: that of the samples, and number: the place of the source in it;
+    None and 0 for a stream of one dataset.  seed: of the stream.  place_count: places of the
+    source.  first_own, end_own: the own samples of the source that may be among them.
+    """
+
+    source: Source
+    stage: Stage | None
+    number: int
+    seed: int
+    place_count: int
+    first_sample: int
+    end_sample: int
+    first_own: int
+    end_own: int
+
+    @classmethod
+    def of(
+        cls, spec: StreamSpec, number: int, shape: Shape, first_sample: int, end_sample: int
+    ) -> SampleRange:
+        """Take the samples of a stream of one dataset, or of one stage.
+
+        number: the place of the source in spec.sources.  shape: of its dataset.  first_sample: at
+        least that of the stage.  end_sample: at most 2^63.
+        Raises: InvalidRequest if there is no such sample in the stage; what `place_count` does.
+        """
+        source, stage = spec.sources[number], None
+        first_own, end_own = first_sample, max(first_sample, end_sample)
+        if spec.mixture is not None:
+            (stage,) = spec.mixture.stages
+            if first_sample < stage.first_sample:
+                problem = f"{first_sample} is below {stage.first_sample}, where the stage begins"
+                raise InvalidRequest("first_sample", problem)
+            first, end = (sample - stage.first_sample for sample in (first_own, end_own))
+            base, weight = stage.bases[number], stage.weights[number]
+            first_own = base + first // stage.block_size * weight
+            end_own = min(base + -(-end // stage.block_size) * weight, SAMPLE_END)
+        places = place_count(spec, source, shape)
+        samples = (first_sample, end_sample, first_own, end_own)
+        return cls(source, stage, number, spec.seed, places, *samples)
+
+    @property
+    def epochs(self) -> range:
+        """The epochs of the source that may have such samples."""
+        if self.first_own >= self.end_own:
+            return range(0)
+        return range(self.first_own // self.place_count, (self.end_own - 1) // self.place_count + 1)
+
+    def of_places(self, places: Numbers, epochs: Numbers) -> FoundSamples:
+        """Return the samples of places in epochs.
+
+        places: int64[n], each in [0, place_count).  epochs: int64[n], each in `epochs`.
+        Raises: InvalidRequest if the order of the source has no epochs.
+        """
+        indices = self.source.order.indices(places, epochs, self.source.seed, self.place_count)
+        # Below 2^64: the epoch begins below 2^63, and so is the index.
+        own = epochs.view(np.uint64) * np.uint64(self.place_count) + indices.view(np.uint64)
+        return self._within(own)
+
+    def of_own(self, own_samples: Numbers) -> FoundSamples:
+        """Return the samples of samples of the source.  own_samples: int64[n]."""
+        return self._within(own_samples.view(np.uint64))
+
+    def _within(self, own: Words) -> FoundSamples:
+        at = np.flatnonzero((own >= np.uint64(self.first_own)) & (own < np.uint64(self.end_own)))
+        own_samples = own[at].view(np.int64)
+        if self.stage is None:
+            return FoundSamples(at, own_samples, own_samples)
+        samples = samples_of(self.stage, self.seed, self.number, own_samples)
+        first, end = np.uint64(self.first_sample), np.uint64(self.end_sample)
+        inside = np.flatnonzero((samples >= first) & (samples < end))
+        return FoundSamples(at[inside], samples[inside].view(np.int64), own_samples[inside])
