@@ -27,6 +27,13 @@ class Pieces(NamedTuple):
     token_count: Numbers
 
 
+class Part(NamedTuple):
+    """Where a slice is.  spans: those that it is a slice of.  first_row: of the slice in them."""
+
+    spans: Spans
+    first_row: int
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
     """Runs of consecutive tokens, in the order of the rows that they form.
@@ -35,6 +42,7 @@ class Spans:
     source, shard: int64[spans], index of the source in the stream, and of the file in it.
     token_offset: int64[spans], first token in that file.
     pieces: None if each row is a window: one span of row_tokens tokens.
+    part: None if these are no slice of others.
     """
 
     row_tokens: int
@@ -42,6 +50,7 @@ class Spans:
     shard: Numbers
     token_offset: Numbers
     pieces: Pieces | None = None
+    part: Part | None = None
 
     @classmethod
     def of_windows(
@@ -81,7 +90,14 @@ class Spans:
 
     def as_windows(self) -> Spans:
         """Return rows that are all windows, as such, where rows of pieces were among them."""
-        return replace(self, pieces=None)
+        return replace(self, pieces=None, part=None)
+
+    @property
+    def whole(self) -> Part:
+        """Those that these are a slice of, or themselves: what takes as long for a few rows as for
+        thousands is found for all of them.
+        """
+        return self.part or Part(self, 0)
 
     @property
     def padding(self) -> Numbers:
@@ -99,6 +115,8 @@ class Spans:
         """Return the spans of consecutive rows, without a copy."""
         first, end, _ = rows.indices(len(self))
         end = max(first, end)
+        whole, first_row = self.whole
+        part = Part(whole, first_row + first)
         pieces = self.pieces
         if pieces is not None:
             first_span = pieces.first_span[first : end + 1]
@@ -110,6 +128,7 @@ class Spans:
             self.shard[first:end],
             self.token_offset[first:end],
             pieces,
+            part,
         )
 
     def select(self, rows: Numbers) -> Spans:

@@ -24,6 +24,10 @@ Numbers = npt.NDArray[np.int64]
 DELETED = -1
 """In place of a fill: the token was erased, and no redaction replaces it."""
 _UNTOUCHED = -2
+_BEYOND = np.iinfo(np.int64).max
+_SEGMENT_BLOCKS_BITS = 1
+"""Two to four blocks for each segment. To search all segments for a span takes 77 ns among 10,000,
+and 17 ns if the search begins with a block. 2 shared cores, 2026-11."""
 RANGES_MAX = 1 << 22
 """Of all lists of a stream, each counted once for all sources that have the same ones in force.
 About 200 MB: a request of 64 KiB could name many more."""
@@ -68,8 +72,10 @@ class Covering:
 
     source_bases: int64[sources], where the tokens of a source begin on the line.  first_files:
     int64[sources], index of its first file in file_bases.  file_bases: int64[files], where each
-    file begins, counted from the first token of its source.  firsts, ends, fills: int64[n] of the
-    segments, ascending; firsts has one more entry behind them, which no token reaches.
+    file begins, counted from the first token of its source.  firsts, ends: int64[n + 1], fills:
+    int64[n], of the segments, ascending; no token reaches the last entry of firsts and ends.
+    block_bits: the line is cut into blocks of 2^block_bits tokens.  first_segments: int32[blocks],
+    the first segment that ends behind the beginning of each.
     """
 
     source_bases: Numbers
@@ -78,6 +84,8 @@ class Covering:
     firsts: Numbers
     ends: Numbers
     fills: Numbers
+    block_bits: int
+    first_segments: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, sources: tuple[SourceLists, ...]) -> Covering:
@@ -100,42 +108,54 @@ class Covering:
             for group, base in zip(groups, bases.tolist(), strict=True)
         ]
         firsts, ends, fills = map(np.concatenate, zip(*parts, strict=True))
+        token_count = sum(group.shape.token_count for group in groups)
+        blocks_bits = fills.size.bit_length() + _SEGMENT_BLOCKS_BITS
+        block_bits = max(0, token_count.bit_length() - blocks_bits)
+        blocks = np.arange((token_count >> block_bits) + 1) << block_bits
         return cls(
             bases[[groups[each] for each in sources]],
             np.array([first_files[each.shape] for each in sources]),
             np.concatenate(list(shapes.values())),
-            np.append(firsts, np.iinfo(np.int64).max),
-            ends,
+            np.append(firsts, _BEYOND),
+            np.append(ends, _BEYOND),
             fills,
+            block_bits,
+            ends.searchsorted(blocks, side="right").astype(np.int32),
         )
 
-    def hits(self, spans: Spans) -> Hits | None:
-        """Return what is hit of the rows of spans; None if nothing is."""
-        file = self.first_files[spans.source] + spans.shard
-        begin = self.source_bases[spans.source] + self.file_bases[file] + spans.token_offset
+    def hits(self, spans: Spans) -> Hits:
+        """Return what is hit of the rows of spans."""
+        begin = spans.token_offset
+        if self.file_bases.size > 1:
+            begin = begin + self.file_bases[self.first_files[spans.source] + spans.shard]
+        if self.source_bases.size > 1:
+            begin = begin + self.source_bases[spans.source]
         count = spans.row_tokens if spans.are_windows else spans.token_count
-        at = self.ends.searchsorted(begin, side="right")
-        hit = np.flatnonzero(self.firsts[at] < begin + count)
-        return self._hits_of(spans, begin, at, hit) if hit.size else None
+        at = self.first_segments[begin >> self.block_bits]
+        behind = np.flatnonzero(self.ends[at] <= begin)
+        at[behind] = self.ends.searchsorted(begin[behind], side="right")
+        return self._hits_of(spans, begin, at, np.flatnonzero(self.firsts[at] < begin + count))
 
     def _hits_of(self, spans: Spans, begin: Numbers, at: Numbers, hit: Numbers) -> Hits:
         """begin: where spans begin.  at: the first segment that ends behind that.  hit: the indices
         of the spans that it begins in.
         """
-        count, first_span = spans.token_count, spans.first_span
-        upto = self.firsts.searchsorted(begin[hit] + count[hit])
-        counts = upto - at[hit]
-        segment = _counted(at[hit], counts)
-        span = hit.repeat(counts)
-        begins = np.cumsum(count) - count
-        row = first_span.searchsorted(span, side="right") - 1
-        # From the place on the line to that in the row.
-        shift = begins[span] - begins[first_span[row]] - begin[span]
+        begins, firsts = begin[hit], at[hit]
+        ends = begins + (spans.row_tokens if spans.are_windows else spans.token_count[hit])
+        counts = self.firsts.searchsorted(ends) - firsts
+        row, shift = hit, -begins  # from the place on the line to that in the row
+        if not spans.are_windows:
+            row, places = _places_in_rows(spans, hit)
+            shift += places
+        segment = _counted(firsts, counts)
+        span, row, begins, ends, shift = (
+            each.repeat(counts) for each in (hit, row, begins, ends, shift)
+        )
         return Hits(
             row,
             span,
-            np.maximum(self.firsts[segment], begin[span]) + shift,
-            np.minimum(self.ends[segment], begin[span] + count[span]) + shift,
+            np.maximum(self.firsts[segment], begins) + shift,
+            np.minimum(self.ends[segment], ends) + shift,
             segment,
             self.fills[segment],
         )
@@ -144,6 +164,14 @@ class Covering:
         """Return first and end token of a segment of a file, within it."""
         base = self.source_bases[source] + self.file_bases[self.first_files[source] + shard]
         return int(self.firsts[segment] - base), int(self.ends[segment] - base)
+
+
+def _places_in_rows(spans: Spans, chosen: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the row of some spans, and where they begin in it."""
+    first_span, ends = spans.first_span, np.cumsum(spans.token_count)
+    begins = ends - spans.token_count
+    row = first_span.searchsorted(chosen, side="right") - 1
+    return row, begins[chosen] - begins[first_span[row]]
 
 
 def _segments(group: SourceLists, file_bases: Numbers, base: int) -> tuple[Numbers, ...]:
@@ -182,4 +210,4 @@ def _starts(sizes: Sequence[int]) -> Numbers:
 def _counted(firsts: Numbers, counts: Numbers) -> Numbers:
     """Return counts[i] numbers from firsts[i] on, for each i."""
     ends = np.cumsum(counts)
-    return np.arange(int(ends[-1])) + (firsts - ends + counts).repeat(counts)
+    return np.arange(int(counts.sum())) + (firsts - ends + counts).repeat(counts)

