@@ -335,8 +335,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
 
         allow: parts of the stream that may differ ("order", "seed", "context_length",
         "fingerprint", and over documents "long_documents" and "pieces"), or of a mixture "mixture",
-        and "planes": loss masks or borders that mask targets; differences are logged.  num_batches
-        still ends at the same sample.
+        "planes": loss masks or borders that mask targets, and "redactions"; differences are logged.
+        num_batches still ends at the same sample.
         At another context length, an order with epochs resumes at the same fraction of the epoch.
         In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
         "sequential" some of it if there are several files. Both are refused unless allow also
@@ -345,6 +345,9 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         changes by `change_mixture`; later stages may be others. A feed of other weights refuses the
         state, or with allow=("mixture",) appends its own weights at the saved sample. Sources that
         a change has brought are asked for.
+        Redactions of the state are taken over, also those that are not in force yet. An own one
+        that the rows before the saved sample had not is refused, or with allow=("redactions",) in
+        force from there on.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state;
         as for iterating, if the corpora are not known yet, or new sources cannot be read.
         """
@@ -393,7 +396,8 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
 
         Each run has "first_batch" (the number of batches before it), "first_sample" and
         "end_sample", "batch_size" and "world_size", and its stream: "order", "seed",
-        "context_length", "fingerprint", and of a mixture "sources" and "stages".
+        "context_length", "fingerprint", of a mixture "sources" and "stages", and "redactions" if it
+        has any.
         Batch k of a run has the world_size * batch_size samples of all ranks from first_sample + k
         * world_size * batch_size on. Rows of its last batch from end_sample on were padding.
         The history begins with the first batch of a loaded state, or of this feed. If first_batch

@@ -201,7 +201,7 @@ class FeedStream:
         """
         sample, at = self._asked(at_sample)
         name = read_dataset(self.spec, dataset)
-        new = PlannedRedaction(at, name, read_list("list", list_hash))
+        new = PlannedRedaction(at, name, read_list("list_hash", list_hash))
         redactions, begin = with_redaction(self.redactions, new)
         if at < sample and redactions is not self.redactions:
             problem = f"{at} is before the current position, {sample}"
