@@ -253,7 +253,7 @@ def tokens_held(scene: Scene, row: Row) -> Iterator[tuple[int, int]]:
 
 
 def is_shared(scene: Scene, name: str, file: int, token: int) -> bool:
-    """Whether one window, or piece of a document, may end with a token and the next begin with it."""
+    """Whether one row may end with a token and the next one begin with it."""
     if recorded_run.ORDER_OF[name] == "shuffled":
         return token % T == 0
     (number,) = range(*documents_with(scene, name, file, token, token + 1))
