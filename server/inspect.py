@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,10 +21,12 @@ from tokenfeed.stream.position import require_range
 from .cli.dataset_options import (
     add_dataset_arguments,
     add_plane_arguments,
+    add_redactions_argument,
     parse_dataset,
     parse_planes,
 )
 from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
+from .datasets.redactions.describing import described_lists
 from .storage.choice import Storing
 from .storage.formats.document_ids import ids_beside
 from .storage.store import TokenStore
@@ -40,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_dataset_arguments(parser)
     add_plane_arguments(parser)
+    add_redactions_argument(parser)
     number = partial(parser.add_argument, type=int, metavar="N")
     number("--vocab-size", help="number of token ids; an id of N or more is an error")
     number("--tokens", default=16, help="number of tokens to show (default: %(default)s)")
@@ -64,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         storing = Storing(arguments.read)
         source, options = parse_dataset(arguments)
         planes = parse_planes(arguments, [source.name])[source.name]
+        planes = replace(planes, redactions=arguments.redactions)
         with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
             dataset.search_now()
             show(dataset, arguments.tokens, arguments.tokenizer)
@@ -95,6 +100,8 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
         print(f"  loss masks: of {mask.file_count:,} file(s), the first is {path}")
     if ids := ids_beside([shard.path for shard in store.shards]):
         print(f"  document ids: of {len(ids):,} file(s), the first is {ids[0]}")
+    for line in described_lists(dataset.redactions):
+        print(f"  {line}")
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:
         print(f"  digest: {dataset.digest.hex()}")

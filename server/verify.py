@@ -17,8 +17,14 @@ from tokenfeed.commands import program
 from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
 from tokenfeed.errors import InvalidCorpus, TokenfeedError
 
-from .cli.dataset_options import add_dataset_arguments, parse_dataset
-from .datasets.dataset import TokenChecks, full_digest, open_dataset
+from .cli.dataset_options import (
+    add_dataset_arguments,
+    add_redactions_argument,
+    parse_dataset,
+)
+from .datasets.content import full_digest
+from .datasets.dataset import PlaneOptions, TokenChecks, open_dataset
+from .datasets.redactions.describing import described_lists
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
 from .storage.choice import Storing
@@ -34,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: tokenfeed verify shards/ --dtype uint16",
     )
     add_dataset_arguments(parser)
+    add_redactions_argument(parser)
     return parser
 
 
@@ -42,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
-        verify(*parse_dataset(arguments), Storing(arguments.read))
+        verify(*parse_dataset(arguments), Storing(arguments.read), arguments.redactions)
         flush_stdout()
     except TokenfeedError as error:
         return print_error(error)
@@ -54,21 +61,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def verify(source: DatasetSource, options: FormatOptions, storing: Storing | None = None) -> None:
+def verify(
+    source: DatasetSource,
+    options: FormatOptions,
+    storing: Storing | None = None,
+    redactions: str | None = None,
+) -> None:
     """Read a dataset in full, compare its digest with the stored one, and store it. Loss masks and
     ids that were ingested with it are compared with their manifest.
 
+    redactions: path of the list of redacted tokens; None: beside the files. If tokens were erased,
+    the digest is that of before, and the content is compared with what the erasure has left.
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
-    with closing(open_dataset(source, options, TokenChecks(serves=False), storing)) as dataset:
+    checks, planes = TokenChecks(serves=False), PlaneOptions(redactions=redactions)
+    with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
         if (split := source.split or _split_around(source.paths)) is not None:
             require_as_ingested(split)
         store = dataset.store
         known = store.kept_digest()
-        found = full_digest(store)
+        content_digest = full_digest(store)
+        found = dataset.original_digest(content_digest)
+        if found is None:
+            problem = "the tokens are neither those before the last erasure, nor those after it"
+            raise InvalidCorpus(store.shards[0].path, f"{problem}; restore the file")
         print(f"dataset {dataset.name}: {store.shape.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")
-        print(f"digest:      {found.hex()}")
+        print(f"digest:      {found.hex() or 'unknown: tokens were erased before it was known'}")
+        for line in described_lists(dataset.redactions, content_digest):
+            print(line)
+        if not found:
+            return
         if known and known != found:
             raise InvalidCorpus(
                 store.shards[0].path,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ..datasets.dataset import PlaneOptions
 from ..datasets.loss_masks import OPTION
+from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..datasets.sources.paths import MASK_SUFFIXES, expand
 from ..storage.borders import END_OPTION, START_OPTION, Delimiters
@@ -40,8 +41,18 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_redactions_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option of a command that opens one dataset to read it."""
+    parser.add_argument(
+        REDACTIONS_OPTION,
+        metavar="FILE",
+        help="list of its redacted tokens, which tokenfeed redact writes (default: beside the "
+        "token files)",
+    )
+
+
 def add_plane_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add the options that `parse_planes` reads, but for --cache-dir."""
+    """Add the options that `parse_planes` reads, but for --cache-dir and --redactions."""
     parser.add_argument(
         OPTION,
         nargs="+",
@@ -97,14 +108,21 @@ def parse_per_dataset(
 
 
 def parse_planes(
-    arguments: argparse.Namespace, names: Sequence[str], cache_dir: str | None = None
+    arguments: argparse.Namespace,
+    names: Sequence[str],
+    cache_dir: str | None = None,
+    redactions: Sequence[str] = (),
 ) -> dict[str, PlaneOptions]:
     """Return where the planes of each dataset are.
 
-    cache_dir: that of the command line.
+    cache_dir, redactions: those of the command line, redactions as [NAME=]FILE words.
     Raises: InvalidRequest, InvalidCorpus.
     """
     masks = _parse_loss_masks(arguments.loss_mask, names)
+    lists: dict[str, str] = {}
+    for word in redactions:
+        name, path = _of_one_dataset(REDACTIONS_OPTION, word, names, lists)
+        lists[name] = path
     ends = parse_per_dataset(END_OPTION, arguments.document_end_token, names)
     starts = parse_per_dataset(START_OPTION, arguments.document_start_token, names)
     words = [*arguments.document_end_token, *arguments.document_start_token]
@@ -118,6 +136,7 @@ def parse_planes(
                 are_general=len(names) > 1 and name not in with_own,
             ),
             cache_dir,
+            lists.get(name),
         )
         for name in names
     }
@@ -142,17 +161,28 @@ def _parse_loss_masks(
     """
     found: dict[str, list[str]] = {}
     for words in options:
-        name, first = without_name(words[0])
-        if not name and len(names) > 1:
-            cure = f"{OPTION} NAME={first}"
-            problem = f"does not say of which dataset, {' or '.join(names)}, it is; pass {cure}"
-            raise InvalidRequest(OPTION, problem)
-        name = name or names[0]
-        if name not in names:
-            problem = f"no dataset is named {name!r}, only {', '.join(names)}"
-            raise InvalidRequest(OPTION, problem)
-        if name in found:
-            problem = f"is given twice for dataset {name!r}; pass all its masks in one option"
-            raise InvalidRequest(OPTION, problem)
+        name, first = _of_one_dataset(OPTION, words[0], names, found)
         found[name] = [path for word in (first, *words[1:]) for path in expand(word, MASK_SUFFIXES)]
     return found
+
+
+def _of_one_dataset(
+    option: str, word: str, names: Sequence[str], others: Container[str]
+) -> tuple[str, str]:
+    """Return the name of a dataset, and the path, of a [NAME=]PATH word.
+
+    others: the datasets whose path is known.
+    Raises: InvalidRequest, whose subject is the option, for an unknown, missing or repeated name.
+    """
+    name, path = without_name(word)
+    if not name and len(names) > 1:
+        problem = f"does not say of which dataset, {' or '.join(names)}, it is"
+        raise InvalidRequest(option, f"{problem}; pass {option} NAME={path}")
+    name = name or names[0]
+    if name not in names:
+        problem = f"no dataset is named {name!r}, only {', '.join(names)}"
+        raise InvalidRequest(option, problem)
+    if name in others:
+        problem = f"is given twice for dataset {name!r}; pass all its files in one option"
+        raise InvalidRequest(option, problem)
+    return name, path

@@ -9,6 +9,7 @@ from functools import partial
 from tokenfeed import __version__
 from tokenfeed.commands import program
 
+from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..storage.formats import FORMAT_NAMES, STORED
 from ..storage.store import WAYS
 from .dataset_options import add_plane_arguments
@@ -104,6 +105,12 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
     )
     add_plane_arguments(group)
+    several(
+        REDACTIONS_OPTION,
+        metavar="[NAME=]FILE",
+        help="list of redacted tokens of one dataset, which tokenfeed redact writes; may be given "
+        "several times (default: beside the token files)",
+    )
     add(
         "--warm-up-bytes",
         type=int,

@@ -289,7 +289,7 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     formats = parse_per_dataset("--format", arguments.format, names)
     dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
     reads = parse_per_dataset("--read", arguments.read, names)
-    planes = parse_planes(arguments, names, arguments.cache_dir)
+    planes = parse_planes(arguments, names, arguments.cache_dir, arguments.redactions)
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     poll_rate = PollRate(never=arguments.immutable)
     datasets = {}

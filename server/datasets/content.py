@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from ..storage.formats import Stored
 from ..storage.halves import Halves, StoredTokens, rule_out_halves
 from ..storage.narrowing import TokenScan
 from ..storage.store import PIECE_BYTES, Piece, StoredShard, TokenStore
+
+_LOG = logging.getLogger("tokenfeed.server")
+_PROGRESS_SECONDS = 5.0
 
 _READERS = 16
 _BLOCKS_AT_ONCE = 256
@@ -267,3 +271,25 @@ def fingerprint_of(store: TokenStore, blocks: Iterable[Block]) -> bytes:
 def digest_of(store: TokenStore, hashes: Iterable[bytes]) -> bytes:
     """Return the digest of a store, 32 bytes.  hashes: of all its blocks, in order."""
     return identity.digest(store.stored.name, store.shape.token_counts.tolist(), hashes)
+
+
+def full_digest(store: TokenStore, read: Callable[[int, int, int], bytes] | None = None) -> bytes:
+    """Read all of a store and return its digest, 32 bytes. Logs its progress.
+
+    read: as for Content; None: that of the store.  Raises: InvalidCorpus.
+    """
+    content = Content(store, read or store.read)
+    blocks = with_progress(content.hashed(complete=True), content.size_bytes)
+    return digest_of(store, (block.sha256 for block in blocks))
+
+
+def with_progress(blocks: Iterable[Block], total_bytes: int) -> Iterator[Block]:
+    """Yield blocks, and log the progress."""
+    done_bytes = 0
+    logged_at = time.monotonic()
+    for block in blocks:
+        yield block
+        done_bytes += block.size_bytes
+        if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
+            logged_at = time.monotonic()
+            _LOG.info("reading all tokens done=%.1f%%", 100 * done_bytes / total_bytes)

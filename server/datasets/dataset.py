@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -39,17 +38,23 @@ from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.rows import RowIndex, RowIndices
 from ..storage.store import Submit, TokenStore, run_inline
-from .content import Block, Content, Scan, digest_of, fingerprint_of
+from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .loss_masks import LossMask, masks_beside, open_loss_mask
+from .redactions.laid_over import expected_content
 from .redactions.list_file import RedactionLists
-from .redactions.opening import list_path, opened_lists
+from .redactions.opening import (
+    list_path,
+    log_lists,
+    opened_lists,
+    original_digest,
+    warn_of_delimiters,
+)
 from .shared.rows import rows_once
 from .shared.scan import scan_once
 from .sources import DatasetSource
 from .sources.manifest import ManifestSplit, require_listed
 
 _LOG = logging.getLogger("tokenfeed.server")
-_PROGRESS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,18 +216,31 @@ class Dataset:
         """Return whether the content that the fingerprint covers is unchanged; None if it cannot be
         read now.
         """
-        content = Content(self.store, self.store.read_served)
-        blocks = []
-        try:
-            for block in content.hashed():
-                if stopped():
-                    return True  # nothing is served or read any more
-                blocks.append(block)
-        except CorpusChanged:
-            return False
-        except Unreadable:
-            return None
-        return fingerprint_of(self.store, blocks) == self.fingerprint
+        expected = b""
+        while True:
+            before = expected
+            expected, read = expected_content(self.redactions, self.store, self.fingerprint)
+            if expected == before:
+                return False  # no erasure has begun meanwhile
+            blocks = []
+            try:
+                for block in Content(self.store, read).hashed():
+                    if stopped():
+                        return True  # nothing is served or read any more
+                    blocks.append(block)
+            except CorpusChanged:
+                return False
+            except Unreadable:
+                return None
+            if fingerprint_of(self.store, blocks) == expected:
+                return True
+
+    def original_digest(self, found: bytes) -> bytes | None:
+        """Return the digest before any erasure, of content that has a digest now: b"" if it is not
+        known, None if the content is neither that of before the last erasure, nor that after it.
+        """
+        content = None if self.redactions is None else self.redactions.content_now()
+        return found if content is None else original_digest(content.erasure, found)
 
     def close(self) -> None:
         """Close its files."""
@@ -378,6 +396,8 @@ def open_dataset(
         if dataset.borders is not None:
             store.add_plane(dataset.borders)
         delimiters = used_delimiters(store, planes.delimiters)
+        if dataset.redactions is not None:
+            warn_of_delimiters(store.name, dataset.redactions, delimiters.options.values())
         words = (f"{option} {token}" for option, token in delimiters.options.items())
         dataset.rows = RowIndices(
             store,
@@ -414,6 +434,7 @@ def dataset_of(
     lists = None
     if redactions is not None:
         found, lists = opened_lists(redactions, store, found, checks.vocab_size)
+        store.allow_erasure(lists.is_erasure)
     store.narrow(found.token_max)
     if split is not None and split.fingerprint != found.fingerprint:
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
@@ -446,6 +467,8 @@ def log_opened(dataset: Dataset) -> None:
             log_safe_name(mask.store.shards[0].path),
             mask.store.kind,
         )
+    if dataset.redactions is not None:
+        log_lists(dataset.name, dataset.redactions)
     assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
     if assumed:
         _LOG.info(
@@ -477,28 +500,7 @@ def scan_content(
     narrowed = checks.serves and store.narrowing.needs_scan and checks.vocab_size is None
     if (checks.all_tokens or narrowed) and not whole:
         found = content.scan(checks.vocab_size, complete=True)
-        for block in _with_progress(found, content.size_bytes):
+        for block in with_progress(found, content.size_bytes):
             token_max = max(token_max, block.token_max)
     digest = digest_of(store, (block.sha256 for block in first_pass)) if whole else b""
     return Scan(fingerprint_of(store, first_pass), digest, token_max)
-
-
-def full_digest(store: TokenStore) -> bytes:
-    """Read all of a store and return its digest, 32 bytes. Logs its progress.  Raises:
-    InvalidCorpus.
-    """
-    content = Content(store, store.read)
-    blocks = _with_progress(content.hashed(complete=True), content.size_bytes)
-    return digest_of(store, (block.sha256 for block in blocks))
-
-
-def _with_progress(blocks: Iterable[Block], total_bytes: int) -> Iterator[Block]:
-    """Yield blocks, and log the progress."""
-    done_bytes = 0
-    logged_at = time.monotonic()
-    for block in blocks:
-        yield block
-        done_bytes += block.size_bytes
-        if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
-            logged_at = time.monotonic()
-            _LOG.info("reading all tokens done=%.1f%%", 100 * done_bytes / total_bytes)

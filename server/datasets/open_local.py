@@ -54,6 +54,7 @@ from .loss_masks import OPTION as MASK_OPTION
 from .planned_rows import PlannedRows
 from .provenance.answers import Answers
 from .provenance.expected import require_stream
+from .redactions.opening import OPTION as REDACTIONS_OPTION
 from .redactions.redacted_rows import CurrentRows, Redactor
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 from .sources.paths import MASK_SUFFIXES, expand
@@ -66,6 +67,12 @@ _NUMBERS[_START_TOKEN] = _NUMBERS[_END_TOKEN]
 """Options that are numbers, and the limits of each."""
 _IMMUTABLE = "immutable"
 _CACHE_DIR = "cache-dir"
+_REDACTIONS = REDACTIONS_OPTION.removeprefix("--")
+_OF_ONE_DATASET = {
+    _LOSS_MASK: "place X.ds.loss beside X.ds",
+    _REDACTIONS: "place each list beside its files",
+}
+"""Options that only a target of one dataset takes, and what to do instead."""
 OPTIONS: Mapping[str, Sequence[str] | None] = {
     "format": FORMAT_NAMES,
     "dtype": tuple(STORED),
@@ -73,6 +80,7 @@ OPTIONS: Mapping[str, Sequence[str] | None] = {
     _IMMUTABLE: ("",),
     _LOSS_MASK: None,
     _CACHE_DIR: None,
+    _REDACTIONS: None,
     **dict.fromkeys(_NUMBERS),
 }
 """The options of a target, as those of `tokenfeed serve`, and their values; None: others."""
@@ -98,9 +106,10 @@ def open_local(
     _require_options(options)
     try:
         sources = [one for each in words for one in _sources(each)]
-        if _LOSS_MASK in options and len(sources) > 1:
-            problem = f"{_LOSS_MASK} is of one dataset, but the target has {len(sources)}"
-            raise InvalidRequest("target", f"{problem}; serve them, or place X.ds.loss beside X.ds")
+        for option, cure in _OF_ONE_DATASET.items():
+            if option in options and len(sources) > 1:
+                problem = f"{option} is of one dataset, but the target has {len(sources)}"
+                raise InvalidRequest("target", f"{problem}; serve them, or {cure}")
         chosen = [_chosen(sources, name) for name in names]
         with ExitStack() as opened:
             datasets = []
@@ -124,7 +133,8 @@ def _open(
     planes = PlaneOptions(
         expand(options[_LOSS_MASK], MASK_SUFFIXES) if _LOSS_MASK in options else (),
         Delimiters(_number(_END_TOKEN, options), _number(_START_TOKEN, options)),
-        _folder(_CACHE_DIR, options),
+        _path(_CACHE_DIR, "folder", options),
+        _path(_REDACTIONS, "file", options),
     )
     dataset = open_dataset(
         source, formats, checks, storing, planes=planes, share=True, stopped=stopped
@@ -335,8 +345,11 @@ def _number(option: str, options: Mapping[str, str]) -> int | None:
     )
 
 
-def _folder(option: str, options: Mapping[str, str]) -> str | None:
-    """Return the folder that an option names; None if it is not given.  Raises: InvalidRequest."""
+def _path(option: str, what: str, options: Mapping[str, str]) -> str | None:
+    """Return the path that an option names; None if it is not given.  what: a folder or a file.
+
+    Raises: InvalidRequest.
+    """
     path = options.get(option)
     if path is None:
         return None
@@ -345,7 +358,7 @@ def _folder(option: str, options: Mapping[str, str]) -> str | None:
     except UnicodeEncodeError:
         found = b""
     if not found or b"\0" in found:
-        raise InvalidRequest("target", f"{option} is {path!r}; it takes a folder")
+        raise InvalidRequest("target", f"{option} is {path!r}; it takes a {what}")
     return os.fsdecode(found)
 
 

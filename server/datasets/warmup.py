@@ -184,7 +184,7 @@ def take_digest(
     memory.
 
     reading: what a warm-up has read; if that is not all, this thread reads the dataset now. Ends
-    early once stopped() is true.  Returns: the reason if the digest is unknown, else "".
+    early once stopped() is true.  Returns: the reason if the digest is not known yet, else "".
     """
     store = dataset.store
     try:
@@ -197,7 +197,12 @@ def take_digest(
     # Compare more than the modification times, which can be set back.
     if not store.unchanged_since(reading.facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
-    dataset.digest = found = reading.digest()
+    found = dataset.original_digest(reading.digest())
+    if not found:
+        problem = "some of its tokens were erased before it was known"
+        _LOG.info("digest unknown dataset=%s: %s", dataset.name, problem)
+        return ""
+    dataset.digest = found
     kept = sidecar = log_safe_name(store.digest_path)
     try:
         store.keep_digest(found)

@@ -111,6 +111,15 @@ def read_part(path: str, first_byte: int, size_bytes: int) -> bytes:
         os.close(descriptor)
 
 
+def sync_folder(folder: str) -> None:
+    """Wait until the names in a folder are on the disk.  Raises: OSError."""
+    descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def size_on_disk(path: str) -> int:
     """Return the size in bytes of a regular file that is not empty.  Raises: InvalidCorpus."""
     try:

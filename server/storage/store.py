@@ -34,6 +34,9 @@ Submit = Callable[[Callable[[], None]], None]
 """Calls a function, at once or in another thread."""
 SameContent = Callable[[], bool | None]
 """Rereads a dataset.  Returns: whether its content is unchanged; None if it cannot be read now."""
+IsErasure = Callable[[int, "FileFacts"], bool]
+"""Returns whether the last write to a file was an erasure of its tokens.  Takes: index of the file,
+and what is known of it now, of the size that it had before."""
 CHANGED = "changed while it was served"
 WRONG_TOKEN = "has a token that cannot be served"
 """How the problem of a failed dataset begins, after its name."""
@@ -240,6 +243,11 @@ class TokenStore(RowStore, Protocol):
     @property
     def read_counts(self) -> ReadCounts:
         """Return what it has read since the start."""
+
+    def allow_erasure(self, is_erasure: IsErasure) -> None:
+        """Reread the content after a write in place that is an erasure, instead of failing; only
+        before it is served.
+        """
 
     @property
     def failed(self) -> bool:

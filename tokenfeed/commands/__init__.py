@@ -24,6 +24,7 @@ COMMANDS = {
     "ingest": Command("server.ingest.__main__", "turn text into shards of tokens"),
     "inspect": Command("server.inspect", "show what token files are"),
     "verify": Command("server.verify", "read all of a dataset, print its digest and store it"),
+    "redact": Command("server.cli.redact", "take documents or ranges of tokens out of a dataset"),
     "pack": Command("server.pack", "make the rows of packed-1 or padded-1, and store them"),
     "probe": Command("server.probe", "report by the exit code whether a server is healthy"),
     "describe": Command("client.__main__", "show what a server serves", ("describe",)),

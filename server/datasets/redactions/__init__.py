@@ -3,7 +3,11 @@
 ranges.py           ranges of tokens, and a list of them with its hash
 list_content.py     the content of a list file, as bytes
 list_file.py        the lists of a dataset, read again when their file changes
+list_writing.py     a list file is written whole, by one process at a time
 opening.py          which lists a dataset has, and what it was before its bytes were erased
 covering.py         which tokens of the rows of a stream these lists cover
 redacted_rows.py    rows in which they are replaced
+laid_over.py        tokens as they are once some are erased
+erasing.py          overwrites them on disk
+describing.py       what an operator is told of them
 """

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
+from ...storage.store import FileFacts
 from .list_content import BYTES_MAX, Damaged, ListContent
 from .ranges import Numbers, RedactionList
 
@@ -84,13 +85,16 @@ class ListedDataset:
         if content.fill > self.fill_max:
             problem = f"replaces tokens by {content.fill}, but the greatest one here is"
             raise Damaged(f"{problem} {self.fill_max}")
-        latest = content.list_of(len(content.additions))
+        latest, erasure = content.list_of(len(content.additions)), content.erasure
         try:
             latest.ranges.require_within(self.token_counts)
-            if content.erasure is not None:
-                content.erasure.ranges.require_within(self.token_counts)
+            if erasure is not None:
+                erasure.ranges.require_within(self.token_counts)
         except ValueError as problem:
             raise Damaged(f"has ranges that {problem}") from None
+        if erasure is not None and erasure.is_done:
+            if len(erasure.files) != self.token_counts.size:
+                raise Damaged(f"has an erasure in {len(erasure.files)} files")
         return latest
 
 
@@ -112,6 +116,7 @@ class RedactionLists:
     """The lists of one dataset. May be used from several threads at once.
 
     Each use may look at the file, at most once a second; the others meanwhile get what was known.
+    dataset: what they fit.
     """
 
     def __init__(self, path: str, dataset: ListedDataset, content: ListContent | None) -> None:
@@ -120,7 +125,7 @@ class RedactionLists:
         Raises: InvalidCorpus if it does not fit.
         """
         self.path = path
-        self._dataset = dataset
+        self.dataset = dataset
         self._known: _Known | None = None  # replaced as a whole
         self._lock = threading.Lock()  # guards the rest
         self._older: OrderedDict[bytes, RedactionList] = OrderedDict()
@@ -151,6 +156,27 @@ class RedactionLists:
         """All of the file."""
         self._look()
         return None if self._known is None else self._known.content
+
+    def content_now(self) -> ListContent | None:
+        """Like `content`, but looks at the file at once."""
+        self._look(at_once=True)
+        return None if self._known is None else self._known.content
+
+    def is_erasure(self, file: int, now: FileFacts) -> bool:
+        """Return whether the last write to a file was an erasure: one that is under way, or the
+        last one. Looks at the list at once.
+
+        now: what is known of the file. On the file system of a network that may be out of date, so
+        any time before the end of the erasure is one within it.
+        """
+        content = self.content_now()
+        erasure = None if content is None else content.erasure
+        if erasure is None or file not in erasure.ranges.files:
+            return False
+        if not erasure.is_done:
+            return True
+        size_bytes, mtime_ns = erasure.files[file]
+        return now.size_bytes == size_bytes and now.mtime_ns <= mtime_ns
 
     def find(self, list_hash: bytes) -> RedactionList | None:
         """Return the list of a hash; None if there is none. Looks at the file at once if the hash
@@ -228,7 +254,7 @@ class RedactionLists:
         self._problem = ""
 
     def _checked(self, content: ListContent) -> _Known:
-        latest = self._dataset.check(content)
+        latest = self.dataset.check(content)
         counts = {each: count for count, each in enumerate(content.hashes, 1)}
         erased = None
         if content.erasure is not None:

@@ -6,18 +6,25 @@ erasure. So streams, saved states and replicas agree, whichever of them was eras
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
 
+from ...runtime.exceptions import log_safe_name
 from ...storage.kept.container import kept_paths
 from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
 from .list_content import Erasure, ListContent
 from .list_file import SUFFIX, ListedDataset, RedactionLists, read_list
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+OPTION = "--redactions"
 
 
 def list_path(store: TokenStore) -> str:
@@ -73,3 +80,27 @@ def original_digest(erasure: Erasure | None, found: bytes) -> bytes | None:
     if not erasure.digest:
         return b""
     return erasure.original_digest if found == erasure.digest else None
+
+
+def log_lists(name: str, lists: RedactionLists) -> None:
+    """Log which lists a dataset has."""
+    if (content := lists.content) is not None:
+        _LOG.info(
+            "redactions opened dataset=%s lists=%d latest=%s erased=%s file=%s",
+            name,
+            len(content.additions),
+            content.hashes[-1].hex(),
+            content.erasure.list_hash.hex() if content.erasure else "none",
+            log_safe_name(lists.path),
+        )
+
+
+def warn_of_delimiters(name: str, lists: RedactionLists, delimiters: Collection[int]) -> None:
+    """Log if tokens were erased that may have been delimiters.  delimiters: of the documents."""
+    erasure = None if lists.content is None else lists.content.erasure
+    if erasure is not None and not set(delimiters) <= set(erasure.delimiters):
+        _LOG.warning(
+            "documents may have changed dataset=%s: tokens were erased without the option "
+            "--document-end-token or --document-start-token that finds them",
+            name,
+        )

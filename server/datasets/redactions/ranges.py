@@ -41,14 +41,14 @@ class TokenRanges:
     @classmethod
     def of(cls, ranges: Iterable[Sequence[int]]) -> TokenRanges:
         """Merge ranges in any order, which may overlap.  ranges: (file, first token, end token)."""
+        given = list(ranges)
         try:
-            numbers = np.array(list(ranges), dtype=np.int64)
-        except (OverflowError, ValueError, TypeError):
-            raise ValueError("have to be three numbers below 2^63 each") from None
-        if not numbers.size:
-            numbers = numbers.reshape(0, 3)
-        if numbers.ndim != 2 or numbers.shape[1] != 3:
-            raise ValueError("have to be three numbers each")
+            numbers = np.array(given) if given else np.empty((0, 3), dtype=np.int64)
+        except ValueError:
+            numbers = np.empty(0)
+        # Not a given type: 0.5 would become 0.
+        if numbers.dtype != np.int64 or numbers.ndim != 2 or numbers.shape[1] != 3:
+            raise ValueError("have to be three whole numbers below 2^63 each")
         return cls._merged(*numbers.T)
 
     @classmethod

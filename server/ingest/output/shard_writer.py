@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tokenfeed.errors import WriteFailed
 
 from ...datasets.sources.manifest import WORK_FOLDER
+from ...storage import files
 from ...storage.formats.document_ids import SUFFIX as IDS
 from ..tokenize.encoding import EncodedUnit
 
@@ -257,11 +258,7 @@ def write_whole(path: str, text: str) -> None:
 def sync_folder(folder: str) -> None:
     """Wait until the names in a folder are on the disk.  Raises: WriteFailed."""
     with write_errors(folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        files.sync_folder(folder)
 
 
 @contextmanager

@@ -255,6 +255,7 @@ class LocalStore(OpenedShards, ABC):
             elif index not in self._searched:
                 self._searched.add(index)
                 self._search_sentinel(index)
+        wrong = [index for index in wrong if not self._take_erased_sentinel(index)]
         if wrong:
             self.require_intact()
             name = log_safe_name(self.shards[wrong[0]].path)
@@ -267,12 +268,29 @@ class LocalStore(OpenedShards, ABC):
         """
         found = self.further_sentinel(index)
         if found is not None:
-            with self._sentinel_lock:
-                known = self._sentinels
-                places, values = known.bytes.copy(), known.values.copy()
-                places[index], values[index] = found
-                left = [other for other in known.missing if other != index]
-                self._sentinels = _Sentinels(places, values, left)
+            self._set_sentinel(index, *found, is_missing=False)
+
+    def _take_erased_sentinel(self, index: int) -> bool:
+        """Return whether tokens of a file were erased: its sentinel may be one of their bytes, and
+        another one is taken.  Raises: Unread.
+        """
+        tail = self.erased_tail(index)
+        if tail is None:
+            return False
+        is_missing = not tail.sentinel_value
+        self._set_sentinel(index, tail.sentinel_byte, tail.sentinel_value, is_missing=is_missing)
+        return True
+
+    def _set_sentinel(self, index: int, place: int, value: int, *, is_missing: bool) -> None:
+        with self._sentinel_lock:
+            known = self._sentinels
+            places, values = known.bytes.copy(), known.values.copy()
+            places[index], values[index] = place, value
+            missing = [other for other in known.missing if other != index]
+            if is_missing:
+                missing.append(index)
+                self._searched.discard(index)
+            self._sentinels = _Sentinels(places, values, missing)
 
     def _served(self, spans: Spans, content: TokenBytes) -> TokenArray:
         """Return stored tokens as they are served.  Raises: CorpusChanged."""

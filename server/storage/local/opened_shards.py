@@ -7,6 +7,7 @@ written to. Otherwise the file system may have failed over or lost its cache, an
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -15,12 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tokenfeed.errors import CorpusChanged, Unreadable
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.threads.poll_rate import PollRate
-from ..store import CHANGED, SameContent, Submit
-from .shard import FileChange, FileStat, Shard
+from ..store import CHANGED, IsErasure, SameContent, Submit
+from .shard import FileChange, FileStat, Shard, Tail
 
 Result = TypeVar("Result")
 
@@ -66,6 +67,7 @@ class OpenedShards:
         self.shards = list(shards)
         self._poll_rate = poll_rate
         self._status_of = status_of
+        self._is_erasure: IsErasure = lambda index, now: False
         self._failed = ""
         self._closed = threading.Event()
         self._warned: set[int] = set()
@@ -89,6 +91,10 @@ class OpenedShards:
         """Raise CorpusChanged if the dataset has failed."""
         if self._failed:
             raise CorpusChanged("dataset", f"{self.name!r} {self._failed}")
+
+    def allow_erasure(self, is_erasure: IsErasure) -> None:
+        """Reread the content after a write in place that is an erasure, instead of failing."""
+        self._is_erasure = is_erasure
 
     def mark_failed(self, reason: str, client_message: str = "") -> None:
         """Fail this dataset: it delivers nothing more, since half a corpus is another corpus.
@@ -180,14 +186,20 @@ class OpenedShards:
         shard = self.shards[index]
         try:
             now = shard.current_stat()
-            change = shard.detect_change(now)
+            change = self.change_of(index, now)
+            if change is FileChange.ERASED and now is not None:
+                shard = shard.after_erasure(now)
+        except InvalidCorpus as error:
+            self._log_failed_check(index, error.problem)
+            return
         except OSError as error:
-            self._log_failed_check(index, error)
+            self._log_failed_check(index, error.strerror)
             return
         self._unknown.discard(index)
         if change is FileChange.MODIFIED:
             self.mark_failed(f"{log_safe_name(shard.path)}: {change.value}")
-        if change in (FileChange.REPLACED, FileChange.APPENDED) and index not in self._warned:
+        is_news = change in (FileChange.REPLACED, FileChange.APPENDED, FileChange.ERASED)
+        if is_news and index not in self._warned:
             self._warned.add(index)
             _LOG.warning(
                 "file changed dataset=%s file=%s change=%s",
@@ -195,7 +207,8 @@ class OpenedShards:
                 log_safe_name(shard.path),
                 change.value,
             )
-        if change in (FileChange.METADATA, FileChange.APPENDED) and now is not None:
+        rereads = change in (FileChange.METADATA, FileChange.APPENDED, FileChange.ERASED)
+        if rereads and now is not None:
             # The current stat: a write during the reread is then seen by the next check.
             self.shards[index] = shard.with_stat(now)
             self._touched.add(index)
@@ -259,18 +272,48 @@ class OpenedShards:
         shard = self.shards[index]
         try:
             if self._status_of is None:
-                return shard.detect_change(shard.current_stat())
-            return shard.detect_change(FileStat.of(self._status_of(index)))
+                return self.change_of(index, shard.current_stat())
+            return self.change_of(index, FileStat.of(self._status_of(index)))
         except OSError as error:
             raise Unread(index, error) from error
 
-    def _log_failed_check(self, index: int, error: OSError) -> None:
+    def change_of(self, index: int, now: FileStat | None) -> FileChange:
+        """Return how a file has changed; as `Shard.detect_change`."""
+        shard = self.shards[index]
+        change = shard.detect_change(now)
+        if change is FileChange.MODIFIED and now is not None and self._has_erased(index, now):
+            return FileChange.ERASED
+        return change
+
+    def erased_tail(self, index: int) -> Tail | None:
+        """Return the current tail of a file of which tokens were erased; None if none were.
+
+        Raises: Unread.
+        """
+        self._poll_rate.wait_turn()
+        shard = self.shards[index]
+        try:
+            now = shard.current_stat()
+            if now is None or now[:2] != shard.facts[:2] or not self._has_erased(index, now):
+                return None
+            return shard.after_erasure(now).tail
+        except OSError as error:
+            raise Unread(index, error) from error
+        except InvalidCorpus as error:
+            raise Unread(index, OSError(errno.EIO, error.problem)) from error
+
+    def _has_erased(self, index: int, now: FileStat) -> bool:
+        """Return whether the last write to a file was an erasure."""
+        has_its_size = now.size_bytes == self.shards[index].facts.size_bytes
+        return has_its_size and self._is_erasure(index, now)
+
+    def _log_failed_check(self, index: int, reason: str | None) -> None:
         """Log a failed stat call, once until all files can be checked again."""
         if not self._unknown:
             _LOG.warning(
                 "check failed, still serving dataset=%s file=%s reason=%s",
                 self.name,
                 log_safe_name(self.shards[index].path),
-                error.strerror,
+                reason,
             )
         self._unknown.add(index)

@@ -307,7 +307,7 @@ class PreadStore(LocalStore):
         known = self.shards[shard]
         descriptor = open_descriptor(known.path)
         try:
-            change = known.detect_change(FileStat.of(os.fstat(descriptor)))
+            change = self.change_of(shard, FileStat.of(os.fstat(descriptor)))
             if change in (FileChange.REPLACED, FileChange.MODIFIED):
                 raise OSError(errno.ESTALE, "changed since it was opened")
         except BaseException:

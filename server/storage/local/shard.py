@@ -28,6 +28,7 @@ class FileChange(enum.Enum):
     METADATA = "status changed, with the same modification time"
     REPLACED = "replaced or removed; still serving the opened file"
     APPENDED = "grown; still serving the part that was opened"
+    ERASED = "some of its tokens were erased, as its list of redactions says"
     MODIFIED = "truncated or written to in place"
 
 
@@ -86,7 +87,13 @@ class Shard:
     def describe(cls, file: OpenFile, options: FormatOptions) -> Shard:
         """Describe an opened file.  Raises: InvalidCorpus if it is not a valid token file."""
         layout = read_layout(file, options)
-        return cls(file.path, layout, file.size_bytes, FileStat.of(file.status), _read_tail(file))
+        return cls(
+            file.path,
+            layout,
+            file.size_bytes,
+            FileStat.of(file.status),
+            _read_tail(file, file.size_bytes),
+        )
 
     def detect_change(self, now: FileStat | None) -> FileChange:
         """Return how the file has changed since its facts were taken.
@@ -115,6 +122,11 @@ class Shard:
     def with_stat(self, facts: FileStat) -> Shard:
         """Return it with other facts, for when its content is known to be the same."""
         return replace(self, facts=facts)
+
+    def after_erasure(self, facts: FileStat) -> Shard:
+        """Return it with other facts and its current tail.  Raises: InvalidCorpus."""
+        with open_file(self.path) as file:
+            return replace(self, facts=facts, tail=_read_tail(file, self.size_bytes))
 
     def _only_grew(self) -> bool:
         """Return whether the former tail is unchanged: a longer file may also have been rewritten,
@@ -154,14 +166,15 @@ class Shard:
             )
 
 
-def _read_tail(file: OpenFile) -> Tail:
-    last_page = max(0, file.size_bytes - 1) // syscalls.PAGE_BYTES * syscalls.PAGE_BYTES
+def _read_tail(file: OpenFile, size_bytes: int) -> Tail:
+    """Return the end of the first size_bytes bytes of a file.  Raises: InvalidCorpus."""
+    last_page = max(0, size_bytes - 1) // syscalls.PAGE_BYTES * syscalls.PAGE_BYTES
     first_byte = last_page
-    content = file.read(first_byte, file.size_bytes - first_byte)
+    content = file.read(first_byte, size_bytes - first_byte)
     longer = max(0, last_page + syscalls.PAGE_BYTES - _TAIL_BYTES_MAX)
     if not content.strip(b"\0") and file.has_data(longer):
         first_byte = longer
-        content = file.read(first_byte, file.size_bytes - first_byte)
+        content = file.read(first_byte, size_bytes - first_byte)
     sentinel = content.rstrip(b"\0")
     if not sentinel:
         return Tail(first_byte, sha256=b"", sentinel_byte=first_byte, sentinel_value=0)

@@ -196,7 +196,7 @@ def test_a_long_scan_of_all_tokens_logs_its_progress(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A terabyte of int32 takes many minutes: a silent server would be taken for a dead one."""
-    monkeypatch.setattr("server.datasets.dataset._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("server.datasets.content._PROGRESS_SECONDS", 0.0)
     path = above_1_gib(tmp_path / "sparse.npy")
 
     with caplog.at_level("INFO"):

@@ -1,0 +1,127 @@
+"""tokenfeed redact: adds documents, or ranges of tokens, to the redacted tokens of a dataset, and
+erases them from its files if it is told to.
+
+A list changes nothing by itself: a training run names its hash, and has other tokens in place of
+these from a sample on. docs/operations.md, Taking data out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from tokenfeed.commands import program
+from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
+from tokenfeed.errors import TokenfeedError
+
+from ..storage.choice import Storing
+from .dataset_options import (
+    add_dataset_arguments,
+    add_plane_arguments,
+    parse_dataset,
+    parse_planes,
+)
+from .redacting import FILL, Asked, Erasing, Listed, Redacting, of_list
+
+_WAIT_SECONDS = 5.0
+"""Servers look at the list each second, and have to read it."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog=program("server.cli.redact"),
+        description="Add documents or ranges of tokens to the list of redacted tokens of a dataset "
+        "and print the hash of the list; without any, show the list.",
+        epilog="example: tokenfeed redact shards/ --id user-1234 --reason 'ticket 77'",
+    )
+    add_dataset_arguments(parser)
+    add_plane_arguments(parser)
+    add = parser.add_argument
+    several = partial(add, action="append", default=[])
+    several(
+        "--document",
+        type=int,
+        metavar="N",
+        help="number of a document, counted over all files from 0; may be given several times",
+    )
+    several(
+        "--id",
+        metavar="ID",
+        help="id of a document, or of several; may be given several times",
+    )
+    several(
+        "--range",
+        metavar="FILE:FIRST:END",
+        help="tokens from FIRST up to END, without END, counted within a file, which is given by "
+        "its number from 0 on or by its name; may be given several times",
+    )
+    add("--list", metavar="FILE", help="the list (default: beside the token files)")
+    add(
+        "--fill",
+        type=int,
+        metavar="TOKEN",
+        help=f"token in place of redacted ones, the same for all of a list (default: {FILL})",
+    )
+    add("--reason", default="", metavar="TEXT", help="why, to be kept in the list")
+    add(
+        "--erase",
+        action="store_true",
+        help="overwrite all tokens of the list in the files, for good; also finishes what was "
+        "interrupted",
+    )
+    add(
+        "--no-delimiter",
+        action="store_true",
+        help="with --erase, if the format does not know its documents: no server of the dataset "
+        "finds them by a --document-end-token or --document-start-token",
+    )
+    add(
+        "--wait-seconds",
+        type=float,
+        default=_WAIT_SECONDS,
+        metavar="S",
+        help="with --erase: wait S seconds before the first token is overwritten, so that running "
+        "servers refuse to read it (default: %(default)s)",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Redact.  Returns: 0 when done, 1 after an error in one line, 130 after Ctrl-C."""
+    arguments = build_parser().parse_args(argv)
+    # A path may contain bytes that are not text.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
+    try:
+        found = redact(arguments)
+        print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
+        flush_stdout()
+    except TokenfeedError as error:
+        return print_error(error)
+    except KeyboardInterrupt:
+        print("interrupted: run it again, which finishes what was begun", file=sys.stderr)
+        return 130
+    except OSError as error:
+        return print_stdout_error(error)
+    return 0
+
+
+def redact(arguments: argparse.Namespace) -> Listed:
+    """Do what a command line asks for.  Raises: TokenfeedError."""
+    asked = Asked(
+        arguments.document, arguments.id, arguments.range, arguments.fill, arguments.reason
+    )
+    erase = Erasing(arguments.wait_seconds, arguments.no_delimiter) if arguments.erase else None
+    source, options = parse_dataset(arguments)
+    planes = of_list(parse_planes(arguments, [source.name])[source.name], arguments.list)
+    return Redacting(source, options, Storing(arguments.read), planes).redact(asked, erase)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""What `tokenfeed redact` does: documents -> ranges -> a longer list -> erased tokens."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tokenfeed.errors import InvalidRequest, NotFound, listed
+from tokenfeed.stream.position import require_range
+
+from ..datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
+from ..datasets.redactions import erasing
+from ..datasets.redactions.describing import described_lists
+from ..datasets.redactions.list_content import RANGES_MAX, REASON_CHARACTERS_MAX, ListContent
+from ..datasets.redactions.list_file import RedactionLists, read_list
+from ..datasets.redactions.list_writing import locked_list, now, write_list
+from ..datasets.redactions.opening import list_path
+from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
+from ..datasets.sources import DatasetSource
+from ..storage.borders import used_delimiters
+from ..storage.borders.known import all_known
+from ..storage.choice import Storing, open_store
+from ..storage.formats import FormatOptions
+from ..storage.store import TokenStore
+
+_RANGE = re.compile(r"(.+):([0-9]{1,19}):([0-9]{1,19})", re.DOTALL)
+_WAIT_SECONDS_MAX = 3600.0
+FILL = 0
+"""By default. Every corpus has this token, whatever its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to take out.
+
+    documents: numbers.  ids: of documents.  ranges: FILE:FIRST:END.  fill: None is that of the
+    list, or FILL.
+    """
+
+    documents: Sequence[int] = ()
+    ids: Sequence[str] = ()
+    ranges: Sequence[str] = ()
+    fill: int | None = None
+    reason: str = ""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is no token at all."""
+        return not (self.documents or self.ids or self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Erasing:
+    """How to erase.  has_no_delimiter: no server finds documents by a delimiter."""
+
+    wait_seconds: float = 0.0
+    has_no_delimiter: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the wait."""
+        if not 0 <= self.wait_seconds <= _WAIT_SECONDS_MAX:
+            problem = f"{self.wait_seconds} is not in [0, {_WAIT_SECONDS_MAX:g}]"
+            raise InvalidRequest("--wait-seconds", problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list as it is now.  documents: those all of whose tokens are in it; None if unknown."""
+
+    dataset: str
+    path: str
+    content: ListContent
+    latest: RedactionList
+    documents: int | None
+    lines: Sequence[str]
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        erasure = self.content.erasure
+        return {
+            "dataset": self.dataset,
+            "file": self.path,
+            "list": self.latest.hash.hex(),
+            "lists": [each.hex() for each in self.content.hashes],
+            "fill": self.latest.fill,
+            "ranges": len(self.latest.ranges),
+            "tokens": self.latest.ranges.token_count,
+            "documents": self.documents,
+            "erased_list": erasure.list_hash.hex() if erasure else None,
+            "erased_tokens": erasure.ranges.token_count if erasure else 0,
+        }
+
+    def text(self) -> str:
+        """Return it for a person, with the next step."""
+        documents = "unknown" if self.documents is None else f"{self.documents:,}"
+        return "\n".join(
+            [
+                *self.lines,
+                f"whole documents in the list: {documents}",
+                "next: copy the list to every replica; in the run: "
+                f'feed.redact("{self.latest.hash.hex()}", at_sample=...)',
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Redacting:
+    """The dataset whose tokens are taken out.  planes: with the path of the list, if it is not
+    beside the files.
+    """
+
+    source: DatasetSource
+    options: FormatOptions
+    storing: Storing
+    planes: PlaneOptions
+
+    def redact(self, asked: Asked, erase: Erasing | None) -> Listed:
+        """Add to the list, and erase its tokens if that is asked for.  Returns: the list.
+
+        Raises: TokenfeedError; then nothing was added.
+        """
+        if asked.is_nothing and erase is None:
+            with closing(self._open()) as dataset:
+                return _listed(dataset, _content_of(dataset))
+        path = self._path()
+        with locked_list(path):
+            if erase is not None:
+                self._finish(path, erase)
+            with closing(self._open()) as dataset:
+                has_begun = self._add(path, dataset, asked, erase)
+            if has_begun and erase is not None:
+                self._finish(path, erase)
+        with closing(self._open()) as dataset:
+            return _listed(dataset, _content_of(dataset))
+
+    def _open(self) -> Dataset:
+        checks = TokenChecks(serves=False)
+        return open_dataset(self.source, self.options, checks, self.storing, planes=self.planes)
+
+    def _open_tokens(self) -> TokenStore:
+        return open_store(self.source.name, self.source.paths, self.options, self.storing)[0]
+
+    def _path(self) -> str:
+        if self.planes.redactions is not None:
+            return self.planes.redactions
+        with closing(self._open_tokens()) as store:
+            return list_path(store)
+
+    def _add(self, path: str, dataset: Dataset, asked: Asked, erase: Erasing | None) -> bool:
+        """Add to the list, and begin to erase; returns whether there is anything to erase."""
+        content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked)
+        delimiters = self._delimiters(dataset.store)
+        if erase is not None:
+            if not (delimiters or erase.has_no_delimiter or all_known(dataset.store.shards)):
+                problem = "the format does not know its documents: pass the --document-end-token"
+                cure = "of its servers, which is not erased, or --no-delimiter if they have none"
+                raise InvalidRequest("--erase", f"{problem} {cure}")
+            erasing.require_same_delimiters(content, delimiters)
+        if content.fill in delimiters:
+            problem = f"token {content.fill} would replace others, but it separates documents"
+            raise InvalidRequest("--fill", f"{problem}; pass another one, and --list FILE")
+        if content is not _lists_of(dataset).content:
+            write_list(path, content)
+        if erase is None:
+            return False
+        return erasing.begin(path, content, dataset.store, dataset.digest, delimiters) is not None
+
+    def _delimiters(self, store: TokenStore) -> list[int]:
+        return list(used_delimiters(store, self.planes.delimiters).options.values())
+
+    def _finish(self, path: str, erase: Erasing) -> None:
+        """Finish an erasure that was begun."""
+        content = read_list(path)
+        if content is not None and content.erasure is not None and not content.erasure.is_done:
+            erasing.finish(path, content, self._open_tokens, erase.wait_seconds)
+
+
+def _content_of(dataset: Dataset) -> ListContent:
+    """Return the list of a dataset.  Raises: NotFound."""
+    lists = _lists_of(dataset)
+    content = lists.content_now()
+    if content is None:
+        cure = "pass --document, --id or --range"
+        raise NotFound(lists.path, f"there is no list yet; {cure}")
+    return content
+
+
+def _lists_of(dataset: Dataset) -> RedactionLists:
+    assert dataset.redactions is not None
+    return dataset.redactions
+
+
+def _longer(dataset: Dataset, asked: Asked) -> ListContent:
+    """Return the list of a dataset with what is asked for; itself if that adds no token.
+
+    Raises: TokenfeedError.
+    """
+    if len(asked.reason) > REASON_CHARACTERS_MAX:
+        problem = f"has {len(asked.reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
+        raise InvalidRequest("--reason", problem)
+    lists = _lists_of(dataset)
+    content = lists.content_now()
+    if content is None:
+        fill = FILL if asked.fill is None else asked.fill
+        require_range("--fill", fill, 0, lists.dataset.fill_max + 1)
+        content = ListContent(dataset.fingerprint, fill, ())
+    elif asked.fill not in (None, content.fill):
+        problem = f"{asked.fill} is not the token of this list, {content.fill}"
+        raise InvalidRequest("--fill", f"{problem}; make another list with --list")
+    ranges = ranges_of(dataset, asked)
+    try:
+        return content.with_addition(ranges, now(), asked.reason)
+    except ValueError as problem:
+        raise InvalidRequest("--list", f"the list {problem}") from None
+
+
+def ranges_of(dataset: Dataset, asked: Asked) -> TokenRanges:
+    """Return the tokens that are asked for, at least one.  Raises: TokenfeedError."""
+    found = [*_document_ranges(dataset, asked), *_parsed_ranges(dataset.store, asked.ranges)]
+    if not found:
+        raise InvalidRequest("--document", "none of these documents has a token")
+    ranges = TokenRanges.of(found)
+    try:
+        ranges.require_within(dataset.store.shape.token_counts)
+    except ValueError as problem:
+        raise InvalidRequest("--range", f"tokens {problem}") from None
+    return ranges
+
+
+def _document_ranges(dataset: Dataset, asked: Asked) -> Iterator[Triple]:
+    if not (asked.documents or asked.ids):
+        return
+    dataset.search_now()
+    documents = documents_of(dataset)
+    found: list[Document] = [documents.by_number(number) for number in asked.documents]
+    for wanted in asked.ids:
+        found += documents.by_id(wanted, RANGES_MAX)
+    for one in found:
+        if one.first_token < one.end_token:
+            yield one.file, one.first_token, one.end_token
+
+
+def _parsed_ranges(store: TokenStore, words: Sequence[str]) -> Iterator[Triple]:
+    names = [os.path.basename(shard.path) for shard in store.shards]
+    for word in words:
+        match = _RANGE.fullmatch(word)
+        if match is None:
+            problem = f"{word!r} is not FILE:FIRST:END, a file and two numbers of tokens"
+            raise InvalidRequest("--range", problem)
+        first, end = int(match[2]), int(match[3])
+        if not first < end < 1 << 63:
+            raise InvalidRequest("--range", f"{word!r} has no token: END is behind the last one")
+        yield _file_number(match[1], names), first, end
+
+
+def _file_number(word: str, names: Sequence[str]) -> int:
+    """Return the number of a file.  Raises: InvalidRequest, NotFound."""
+    numbers = [number for number, name in enumerate(names) if name == word]
+    if len(numbers) > 1:
+        problem = f"{len(numbers)} files are named {word!r}"
+        found = listed(list(map(str, numbers)))
+        raise InvalidRequest("--range", f"{problem}; pass the number of one of them: {found}")
+    if numbers:
+        return numbers[0]
+    if word.isascii() and word.isdecimal() and int(word) < len(names):
+        return int(word)
+    raise NotFound("--range", f"no file is named {word!r}, or has this number of {len(names)}")
+
+
+def _listed(dataset: Dataset, content: ListContent) -> Listed:
+    lists = _lists_of(dataset)
+    latest = lists.find(content.hashes[-1])
+    assert latest is not None
+    documents = documents_of(dataset)
+    count = None
+    if documents.are_known:
+        count = sum(
+            _whole(documents, latest.ranges, file)
+            for file in np.unique(latest.ranges.files).tolist()
+        )
+    return Listed(dataset.name, lists.path, content, latest, count, described_lists(lists))
+
+
+def _whole(documents: DatasetDocuments, ranges: TokenRanges, file: int) -> int:
+    """Return how many documents of a file have all of their tokens, at least one, in ranges."""
+    of_file = slice(*np.searchsorted(ranges.files, (file, file + 1)))
+    known = documents.of_file(file)
+    has_tokens = known.first_tokens < known.end_tokens
+    firsts, ends = known.first_tokens[has_tokens], known.end_tokens[has_tokens]
+    at = np.searchsorted(ranges.first_tokens[of_file], firsts, side="right") - 1
+    return int(np.count_nonzero((at >= 0) & (ends <= ranges.end_tokens[of_file][at])))
+
+
+def of_list(planes: PlaneOptions, path: str | None) -> PlaneOptions:
+    """Return planes with a list that lies elsewhere; None: beside the files."""
+    return replace(planes, redactions=None if path is None else os.path.realpath(path))

@@ -1,0 +1,82 @@
+"""Writes the list file of a dataset: whole or not at all, and one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+
+from tokenfeed.errors import InvalidCorpus, WriteFailed
+
+from ...runtime.exceptions import log_safe_name
+from ...storage.files import sync_folder
+from .list_content import ListContent
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+_LOCK_SUFFIX, _PARTIAL_SUFFIX = ".lock", ".partial"
+"""Of the files beside a list. That of the lock stays: to remove it would let two processes in."""
+
+
+@contextmanager
+def locked_list(path: str) -> Iterator[None]:
+    """Keep other processes from writing a list, as long as the with block lasts; waits for them.
+
+    Raises: WriteFailed if its folder cannot be written.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path + _LOCK_SUFFIX, flags, 0o666)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        _lock(path, descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: str, descriptor: int) -> None:
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _LOG.info("another tokenfeed redact writes %s; waiting for it", log_safe_name(path))
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_list(path: str, content: ListContent) -> None:
+    """Write a list, durably; only within `locked_list`.  Raises: InvalidCorpus, WriteFailed."""
+    try:
+        written = content.to_bytes()
+    except ValueError as error:
+        raise InvalidCorpus(path, str(error)) from error
+    partial = path + _PARTIAL_SUFFIX
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)  # of a process that was killed
+        # O_EXCL: a shared folder may hold a malicious link.
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as file:
+            file.write(written)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(partial, path)
+        sync_folder(os.path.dirname(path))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def now() -> str:
+    """Return the current time: UTC, ISO 8601."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _unwritable(path: str, error: OSError) -> WriteFailed:
+    cure = "make its folder writable, or pass --list with a file elsewhere"
+    return WriteFailed(path, f"cannot be written: {error.strerror}; {cure}")

@@ -1,0 +1,451 @@
+"""Erased tokens: on disk they are gone, and the dataset is still what it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.cli.redact import main
+from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from server.datasets.provenance.documents import documents_of
+from server.datasets.redactions import erasing, list_file
+from server.datasets.sources import DatasetSource, parse_datasets
+from server.storage.borders import Delimiters
+from server.storage.choice import Storing
+from server.storage.formats import FormatOptions
+from server.storage.store import gather_block
+from server.verify import main as verify
+from tests.conftest import WriteTokens
+from tests.server.conftest import look_at_all
+from tests.server.datasets.redactions import kills
+from tests.support.waiting import let_time_pass
+from tokenfeed.errors import CorpusChanged, InvalidCorpus
+from tokenfeed.sampling.spans import Spans
+
+Open = Callable[..., Dataset]
+ERASE = ("--erase", "--wait-seconds", "0", "--no-delimiter")
+
+
+@pytest.fixture
+def open_(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Open datasets that are closed after the test, and look at their lists with each use."""
+    monkeypatch.setattr(list_file, "_LOOK_SECONDS", 0.0)
+    opened: list[Dataset] = []
+
+    def start(
+        *paths: Path, dtype: str | None = None, checks: TokenChecks | None = None, **planes: object
+    ) -> Dataset:
+        source = DatasetSource("train", tuple(map(str, paths)))
+        options = FormatOptions.parse(None, dtype, None)
+        where = PlaneOptions(**planes)  # type: ignore[arg-type]
+        opened.append(open_dataset(source, options, checks or TokenChecks(), storing, planes=where))
+        return opened[-1]
+
+    yield start
+    for dataset in opened:
+        dataset.close()
+
+
+def known(dataset: Dataset) -> tuple[bytes, bytes, str]:
+    return dataset.fingerprint, dataset.digest, dataset.store.dtype.name
+
+
+def tokens_of(dataset: Dataset, file: int, first: int, end: int) -> list[int]:
+    spans = Spans(end - first, *(np.array([number]) for number in (0, file, first)))
+    return gather_block(dataset.store, spans).tokens[0].tolist()
+
+
+def redact(*words: object) -> None:
+    assert main([*map(str, words)]) == 0
+
+
+def test_an_erased_dataset_is_what_it_was(open_: Open, write_tokens: WriteTokens) -> None:
+    """Streams, states and replicas agree, whichever of them was erased."""
+    one, other = write_tokens(np.arange(1, 3000), "a.bin"), write_tokens(np.arange(9, 80), "b.bin")
+    before = known(open_(one, other))
+    redact(one, other, "--range=0:5:9", "--range=b.bin:70:71", *ERASE)
+
+    dataset = open_(one, other)
+    assert known(dataset) == before
+    assert np.fromfile(one, "<u2").tolist() == [*range(1, 6), 0, 0, 0, 0, *range(10, 3000)]
+    assert np.fromfile(other, "<u2").tolist() == [*range(9, 79), 0]
+    assert dataset.redactions is not None
+    assert dataset.redactions.erased is not None
+    assert dataset.redactions.erased.ranges.triples() == [(0, 5, 9), (1, 70, 71)]
+
+
+def test_a_longer_list_is_erased_later(open_: Open, write_tokens: WriteTokens) -> None:
+    """Another request to delete comes next week."""
+    path = write_tokens(np.arange(1, 3000))
+    before = known(open_(path))
+    redact(path, "--range=0:5:9", *ERASE)
+    redact(path, "--range=0:8:20")
+    assert known(open_(path)) == before
+    redact(path, *ERASE)
+
+    dataset = open_(path)
+    assert known(dataset) == before
+    assert np.fromfile(path, "<u2")[:22].tolist() == [1, 2, 3, 4, 5, *[0] * 15, 21, 22]
+    assert dataset.redactions is not None
+    assert [dataset.redactions.find(each) is not None for each in dataset.redactions.hashes]
+    assert dataset.redactions.erased is not None
+    assert dataset.redactions.erased.ranges.token_count == 15
+
+
+def test_erasing_again_writes_nothing(write_tokens: WriteTokens) -> None:
+    """A file's time says when its content changed last."""
+    path = write_tokens(np.arange(1, 3000))
+    redact(path, "--range=0:5:9", *ERASE)
+    files = {each: each.stat() for each in path.parent.iterdir() if each.suffix != ".lock"}
+    redact(path, *ERASE)
+
+    for each, before in files.items():
+        now = each.stat()
+        assert (now.st_ino, now.st_mtime_ns) == (before.st_ino, before.st_mtime_ns), each
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [("uint8", 200), ("int16", 7), ("uint32", 70_000), ("int32", 9), ("uint64", 3), ("int64", 0)],
+)
+def test_the_stored_type_is_written(
+    open_: Open, write_tokens: WriteTokens, dtype: str, fill: int
+) -> None:
+    """Served tokens are narrower than many stored ones."""
+    tokens = np.arange(1, 120)
+    tokens[50] = 80_000 if fill > 65_535 else 101
+    path = write_tokens(tokens, dtype=f"<{np.dtype(dtype).str[1:]}")
+    before = known(open_(path, dtype=dtype))
+    given = ("--dtype", dtype, f"--fill={fill}")
+    redact(path, *given, "--range=0:3:6", "--range=0:50:51", *ERASE)
+
+    expected = tokens.copy()
+    expected[[3, 4, 5, 50]] = fill
+    assert np.fromfile(path, dtype).tolist() == expected.tolist()
+    assert known(open_(path, dtype=dtype)) == before
+
+
+def test_the_served_type_stays_if_the_greatest_token_is_erased(
+    open_: Open, write_tokens: WriteTokens
+) -> None:
+    """A client compares it between replicas."""
+    path = write_tokens([1, 2, 70_000, 4], dtype="<i4")
+    before = known(open_(path, dtype="int32"))
+    redact(path, "--dtype", "int32", "--range=0:2:3", *ERASE)
+
+    assert before[2] == "uint32"
+    assert known(open_(path, dtype="int32")) == before
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_headers_stay(open_: Open, tmp_path: Path, order: str) -> None:
+    """Tokens begin behind them; numbers of the other byte order are not served at all."""
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(1, 90).astype(f"{order}u2"))
+    if order == ">":
+        with pytest.raises(InvalidCorpus):
+            open_(path)
+        return
+    before, head = known(open_(path)), path.read_bytes()[:128]
+    redact(path, "--range=tokens.npy:0:4", *ERASE)
+
+    assert path.read_bytes()[:128] == head
+    assert np.load(path).tolist() == [0, 0, 0, 0, *range(5, 90)]
+    assert known(open_(path)) == before
+
+
+def test_a_manifest_still_fits(tmp_path: Path, open_: Open) -> None:
+    """Its fingerprint and digest are those of the ingest; ids and masks are not touched."""
+    from tests.server.ingest.corpus import make_tokenizer, write_jsonl
+    from tests.server.ingest.running import ingest
+
+    pages = write_jsonl(tmp_path / "a.jsonl", ({"text": "a b c", "id": str(n)} for n in range(40)))
+    tokenizer = make_tokenizer(tmp_path / "tokenizer.json")
+    out = tmp_path / "out"
+    ingest(pages, "--tokenizer", tokenizer, "--out", out, "--id-column", "id", "--workers", "1")
+    (source,) = parse_datasets([str(out)])
+    with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
+        before, documents = known(dataset), documents_of(dataset).by_id("7")
+    redact(out, "--id", "7", "--document", "9", "--erase", "--wait-seconds=0")
+
+    with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
+        assert known(dataset) == before
+        assert documents_of(dataset).by_id("7") == documents
+        (document,) = documents
+        assert set(tokens_of(dataset, 0, document.first_token, document.end_token)) == {0}
+    assert verify([str(out)]) == 0
+
+
+def test_documents_begin_where_they_began(open_: Open, write_tokens: WriteTokens) -> None:
+    """Rows of whole documents would be other rows, of every document behind it."""
+    tokens = np.arange(1, 2000)
+    tokens[39::40] = 5
+    path = write_tokens(tokens)
+    delimiters = Delimiters(end=5)
+
+    def starts() -> list[int]:
+        dataset = open_(path, delimiters=delimiters)
+        assert dataset.borders is not None
+        return dataset.borders.starts_of(0).tolist()  # type: ignore[union-attr]
+
+    before = starts()
+    end = ("--document-end-token", "5")
+    redact(path, *end, "--document=3", "--range=0:500:900", "--erase", "--wait-seconds=0")
+
+    assert starts() == before
+    assert np.fromfile(path, "<u2")[500:900].tolist() == [
+        5 if n % 40 == 39 else 0 for n in range(500, 900)
+    ]
+
+
+def test_delimiters_have_to_be_known(
+    write_tokens: WriteTokens,
+    capsys: pytest.CaptureFixture[str],
+    open_: Open,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once they are erased, no search finds the documents again."""
+    path = write_tokens(np.arange(1, 300))
+    redact(path, "--range=0:5:9")
+    assert main([str(path), "--erase"]) == 1
+    assert "pass the --document-end-token of its servers" in capsys.readouterr().err
+    assert main([str(path), "--erase", "--document-end-token=0"]) == 1
+    assert "token 0 would replace others, but it separates documents" in capsys.readouterr().err
+    redact(path, *ERASE)
+    redact(path, "--range=0:20:30")
+    assert main([str(path), "--erase", "--document-end-token=77"]) == 1
+    assert "erased before with no delimiter between documents" in capsys.readouterr().err
+    open_(path, delimiters=Delimiters(end=77))
+    assert "documents may have changed" in caplog.text
+
+
+@pytest.mark.parametrize("part", [0, 3, 5])
+def test_an_interrupted_erasure_is_named_and_finished(
+    open_: Open, write_tokens: WriteTokens, part: int
+) -> None:
+    """A machine may stop at any moment; whatever is left of the tokens, the rest is done."""
+    path = write_tokens(np.arange(1, 300))
+    dataset = open_(path)
+    before = known(dataset)
+    redact(path, "--range=0:5:11")
+    assert dataset.redactions is not None
+    content = dataset.redactions.content_now()
+    assert content is not None
+    assert erasing.begin(dataset.redactions.path, content, dataset.store, before[1], ())
+    with path.open("r+b") as file:
+        file.seek(10)
+        file.write(bytes(2 * part) + b"\7" * (part > 0))
+
+    with pytest.raises(InvalidCorpus, match="interrupted; run the same tokenfeed redact --erase"):
+        open_(path)
+    redact(path, *ERASE)
+    assert np.fromfile(path, "<u2")[:12].tolist() == [1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0, 12]
+    assert known(open_(path)) == before
+
+
+def test_no_byte_of_other_files_is_changed(
+    open_: Open, write_tokens: WriteTokens, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A list that says that an erasure is under way may be copied beside other tokens."""
+    path = write_tokens(np.arange(1, 300))
+    redact(path, "--range=0:5:11")
+    dataset = open_(path)
+    assert dataset.redactions is not None
+    content = dataset.redactions.content_now()
+    assert content is not None
+    assert erasing.begin(dataset.redactions.path, content, dataset.store, dataset.digest, ())
+    write_tokens(np.arange(2, 301))
+    changed = path.read_bytes()
+
+    assert main([str(path), *ERASE]) == 1
+    assert "not those whose tokens are being erased" in capsys.readouterr().err
+    assert path.read_bytes() == changed
+
+
+def test_tokens_that_are_neither_the_original_nor_the_erased_ones_are_refused(
+    open_: Open, write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are another corpus."""
+    path = write_tokens(np.arange(1, 300))
+    redact(path, "--range=0:5:11", *ERASE)
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"xy")
+
+    with pytest.raises(InvalidCorpus, match="is of another dataset"):
+        open_(path)
+    assert verify([str(path)]) == 1
+
+
+def test_a_copy_that_is_not_erased_is_served_and_named(
+    open_: Open, write_tokens: WriteTokens, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list is copied to every replica, and each erases its own files."""
+    path = write_tokens(np.arange(1, 300), "one/train.bin")
+    original = path.read_bytes()
+    before = known(open_(path))
+    redact(path, "--range=0:5:11", *ERASE)
+    replica = shutil.copytree(path.parent, tmp_path / "other") / path.name
+    replica.write_bytes(original)
+
+    assert known(open_(replica)) == before
+    capsys.readouterr()
+    assert verify([str(replica)]) == 0
+    assert "not erased in these files" in capsys.readouterr().out
+    redact(replica, *ERASE)
+    assert replica.read_bytes() == path.read_bytes()
+    assert verify([str(replica)]) == 0
+    assert "not erased in these files" not in capsys.readouterr().out
+
+
+def test_a_served_dataset_goes_on(open_: Open, write_tokens: WriteTokens) -> None:
+    """Every other row of it is still right. Erased are also the last tokens of a file, by which a
+    truncation is found.
+    """
+    path = write_tokens(np.arange(256, 5256))
+    dataset = open_(path)
+    look_at_all(dataset)
+    let_time_pass(path)
+    redact(path, "--range=0:5:11", "--range=0:3000:5000", *ERASE)
+
+    assert tokens_of(dataset, 0, 2990, 3010) == [*range(3246, 3256), *[0] * 10]
+    look_at_all(dataset)
+    look_at_all(dataset)
+    assert not dataset.store.failed
+    assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
+    assert tokens_of(dataset, 0, 0, 6) == [*range(256, 261), 0]
+
+
+def test_a_served_dataset_goes_on_while_it_is_erased(
+    open_: Open, write_tokens: WriteTokens
+) -> None:
+    """The files are looked at while half of the tokens are overwritten."""
+    path = write_tokens(np.arange(256, 5256))
+    dataset = open_(path)
+    redact(path, "--range=0:4000:5000")
+    assert dataset.redactions is not None
+    content = dataset.redactions.content_now()
+    assert content is not None
+    begun = erasing.begin(dataset.redactions.path, content, dataset.store, dataset.digest, ())
+    assert begun is not None
+    for end in (4100, 4999, 5000):
+        let_time_pass(path)
+        with path.open("r+b") as file:
+            file.seek(8000)
+            file.write(bytes(2 * (end - 4000)))
+        look_at_all(dataset)
+        assert tokens_of(dataset, 0, 4090, 4100) == [0] * 10
+        assert dataset.redactions.erased is not None
+        assert not dataset.store.failed
+    redact(path, *ERASE)
+    look_at_all(dataset)
+    assert not dataset.store.failed
+
+
+@pytest.mark.parametrize("moment", ["while", "after"])
+def test_other_writes_still_fail_a_served_dataset(
+    open_: Open, write_tokens: WriteTokens, moment: str
+) -> None:
+    """An erasure explains its own bytes, and no other."""
+    path = write_tokens(np.arange(256, 5256))
+    dataset = open_(path)
+    redact(path, "--range=0:5:11")
+    assert dataset.redactions is not None
+    if moment == "while":
+        content = dataset.redactions.content_now()
+        assert content is not None
+        erasing.begin(dataset.redactions.path, content, dataset.store, dataset.digest, ())
+    else:
+        redact(path, *ERASE)
+        look_at_all(dataset)
+    let_time_pass(path)
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"x")
+    look_at_all(dataset)
+
+    with pytest.raises(CorpusChanged):
+        tokens_of(dataset, 0, 0, 6)
+
+
+def test_a_truncation_still_fails_a_dataset_that_was_erased(
+    open_: Open, write_tokens: WriteTokens
+) -> None:
+    """The byte by which it is found is another one now."""
+    path = write_tokens(np.arange(256, 5256))
+    dataset = open_(path)
+    redact(path, "--range=0:4000:5000", *ERASE)
+    assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
+    look_at_all(dataset)
+    os.truncate(path, 6000)
+
+    with pytest.raises(CorpusChanged):
+        tokens_of(dataset, 0, 3990, 4000)
+
+
+def test_a_digest_that_was_kept_stays(
+    open_: Open, write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """verify compares with it: it must not say that the files have changed."""
+    path = write_tokens(np.arange(1, 3000))
+    assert verify([str(path)]) == 0
+    expected = next(line for line in capsys.readouterr().out.splitlines() if "digest:" in line)
+    redact(path, "--range=0:5:9", *ERASE)
+    capsys.readouterr()
+
+    assert verify([str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert expected in shown
+    assert "erased: 4 tokens" in shown
+
+
+def test_files_that_cannot_be_written_stop_it_before_it_begins(
+    open_: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the dataset could not be opened until they can. A program that runs cannot be written,
+    not even by root.
+    """
+    path = tmp_path / "sleep.bin"
+    path.write_bytes(Path("/bin/sleep").read_bytes() + b"\0\0")
+    os.truncate(path, path.stat().st_size // 2 * 2)
+    path.chmod(0o755)
+    before = known(open_(path, dtype="uint16"))
+    with subprocess.Popen([path, "60"]) as program:
+        try:
+            assert main([str(path), "--dtype=uint16", "--range=0:5:9", *ERASE]) == 1
+        finally:
+            program.kill()
+    assert "cannot be written: Text file busy; make it writable" in capsys.readouterr().err
+
+    dataset = open_(path, dtype="uint16")
+    assert known(dataset) == before
+    assert dataset.redactions is not None
+    assert len(dataset.redactions.hashes) == 1
+    assert dataset.redactions.erased is None
+
+
+def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_path: Path) -> None:
+    """The corpus may lie where nothing else can be written."""
+    path, place = write_tokens(np.arange(1, 3000)), tmp_path / "lists" / "train"
+    place.parent.mkdir()
+    before = known(open_(path))
+    redact(path, "--range=0:5:9", "--list", place, *ERASE)
+
+    assert known(open_(path, redactions=str(place))) == before
+    assert known(open_(path)) != before
+    assert verify([str(path), "--redactions", str(place)]) == 0
+
+
+@pytest.mark.parametrize(("call", "number"), [("pwrite", 12_000), ("fsync", 5), ("replace", 4)])
+def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int) -> None:
+    """In the middle of a write, before a sync of tokens, and before the list says that it is done.
+    `python -m tests.server.datasets.redactions.kills` stops it at twenty moments.
+    """
+    assert kills.check(tmp_path, call, number) == "erasing"

@@ -1,0 +1,158 @@
+"""The lists that a server knows of a dataset, while their file grows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.datasets.redactions import list_file
+from server.datasets.redactions.list_content import ListContent
+from server.datasets.redactions.list_file import ListedDataset, RedactionLists, read_list
+from server.datasets.redactions.list_writing import locked_list, write_list
+from server.datasets.redactions.ranges import TokenRanges
+from tokenfeed.errors import InvalidCorpus, WriteFailed
+
+FINGERPRINT = bytes(range(32))
+DATASET = ListedDataset(FINGERPRINT, np.array([100, 50]), 65_535)
+
+
+def a_list(*firsts: int, fill: int = 0, fingerprint: bytes = FINGERPRINT) -> ListContent:
+    found = ListContent(fingerprint, fill, ())
+    for first in firsts:
+        found = found.with_addition(TokenRanges.of([(0, first, first + 2)]), "now")
+    return found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "list.jsonl")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the file with each use."""
+    monkeypatch.setattr(list_file, "_LOOK_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("looks")
+def test_a_list_that_appears_later_is_found(path: str) -> None:
+    """A server runs when the first document is taken out."""
+    lists = RedactionLists(path, DATASET, read_list(path))
+    assert lists.hashes == ()
+    write_list(path, a_list(5))
+
+    assert lists.hashes == a_list(5).hashes
+
+
+def test_an_unknown_list_is_looked_for_at_once(path: str) -> None:
+    """A run names it right after the operator has copied it."""
+    write_list(path, a_list(5))
+    lists = RedactionLists(path, DATASET, read_list(path))
+    longer = a_list(5, 20)
+    write_list(path, longer)
+
+    found = lists.find(longer.hashes[1])
+    assert found is not None
+    assert found.ranges.triples() == [(0, 5, 7), (0, 20, 22)]
+    assert lists.find(bytes(32)) is None
+
+
+def test_older_lists_are_found_after_later_additions(path: str) -> None:
+    """A run goes on with the list that it took up."""
+    content = a_list(*range(0, 60, 3))
+    write_list(path, content)
+    lists = RedactionLists(path, DATASET, read_list(path))
+
+    for count, each in enumerate(content.hashes, 1):
+        found = lists.find(each)
+        assert found is not None
+        assert (found.hash, len(found.ranges)) == (each, count)
+
+
+def test_the_file_is_looked_at_once_a_second(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the file system of a network each look is a request."""
+    write_list(path, a_list(5))
+    lists = RedactionLists(path, DATASET, read_list(path))
+    assert lists.hashes
+    monkeypatch.setattr(os, "stat", lambda path: pytest.fail("looked again"))
+
+    assert all(len(lists.hashes) == 1 and lists.erased is None for _ in range(100))
+
+
+@pytest.mark.usefixtures("looks")
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"{}\n", "is damaged"),
+        (a_list(9).to_bytes(), "lacks what it had"),
+        (a_list(5, 99).to_bytes(), "end at token 101 of file 0"),
+        (a_list(5, fingerprint=bytes(32)).to_bytes(), "is of another dataset"),
+    ],
+)
+def test_a_file_that_is_no_longer_right_is_logged_once_and_ignored(
+    path: str, content: bytes, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams that use what was known must not fail."""
+    write_list(path, a_list(5))
+    lists = RedactionLists(path, DATASET, read_list(path))
+    assert lists.hashes
+    Path(path).write_bytes(content)
+
+    assert [lists.hashes for _ in range(3)] == [a_list(5).hashes] * 3
+    assert [record.getMessage() for record in caplog.records if problem in record.getMessage()]
+    assert len(caplog.records) == 1
+    write_list(path, a_list(5, 11))
+    assert lists.hashes == a_list(5, 11).hashes
+
+
+@pytest.mark.usefixtures("looks")
+def test_a_file_that_is_gone_stays_known(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be replaced by a copy at this moment."""
+    write_list(path, a_list(5))
+    lists = RedactionLists(path, DATASET, read_list(path))
+    assert lists.hashes
+    os.unlink(path)
+
+    assert [lists.hashes for _ in range(3)] == [a_list(5).hashes] * 3
+    assert "gone" in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (a_list(5, fingerprint=bytes(32)), "is of another dataset"),
+        (a_list(99), "end at token 101 of file 0, which has only 100"),
+        (a_list(5, fill=65_536), "by 65536, but the greatest one here is 65535"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused_at_the_start(
+    path: str, content: ListContent, problem: str
+) -> None:
+    """Other tokens would be taken out."""
+    with pytest.raises(InvalidCorpus, match=problem) as error:
+        RedactionLists(path, DATASET, content)
+    assert "move it away, or restore it" in str(error.value)
+
+
+def test_a_file_that_is_no_list_is_refused(path: str) -> None:
+    """By name, with the cure."""
+    os.mkfifo(path)
+    with pytest.raises(InvalidCorpus, match="not a regular file; restore it"):
+        read_list(path)
+    os.unlink(path)
+    Path(path).write_text("{}")
+    with pytest.raises(InvalidCorpus, match="is damaged; restore it"):
+        read_list(path)
+
+
+def test_a_list_that_cannot_be_written_is_an_error_with_the_cure(tmp_path: Path) -> None:
+    """The corpus may lie on a file system that is mounted read-only."""
+    path = str(tmp_path / "nowhere" / "list.jsonl")
+    with pytest.raises(WriteFailed, match="pass --list"), locked_list(path):
+        pass
+    with pytest.raises(WriteFailed, match="pass --list"):
+        write_list(path, a_list(5))
