@@ -5,6 +5,7 @@
     explain.py    where the rows of a step come from, and what they say
     selection.py  which rows these are
     find.py       which rows hold a document
+    progress.py   how far a long search is
     manifest.py   everything that was read, as lines
     output.py     these lines as JSON, or as a parquet file
     words.py      names, ranges and errors as they are printed

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END, require_range
@@ -32,16 +30,16 @@ from ...provenance.finding import (
     searches,
 )
 from ...provenance.runs import future
+from ...runtime.arguments import text
 from ..top.screen import encodable
 from .asked import AskedRun, read_run
 from .options import ROWS_END
+from .progress import Progress
 from .words import counted, escaped, printable_errors, span, step_place
 
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
 _NUMBER_END = 1 << 63
-_PROGRESS_AFTER_SECONDS = 1.0
-_PROGRESS_SECONDS = 1.0
 
 
 def run_find(arguments: argparse.Namespace) -> None:
@@ -77,7 +75,7 @@ def _what(arguments: argparse.Namespace) -> pb.FindRequest:
         require_range("document", arguments.document, 0, _NUMBER_END)
         return pb.FindRequest(document=arguments.document)
     if given["id"]:
-        return pb.FindRequest(document_id=arguments.id)
+        return pb.FindRequest(document_id=text("id", arguments.id))
     if arguments.token is None:
         raise InvalidRequest("token", "is missing; it is the first token within --file")
     if arguments.file is not None and arguments.file_number is not None:
@@ -88,7 +86,7 @@ def _what(arguments: argparse.Namespace) -> pb.FindRequest:
     return pb.FindRequest(
         range=pb.FileRange(
             file=arguments.file_number or 0,
-            file_name=arguments.file or "",
+            file_name=text("file", arguments.file),
             first_token=arguments.token,
             end_token=arguments.token + arguments.tokens,
         )
@@ -179,43 +177,6 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
 
 
-class Progress:
-    """A line on stderr for a search that takes longer than a second."""
-
-    def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """stream: by default stderr.  clock: in seconds."""
-        self._stream = stream or sys.stderr
-        self._clock = clock
-        self._shown = self._begun = clock()
-
-    def __enter__(self) -> Progress:
-        """Show nothing yet."""
-        return self
-
-    def show(self, done: float) -> None:
-        """Say how far it is.  done: in [0, 1]."""
-        now = self._clock()
-        if now - self._begun < _PROGRESS_AFTER_SECONDS or now - self._shown < _PROGRESS_SECONDS:
-            return
-        self._shown = now
-        text = f"looked at {100 * done:.1f} % of the rows"
-        is_terminal = self._stream.isatty()
-        print(
-            f"\r{text}" if is_terminal else text,
-            end="" if is_terminal else "\n",
-            file=self._stream,
-            flush=True,
-        )
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the line from a terminal."""
-        if self._shown != self._begun and self._stream.isatty():
-            self._stream.write("\r\033[K")
-            self._stream.flush()
-
-
 def _plain(
     asked: AskedRun, run: KnownRun, result: Result, redacted: Sequence[Sequence[tuple[int, int]]]
 ) -> dict[str, Any]:
@@ -290,8 +251,8 @@ def _line(row: FoundRow, redacted: Sequence[tuple[int, int]], *, is_assumed: boo
     sample = f"sample {row.sample:,}"
     if row.sample != row.source_sample:
         sample += f" ({row.source_sample:,} of the dataset)"
-    text = f"{when}{at + ', ' if at else ''}{sample}{epoch}, tokens {', '.join(shown)} of the row"
-    return f"{text}{_redaction(row.spans, redacted)}"
+    line = f"{when}{at + ', ' if at else ''}{sample}{epoch}, tokens {', '.join(shown)} of the row"
+    return f"{line}{_redaction(row.spans, redacted)}"
 
 
 def _redaction(spans: Sequence[tuple[int, int]], redacted: Sequence[tuple[int, int]]) -> str:

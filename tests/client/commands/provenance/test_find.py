@@ -13,7 +13,7 @@ import pytest
 
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
-from client.commands.provenance.find import Progress
+from client.commands.provenance.progress import Progress
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus

@@ -1,0 +1,94 @@
+"""explain, find and manifest of a run with redactions: what was replaced, and what is gone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.batches.arrays import NumpyBatches
+from client.transport.channel import describe
+from tests.client.commands.provenance.conftest import Ask
+from tests.conftest import ROOT
+from tests.support.seen_runs import MIXTURE, T, Texts
+from tests.support.waiting import eventually
+
+DOCUMENT = 3
+
+
+def redact(texts: Texts, *words: str) -> str:
+    """Run `tokenfeed redact`, and return the hash of the list."""
+    command = [sys.executable, "-m", "tokenfeed", "redact", *map(str, texts.paths), *words]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    match = re.search("[0-9a-f]{64}", found.stdout)
+    assert match is not None
+    return match[0]
+
+
+def rows_of(ask: Ask, target: str, state: Path, steps: int) -> list[dict[str, Any]]:
+    """All rows of a run."""
+    words = ("explain", target, "--state", state, "--tokenizer", "bytes", "--rows-max", 1000)
+    return [row for step in range(steps) for row in ask(*words, "--step", step)["rows"]]
+
+
+def knows(target: str, hashed: str) -> bool:
+    """Whether a server has seen that the list has changed; local files are opened later."""
+    if target.startswith("file:"):
+        return True
+    datasets = describe(target, dataset="code").datasets
+    return bytes.fromhex(hashed) in datasets[0].redaction_lists
+
+
+def has_document(row: dict[str, Any]) -> bool:
+    return row["dataset"] == "code" and any(
+        each["document"]["number"] == DOCUMENT for each in row["ranges"]
+    )
+
+
+@pytest.mark.timeout(60)
+def test_rows_say_what_was_redacted_and_what_was_deleted(
+    target: str, texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """Before the redaction, after it, and once its tokens are erased."""
+    hashed = redact(texts["code"], "--document", str(DOCUMENT), "--fill", "42")
+    assert eventually(lambda: knows(target, hashed))
+    state = tmp_path / "state.json"
+    with NumpyBatches(target, 3, T, mixture=MIXTURE) as feed:
+        for step in range(24):
+            if step == 12:
+                begin = feed.redact(hashed, dataset="code")
+            next(feed)
+        state.write_text(json.dumps(feed.state_dict()))
+    assert begin == 36
+
+    rows = rows_of(ask, target, state, 24)
+    held = [row for row in rows if has_document(row)]
+    assert {row["sample"] < begin for row in held} == {True, False}
+    for row in rows:
+        is_replaced = has_document(row) and row["sample"] >= begin
+        assert bool(row["redacted"]) == is_replaced
+        assert ("[redacted]" in "".join(each["text"] for each in row["ranges"])) == is_replaced
+    found = ask("find", target, "--dataset", "code", "--document", DOCUMENT, "--state", state)[
+        "rows"
+    ]
+    for row in found:
+        assert bool(row["redacted"]) == (row["sample"] >= begin)
+    assert {row["sample"] for row in found if row["when"] == "seen"} == {
+        row["sample"] for row in held
+    }
+
+    redact(texts["code"], "--erase", "--wait-seconds", "1.5")
+
+    for row, before in zip(rows_of(ask, target, state, 24), rows, strict=True):
+        is_gone = has_document(row) and row["sample"] < begin
+        assert row["is_deleted"] == is_gone
+        if not is_gone:
+            assert row == before
+        assert [each["tokens"] for each in row["ranges"]] == [
+            each["tokens"] for each in before["ranges"]
+        ]
