@@ -25,7 +25,8 @@ from .cli.dataset_options import (
     parse_dataset,
     parse_planes,
 )
-from .datasets.dataset import VOCAB_SIZE_MAX, Dataset, TokenChecks, open_dataset
+from .datasets.dataset import Dataset
+from .datasets.opening import VOCAB_SIZE_MAX, TokenChecks, open_dataset
 from .datasets.redactions.describing import described_lists
 from .storage.choice import Storing
 from .storage.formats.document_ids import ids_beside

@@ -30,7 +30,8 @@ from .cli.dataset_options import (
     parse_dataset,
     parse_planes,
 )
-from .datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from .datasets.dataset import Dataset
+from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from .datasets.sources import DatasetSource
 from .runtime.threads.executors import Executor, make_executor
 from .storage.borders import BorderSearch

@@ -23,7 +23,7 @@ from .cli.dataset_options import (
     parse_dataset,
 )
 from .datasets.content import full_digest
-from .datasets.dataset import PlaneOptions, TokenChecks, open_dataset
+from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from .datasets.redactions.describing import described_lists
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested

@@ -34,7 +34,6 @@ class KnownStream:
         self._chain = plain.chain(corpora) if spec.mixture else [b"", plain.identity(corpora)]
         # Not made again for each call: a stage may have hundreds of sources.
         self._of_stage = lru_cache(2)(partial(_of_stage, spec, self._chain))
-        self._first_stage = spec.mixture.stages[0].index if spec.mixture else 0
 
     def part(self, first_row: int, end_row: int) -> tuple[StreamRequest, Expected]:
         """Return the request for the rows [first_row, end_row), or for those of them in the stage

@@ -8,8 +8,8 @@ from collections.abc import Container, Sequence
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
-from ..datasets.dataset import PlaneOptions
 from ..datasets.loss_masks import OPTION
+from ..datasets.opening import PlaneOptions
 from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..datasets.sources.paths import MASK_SUFFIXES, expand

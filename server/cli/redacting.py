@@ -14,7 +14,8 @@ import numpy as np
 from tokenfeed.errors import InvalidRequest, NotFound, listed
 from tokenfeed.stream.position import require_range
 
-from ..datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from ..datasets.dataset import Dataset
+from ..datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
 from ..datasets.redactions import erasing
 from ..datasets.redactions.describing import described_lists

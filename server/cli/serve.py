@@ -16,14 +16,8 @@ from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import require_range
 from tokenfeed.wire import crc32c
 
-from ..datasets.dataset import (
-    VOCAB_SIZE_MAX,
-    Dataset,
-    TokenChecks,
-    log_opened,
-    open_dataset,
-    start_polling,
-)
+from ..datasets.dataset import Dataset, start_polling
+from ..datasets.opening import VOCAB_SIZE_MAX, TokenChecks, log_opened, open_dataset
 from ..datasets.sources import (
     DatasetSource,
     is_text,
@@ -31,7 +25,7 @@ from ..datasets.sources import (
     parse_text,
     require_distinct_names,
 )
-from ..datasets.text_cache import TextCache
+from ..datasets.sources.text_cache import TextCache
 from ..datasets.warmup import WarmUp
 from ..rpc import listener
 from ..rpc.activity import Activity

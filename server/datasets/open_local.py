@@ -41,16 +41,9 @@ from ..storage.choice import Storing
 from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
 from ..storage.mixed_store import MixedStore
 from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, RowStore, gather_block
-from .dataset import (
-    VOCAB_SIZE_MAX,
-    Dataset,
-    PlaneOptions,
-    TokenChecks,
-    log_opened,
-    open_dataset,
-    start_polling,
-)
+from .dataset import Dataset, start_polling
 from .loss_masks import OPTION as MASK_OPTION
+from .opening import VOCAB_SIZE_MAX, PlaneOptions, TokenChecks, log_opened, open_dataset
 from .planned_rows import PlannedRows
 from .provenance.answers import Answers
 from .provenance.expected import require_stream

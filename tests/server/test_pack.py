@@ -134,7 +134,7 @@ def test_a_server_finds_what_was_stored(corpus: Corpus) -> None:
 
 
 def fingerprint_of(corpus: Corpus) -> bytes:
-    from server.datasets.dataset import TokenChecks, open_dataset
+    from server.datasets.opening import TokenChecks, open_dataset
     from server.datasets.sources import DatasetSource
     from tests.server.conftest import options
 

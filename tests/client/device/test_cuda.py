@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from client import RemoteBatches
-from server.datasets.dataset import TokenChecks, dataset_of
+from server.datasets.opening import TokenChecks, dataset_of
 from tests.conftest import Serve, WriteTokens
 from tests.server.rpc.test_service import serving
 from tests.support import reference

@@ -19,7 +19,7 @@ from client import RemoteBatches
 from client.transport.channel import describe
 from server import verify
 from server.datasets.sources import parse_text
-from server.datasets.text_cache import TextCache
+from server.datasets.sources.text_cache import TextCache
 from server.ingest.finished import require_whole
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.training.nanochat import NanochatLoader

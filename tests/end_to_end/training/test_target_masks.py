@@ -38,8 +38,9 @@ from client.local.local_files import LocalFiles
 from client.stream.dataset_client import DatasetClient
 from client.stream.wanted_planes import WantedPlanes
 from client.transport.timeouts import Timeouts
-from server.datasets.dataset import Dataset, TokenChecks, dataset_of
+from server.datasets.dataset import Dataset
 from server.datasets.open_local import LocalDatasets
+from server.datasets.opening import TokenChecks, dataset_of
 from tests.client.conftest import wanted
 from tests.client.device.simulated_device import Device
 from tests.server.rpc.test_service import serving

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.storage.choice import Storing
 from server.storage.formats import FormatOptions

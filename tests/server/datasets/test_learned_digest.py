@@ -20,7 +20,8 @@ import pytest
 from client.transport.channel import describe
 from server.datasets import warmup
 from server.datasets.content import InOrder
-from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.datasets.sources.manifest import ManifestSplit
 from server.datasets.warmup import WarmUp, take_digest

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset, start_polling
+from server.datasets.dataset import Dataset, start_polling
+from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.planned_rows import PlannedRows
 from server.datasets.sources import DatasetSource
 from server.storage import choice

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.rpc.admission import Connection
 from server.rpc.fair_scheduler import FairScheduler

@@ -21,7 +21,8 @@ from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
 from client.stream.row_stream import RowStream
 from client.transport.timeouts import Timeouts
-from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.rpc import listener
 from server.rpc.activity import Activity

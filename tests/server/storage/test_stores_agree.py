@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.datasets.dataset import TokenChecks, dataset_of
+from server.datasets.opening import TokenChecks, dataset_of
 from server.rpc import listener
 from server.rpc.activity import Activity
 from server.rpc.admission import AdmissionControl, StreamLimits

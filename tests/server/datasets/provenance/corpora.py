@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
 from server.datasets.open_local import LocalDatasets
+from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.storage.borders import Delimiters
 from server.storage.formats import FormatOptions

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.storage.formats import FormatOptions
 from tests.support.dying import die_at

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from server.cli.redact import main
-from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.provenance.documents import documents_of
 from server.datasets.redactions import erasing, list_file
 from server.datasets.sources import DatasetSource, parse_datasets

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.datasets.dataset import Dataset, PlaneOptions, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.redactions import covering
 from server.datasets.redactions.covering import Covering, SourceLists
 from server.datasets.redactions.ranges import RedactionList, TokenRanges

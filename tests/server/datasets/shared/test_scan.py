@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from server.datasets import dataset as datasets
 from server.datasets.content import Scan
-from server.datasets.dataset import TokenChecks
 from server.datasets.open_local import open_local
+from server.datasets.opening import TokenChecks
 from server.datasets.shared import scan as shared_scan
 from server.runtime import shared_lock
 from server.storage.store import TokenStore

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.datasets.dataset import Dataset, TokenChecks, open_dataset
+from server.datasets.dataset import Dataset
+from server.datasets.opening import TokenChecks, open_dataset
 from server.datasets.sources import parse_datasets
 from server.storage.formats import FormatOptions
 from tokenfeed.errors import InvalidCorpus

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from server.datasets.dataset import PlaneOptions, TokenChecks, open_dataset
+from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of, opening
 from server.storage.kept import spool
@@ -402,7 +402,7 @@ def test_a_making_that_is_ended_leaves_nothing(
 STOP = """
 import sys, time
 import numpy as np
-from server.datasets.dataset import TokenChecks, open_dataset
+from server.datasets.opening import TokenChecks, open_dataset
 from server.datasets.sources import DatasetSource
 from server.storage.formats import FormatOptions
 from server.storage.rows import indices

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from tokenfeed.commands.extras import is_installed, missing
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
-from .sources import DatasetSource, parse_datasets
-from .sources.manifest import VERSION, read_manifest
+from .manifest import VERSION, read_manifest
+from .parsing import DatasetSource, parse_datasets
 
 _LOG = logging.getLogger("tokenfeed.server")
 

@@ -1,0 +1,222 @@
+"""Opens a dataset: its files are found, checked and fingerprinted.
+
+The files are read once at the start, without the gather and in several threads: all of a corpus up
+to 1 GiB, and blocks spread over a larger one. The same pass checks for invalid tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tokenfeed.errors import InvalidCorpus
+from tokenfeed.stream import identity
+
+from ..runtime.exceptions import log_safe_name
+from ..storage.borders import Delimiters, borders_of, used_delimiters
+from ..storage.choice import Storing, open_store
+from ..storage.formats import FormatOptions
+from ..storage.halves import require_no_halves
+from ..storage.rows import RowIndices
+from ..storage.store import TokenStore
+from .content import Content, Scan, digest_of, fingerprint_of, with_progress
+from .dataset import Dataset
+from .loss_masks import masks_beside, open_loss_mask
+from .redactions.opening import list_path, log_lists, opened_lists, warn_of_delimiters
+from .shared.scan import scan_once
+from .sources import DatasetSource
+from .sources.manifest import ManifestSplit, require_listed
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+VOCAB_SIZE_MAX = (1 << 32) - 1
+"""Ids are served as uint32 at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChecks:
+    """How to check tokens.
+
+    vocab_size: ids at or above it are an error; None if unknown.  all_tokens: check every token,
+    even if the fingerprint covers a sample.  serves: whether the dataset will be served.
+    """
+
+    vocab_size: int | None = None
+    all_tokens: bool = False
+    serves: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneOptions:
+    """Where the planes of a dataset are.
+
+    loss_masks: paths of masks, one for each file; none: those beside the files.  delimiters: tokens
+    that separate documents, where the format knows nothing of them.  cache_dir: folder for the
+    borders of documents; None: beside the files.  redactions: path of the list of redacted tokens;
+    None: beside the files.
+    """
+
+    loss_masks: Sequence[str] = ()
+    delimiters: Delimiters = field(default_factory=Delimiters)
+    cache_dir: str | None = None
+    redactions: str | None = None
+
+
+def open_dataset(
+    source: DatasetSource,
+    options: FormatOptions,
+    checks: TokenChecks,
+    storing: Storing | None = None,
+    *,
+    planes: PlaneOptions | None = None,
+    share: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Dataset:
+    """Open a dataset's files, check them and compute their fingerprint.
+
+    Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
+    planes: where its planes are; by default beside the files.
+    share: whether to use the scan of another process of this machine (`scan_once`).  stopped:
+    whether to stop reading, which raises InvalidCorpus.
+    Raises: InvalidCorpus, with the file, the problem and the cure.
+    """
+    if source.split is not None:
+        require_listed(source.split)
+    storing, planes = storing or Storing(), planes or PlaneOptions()
+    masks = planes.loss_masks or masks_beside(source.paths)
+    store, why_store = open_store(source.name, source.paths, options, storing)
+    try:
+        dataset = dataset_of(
+            store,
+            checks,
+            source.split,
+            why_store,
+            redactions=planes.redactions or list_path(store),
+            share=share,
+            stopped=stopped,
+        )
+        if masks:
+            dataset.loss_mask = open_loss_mask(store, masks, storing, stopped)
+            store.add_plane(dataset.loss_mask)
+        dataset.borders = borders_of(
+            store,
+            planes.delimiters,
+            planes.cache_dir,
+            fingerprint=dataset.fingerprint,
+            vocab_size=checks.vocab_size,
+            stopped=stopped,
+        )
+        if dataset.borders is not None:
+            store.add_plane(dataset.borders)
+        delimiters = used_delimiters(store, planes.delimiters)
+        if dataset.redactions is not None:
+            warn_of_delimiters(store.name, dataset.redactions, delimiters.options.values())
+        words = (f"{option} {token}" for option, token in delimiters.options.items())
+        dataset.rows = RowIndices(
+            store,
+            dataset.borders,
+            delimiters.end,
+            planes.cache_dir,
+            dataset.fingerprint,
+            pack_options=(*options.words, *words),
+        )
+        store.shape.document_rows = dataset.rows.get
+    except BaseException:
+        store.close()
+        raise
+    return dataset
+
+
+def dataset_of(
+    store: TokenStore,
+    checks: TokenChecks,
+    split: ManifestSplit | None = None,
+    why_store: str = "",
+    *,
+    redactions: str | None = None,
+    share: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Dataset:
+    """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
+
+    split: that of its manifest.  why_store: the reason for its kind of store.  redactions: path of
+    the list of redacted tokens; None if there can be none.
+    """
+    scan = partial(scan_content, store, checks)
+    found = scan_once(store, checks, scan, stopped) if share else scan(stopped)
+    lists = None
+    if redactions is not None:
+        found, lists = opened_lists(redactions, store, found, checks.vocab_size)
+        store.allow_erasure(lists.is_erasure)
+    store.narrow(found.token_max)
+    if split is not None and split.fingerprint != found.fingerprint:
+        problem = "does not match its manifest: a shard was modified or replaced; restore it"
+        raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
+    digest = found.digest or (store.kept_digest() if split is None else split.digest)
+    return Dataset(store.name, store, found.fingerprint, digest, why_store, redactions=lists)
+
+
+def log_opened(dataset: Dataset) -> None:
+    """Log what a dataset is, and what was assumed."""
+    store, layout = dataset.store, dataset.store.shards[0].layout
+    _LOG.info(
+        "dataset opened dataset=%s format=%s files=%d tokens=%d dtype=%s served=%s fingerprint=%s "
+        "read=%s because=%s",
+        dataset.name,
+        layout.format,
+        len(store.shards),
+        store.shape.token_counts.sum(),
+        store.stored.name,
+        store.dtype.name,
+        dataset.fingerprint.hex(),
+        store.kind,
+        dataset.why_store,
+    )
+    if (mask := dataset.loss_mask) is not None:
+        _LOG.info(
+            "loss mask opened dataset=%s files=%d first=%s read=%s",
+            dataset.name,
+            mask.file_count,
+            log_safe_name(mask.store.shards[0].path),
+            mask.store.kind,
+        )
+    if dataset.redactions is not None:
+        log_lists(dataset.name, dataset.redactions)
+    assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
+    if assumed:
+        _LOG.info(
+            "format assumed dataset=%s format=%s dtype=%s files=%d: %s; the options format and "
+            "dtype override it",
+            dataset.name,
+            layout.format,
+            layout.dtype.name,
+            len(assumed),
+            assumed[0].why,
+        )
+
+
+def scan_content(
+    store: TokenStore, checks: TokenChecks, stopped: Callable[[], bool] = lambda: False
+) -> Scan:
+    """Read the content of a store as far as the fingerprint covers it, or the checks need it.
+
+    Raises: InvalidCorpus.
+    """
+    content = Content(store, store.read, stopped)
+    whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
+    # The blocks that the fingerprint covers.
+    first_pass = list(content.scan(checks.vocab_size))
+    require_no_halves(store, (block.halves for block in first_pass))
+    token_max = max(block.token_max for block in first_pass)
+    if checks.vocab_size is not None:
+        token_max = checks.vocab_size - 1
+    narrowed = checks.serves and store.narrowing.needs_scan and checks.vocab_size is None
+    if (checks.all_tokens or narrowed) and not whole:
+        found = content.scan(checks.vocab_size, complete=True)
+        for block in with_progress(found, content.size_bytes):
+            token_max = max(token_max, block.token_max)
+    digest = digest_of(store, (block.sha256 for block in first_pass)) if whole else b""
+    return Scan(fingerprint_of(store, first_pass), digest, token_max)
