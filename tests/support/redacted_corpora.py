@@ -40,7 +40,7 @@ def begin_erasure(dataset: Dataset) -> None:
         digest=b"",
         original_digest=b"",
         token_max=0,
-        separators=(),
+        delimiters=(),
         files=(),
         when=_WHEN,
     )
