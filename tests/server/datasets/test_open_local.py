@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -502,15 +502,21 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     return FullDisk(monkeypatch)
 
 
+@contextmanager
+def dataset_of(path: Path) -> Iterator[Dataset]:
+    source = DatasetSource("train", (str(path),))
+    with closing(
+        open_dataset(source, FormatOptions.parse(None, None, None), TokenChecks())
+    ) as made:
+        yield made
+
+
 def test_redactions_come_into_force_at_their_samples(
     opened: Open, write_tokens: WriteTokens
 ) -> None:
     """As from servers, whose calls end there; here one request has rows before and behind it."""
     path = write_tokens(range(1000, 1100))
-    source = DatasetSource("train", (str(path),))
-    with closing(
-        open_dataset(source, FormatOptions.parse(None, None, None), TokenChecks())
-    ) as made:
+    with dataset_of(path) as made:
         lists = write_lists(made, 5, [(0, 0, 12)], [(0, 20, 25)])
     redactions = tuple(
         Redaction(first_sample, 0, found)
@@ -540,10 +546,7 @@ def test_deleted_tokens_and_unknown_lists_are_named(
 ) -> None:
     """A trainer's own files are held to what servers are held to."""
     path = write_tokens(range(1000, 1100))
-    source = DatasetSource("train", (str(path),))
-    with closing(
-        open_dataset(source, FormatOptions.parse(None, None, None), TokenChecks())
-    ) as made:
+    with dataset_of(path) as made:
         dataset = opened("train.bin")
         write_lists(made, 5, [(0, 20, 25)])
         begin_erasure(made)
