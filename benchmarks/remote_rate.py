@@ -16,9 +16,13 @@ CONTEXT_LENGTH = 2048
 
 
 def main() -> None:
-    """Take batches from ADDRESS for SETTLE seconds, and then count for SECONDS."""
+    """Take batches from ADDRESS for SETTLE seconds, and then count for SECONDS; without the tokens
+    of a LIST, if there is one.
+    """
     address, settle, seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     with RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH) as feed:
+        for list_hash in sys.argv[4:]:
+            feed.redact(list_hash)
         take_until(feed, time.perf_counter() + settle)
         begun = time.perf_counter()
         count = take_until(feed, begun + seconds)

@@ -69,11 +69,13 @@ def delayed(address: str, round_trip_ms: float) -> AbstractContextManager[str]:
     return serving("benchmarks.delay_line", "--target", address, *delay)
 
 
-def client_rate(checkout: Path, address: str, seconds: float) -> float:
-    """Return the tokens per second that the client of a checkout gets."""
+def client_rate(checkout: Path, address: str, seconds: float, *redactions: str) -> float:
+    """Return the tokens per second that the client of a checkout gets.  redactions: the hashes of
+    lists whose tokens it leaves out.
+    """
     program = str(Path(__file__).with_name("remote_rate.py"))
     answer = subprocess.run(
-        [sys.executable, program, address, str(SETTLE_SECONDS), str(seconds)],
+        [sys.executable, program, address, str(SETTLE_SECONDS), str(seconds), *redactions],
         cwd=checkout,
         env=os.environ | {"PYTHONPATH": str(checkout)},
         stdout=subprocess.PIPE,
