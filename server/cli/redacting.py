@@ -156,8 +156,8 @@ class Redacting:
 
     def _add(self, path: str, dataset: Dataset, asked: Asked, erase: Erasing | None) -> bool:
         """Add to the list, and begin to erase; returns whether there is anything to erase."""
-        content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked)
         delimiters = self._delimiters(dataset.store)
+        content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked, delimiters)
         if erase is not None:
             if not (delimiters or erase.has_no_delimiter or all_known(dataset.store.shards)):
                 problem = "the format does not know its documents: pass the --document-end-token"
@@ -198,9 +198,10 @@ def _lists_of(dataset: Dataset) -> RedactionLists:
     return dataset.redactions
 
 
-def _longer(dataset: Dataset, asked: Asked) -> ListContent:
+def _longer(dataset: Dataset, asked: Asked, delimiters: Sequence[int]) -> ListContent:
     """Return the list of a dataset with what is asked for; itself if that adds no token.
 
+    delimiters: tokens between documents, as the command was told.
     Raises: TokenfeedError.
     """
     if len(asked.reason) > REASON_CHARACTERS_MAX:
@@ -217,7 +218,7 @@ def _longer(dataset: Dataset, asked: Asked) -> ListContent:
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
     ranges = ranges_of(dataset, asked)
     try:
-        return content.with_addition(ranges, now(), asked.reason)
+        return content.with_addition(ranges, now(), asked.reason, tuple(delimiters))
     except ValueError as problem:
         raise InvalidRequest("--list", f"the list {problem}") from None
 

@@ -184,7 +184,7 @@ def log_opened(dataset: Dataset) -> None:
             mask.store.kind,
         )
     if dataset.redactions is not None:
-        log_lists(dataset.name, dataset.redactions)
+        log_lists(store, dataset.redactions)
     assumed = [shard.layout for shard in store.shards if shard.layout.dtype_assumed]
     if assumed:
         _LOG.info(

@@ -132,7 +132,8 @@ class DatasetDocuments:
         borders = self._dataset.borders
         if borders is None:
             problem = f"documents of dataset {self._dataset.name!r} are not known"
-            raise InvalidRequest("document", f"{problem}; pass --document-end-token to the server")
+            cure = "pass --document-end-token to what reads its files, a server or this command"
+            raise InvalidRequest("document", f"{problem}; {cure}")
         if isinstance(borders, BorderSearch):
             borders.require_done()
 

@@ -109,7 +109,13 @@ def finish(
 
 
 def require_same_delimiters(content: ListContent, delimiters: Sequence[int]) -> None:
-    """Raise InvalidRequest if tokens were erased before and other delimiters were left."""
+    """Raise InvalidRequest if tokens were erased before and other delimiters were left, or the list
+    was made with a delimiter that would be erased.
+    """
+    if not set(content.delimiters) <= set(delimiters):
+        named = " and ".join(map(str, content.delimiters))
+        problem = f"the list was made with {named} between documents"
+        raise InvalidRequest("--erase", f"{problem}; pass the same, which is not erased")
     before = content.erasure
     if before is not None and before.delimiters != tuple(delimiters):
         named = " and ".join(map(str, before.delimiters)) or "no delimiter"

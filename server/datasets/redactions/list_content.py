@@ -1,7 +1,8 @@
 """The content of a list file: lines of JSON, which a person can read. Knows no file.
 
     {"tokenfeed_redactions": 1, "fingerprint": HEX, "fill": 0}
-    {"ranges": [[FILE, FIRST, END], ...], "when": TIME, "reason": TEXT, "list": HEX}    any number
+    {"ranges": [[FILE, FIRST, END], ...], "when": TIME, "reason": TEXT, "delimiters": [TOKEN, ...],
+     "list": HEX}                                                                    any number
     {"erasure": "erasing", "list": HEX, ...}                                            at most one
     {"sha256": HEX}
 
@@ -38,12 +39,14 @@ class Addition:
     """Ranges that were added at once.
 
     when: UTC, ISO 8601.  list_hash: of the list with these ranges and all before them.
+    delimiters: tokens between documents, where the command was told them.
     """
 
     ranges: TokenRanges
     when: str
     reason: str
     list_hash: bytes
+    delimiters: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +99,15 @@ class ListContent:
             raise Damaged(f"has a wrong hash for the list of addition {count}")
         return found
 
-    def with_addition(self, ranges: TokenRanges, when: str, reason: str = "") -> ListContent:
+    @property
+    def delimiters(self) -> tuple[int, ...]:
+        """Those that were named last when ranges were added; none if none ever were."""
+        named = (addition.delimiters for addition in reversed(self.additions))
+        return next(filter(None, named), ())
+
+    def with_addition(
+        self, ranges: TokenRanges, when: str, reason: str = "", delimiters: tuple[int, ...] = ()
+    ) -> ListContent:
         """Return it with more ranges; itself if they add no token.
 
         Raises: ValueError if it would be too large, which follows "the list".
@@ -111,7 +122,7 @@ class ListContent:
         range_count = len(ranges) + sum(map(len, before))
         if range_count > RANGES_MAX:
             raise ValueError(f"would have {range_count} ranges; the limit is {RANGES_MAX}")
-        addition = Addition(ranges, when, reason, found.hash)
+        addition = Addition(ranges, when, reason, found.hash, delimiters)
         return replace(self, additions=(*self.additions, addition))
 
     def to_bytes(self) -> bytes:
@@ -167,6 +178,7 @@ def _addition_line(addition: Addition) -> dict[str, Any]:
         "ranges": addition.ranges.triples(),
         "when": addition.when,
         **({"reason": addition.reason} if addition.reason else {}),
+        **({"delimiters": addition.delimiters} if addition.delimiters else {}),
         "list": addition.list_hash.hex(),
     }
 
@@ -179,6 +191,7 @@ def _addition_of(line: dict[str, Any]) -> Addition:
         str(line["when"]),
         str(line.get("reason", "")),
         _hash(line["list"]),
+        tuple(map(_number, line.get("delimiters", ()))),
     )
 
 

@@ -82,12 +82,20 @@ def original_digest(erasure: Erasure | None, found: bytes) -> bytes | None:
     return erasure.original_digest if found == erasure.digest else None
 
 
-def log_lists(name: str, lists: RedactionLists) -> None:
+def log_lists(store: TokenStore, lists: RedactionLists) -> None:
     """Log which lists a dataset has."""
-    if (content := lists.content) is not None:
+    if (content := lists.content) is None:
+        if lists.path != list_path(store):
+            _LOG.warning(
+                "redactions not found dataset=%s file=%s: there is no list yet, so nothing is "
+                "taken out; check the name that was given",
+                store.name,
+                log_safe_name(lists.path),
+            )
+    else:
         _LOG.info(
             "redactions opened dataset=%s lists=%d latest=%s erased=%s file=%s",
-            name,
+            store.name,
             len(content.additions),
             content.hashes[-1].hex(),
             content.erasure.list_hash.hex() if content.erasure else "none",

@@ -116,7 +116,7 @@ def test_an_id_is_all_of_its_documents(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--document=35", *DELIMITER], "35 is not in [0, 35)"),
         (["--document=-1", *DELIMITER], "-1 is not in [0, 35)"),
-        (["--document=3"], "documents of dataset 'train' are not known"),
+        (["--document=3"], "'train' are not known; pass --document-end-token to what reads its"),
         (["--id=x", *DELIMITER], "it has no ids"),
         (["--range=1:399:401"], "end at token 401 of file 1, which has only 400"),
         (["--range=2:0:1"], "no file is named '2'"),
@@ -218,6 +218,15 @@ def test_a_server_finds_the_list_that_its_option_names(
     server = serve("--data", f"train={corpus[0]}", corpus[1], "--redactions", f"train={place}")
 
     assert f"redactions opened dataset=train lists=1 latest={found['list']}" in server.stderr
+
+
+def test_a_server_says_if_there_is_no_list_where_its_option_says(
+    serve: Serve, corpus: list[str], tmp_path: Path
+) -> None:
+    """A misspelled name would take nothing out."""
+    server = serve("--data", *corpus, "--redactions", tmp_path / "none")
+
+    assert f"redactions not found dataset=a file={tmp_path / 'none'}" in server.stderr
 
 
 def test_a_server_names_the_option_that_does_not_fit(

@@ -227,6 +227,24 @@ def test_delimiters_have_to_be_known(
     assert "documents may have changed" in caplog.text
 
 
+def test_delimiters_of_the_list_are_not_erased(
+    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An erasure without them could not be corrected."""
+    path = write_tokens(np.arange(1, 300) % 40)
+    end = "--document-end-token=7"
+    redact(path, end, "--document=3")
+    redact(path, "--range=0:5:9")
+    before = path.read_bytes()
+    for wrong in ("--no-delimiter", "--document-end-token=8"):
+        assert main([str(path), "--erase", "--wait-seconds=0", wrong]) == 1
+        assert "the list was made with 7 between documents; pass the same" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    redact(path, end, "--erase", "--wait-seconds=0")
+
+    assert np.count_nonzero(np.fromfile(path, "<u2") == 7) == 8
+
+
 @pytest.mark.parametrize("part", [0, 3, 5])
 def test_an_interrupted_erasure_is_named_and_finished(
     open_: Open, write_tokens: WriteTokens, part: int
