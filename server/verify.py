@@ -92,14 +92,14 @@ def verify(
             print(line)
         if not found:
             return
-        if known and known != found:
+        if known and known != content_digest:
             raise InvalidCorpus(
                 store.shards[0].path,
                 "has changed since it was verified, although its modification times are the same; "
                 f"the digest in {store.digest_path} is {known.hex()}",
             )
         try:
-            print(f"stored in {store.keep_digest(found)}")
+            print(f"stored in {store.keep_digest(content_digest)}")
         except OSError as error:
             print(f"not stored: {store.digest_path} cannot be written: {error.strerror}")
 

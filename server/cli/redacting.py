@@ -19,6 +19,7 @@ from ..datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
 from ..datasets.redactions import erasing
 from ..datasets.redactions.describing import described_lists
+from ..datasets.redactions.erased_files import taken_over
 from ..datasets.redactions.list_content import RANGES_MAX, REASON_CHARACTERS_MAX, ListContent
 from ..datasets.redactions.list_file import RedactionLists, read_list
 from ..datasets.redactions.list_writing import locked_list, now, write_list
@@ -134,15 +135,15 @@ class Redacting:
         with locked_list(path):
             if erase is not None:
                 self._finish(path, erase)
-            with closing(self._open()) as dataset:
+            with closing(self._open(takes_over=True)) as dataset:
                 has_begun = self._add(path, dataset, asked, erase)
             if has_begun and erase is not None:
                 self._finish(path, erase)
         with closing(self._open()) as dataset:
             return _listed(dataset, _content_of(dataset))
 
-    def _open(self) -> Dataset:
-        checks = TokenChecks(serves=False)
+    def _open(self, *, takes_over: bool = False) -> Dataset:
+        checks = TokenChecks(serves=False, takes_over=takes_over)
         return open_dataset(self.source, self.options, checks, self.storing, planes=self.planes)
 
     def _open_tokens(self) -> TokenStore:
@@ -157,7 +158,7 @@ class Redacting:
     def _add(self, path: str, dataset: Dataset, asked: Asked, erase: Erasing | None) -> bool:
         """Add to the list, and begin to erase; returns whether there is anything to erase."""
         delimiters = self._delimiters(dataset.store)
-        content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked, delimiters)
+        content = self._content(dataset, asked, delimiters, erases=erase is not None)
         if erase is not None:
             if not (delimiters or erase.has_no_delimiter or all_known(dataset.store.shards)):
                 problem = "the format does not know its documents: pass the --document-end-token"
@@ -172,6 +173,25 @@ class Redacting:
         if erase is None:
             return False
         return erasing.begin(path, content, dataset.store, dataset.digest, delimiters) is not None
+
+    def _content(
+        self, dataset: Dataset, asked: Asked, delimiters: Sequence[int], *, erases: bool
+    ) -> ListContent:
+        """Return the list with what is asked for and, if it erases, with what was erased before as
+        part of other datasets.
+        """
+        lists = _lists_of(dataset)
+        before, fills = TokenRanges.of(()), frozenset[int]()
+        if erases:
+            before, fills = taken_over(dataset.store, lists.path, lists.content_now())
+        if asked.fill is None and lists.content_now() is None and fills:
+            if len(fills) > 1:
+                problem = f"tokens were erased before with {listed(sorted(map(str, fills)))}"
+                raise InvalidRequest("--fill", f"{problem} in their place; pass one of them")
+            asked = replace(asked, fill=min(fills))
+        if asked.is_nothing and not len(before):
+            return _content_of(dataset)
+        return _longer(dataset, asked, delimiters, before)
 
     def _delimiters(self, store: TokenStore) -> list[int]:
         return list(used_delimiters(store, self.planes.delimiters).options.values())
@@ -198,10 +218,12 @@ def _lists_of(dataset: Dataset) -> RedactionLists:
     return dataset.redactions
 
 
-def _longer(dataset: Dataset, asked: Asked, delimiters: Sequence[int]) -> ListContent:
+def _longer(
+    dataset: Dataset, asked: Asked, delimiters: Sequence[int], before: TokenRanges
+) -> ListContent:
     """Return the list of a dataset with what is asked for; itself if that adds no token.
 
-    delimiters: tokens between documents, as the command was told.
+    delimiters: tokens between documents, as the command was told.  before: more ranges.
     Raises: TokenfeedError.
     """
     if len(asked.reason) > REASON_CHARACTERS_MAX:
@@ -216,7 +238,7 @@ def _longer(dataset: Dataset, asked: Asked, delimiters: Sequence[int]) -> ListCo
     elif asked.fill not in (None, content.fill):
         problem = f"{asked.fill} is not the token of this list, {content.fill}"
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
-    ranges = ranges_of(dataset, asked)
+    ranges = before if asked.is_nothing else ranges_of(dataset, asked).union(before)
     try:
         return content.with_addition(ranges, now(), asked.reason, tuple(delimiters))
     except ValueError as problem:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tokenfeed.errors import InvalidCorpus
@@ -42,11 +42,13 @@ class TokenChecks:
 
     vocab_size: ids at or above it are an error; None if unknown.  all_tokens: check every token,
     even if the fingerprint covers a sample.  serves: whether the dataset will be served.
+    takes_over: whether files may have erased tokens that the list of the dataset does not say.
     """
 
     vocab_size: int | None = None
     all_tokens: bool = False
     serves: bool = True
+    takes_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +149,19 @@ def dataset_of(
     """
     scan = partial(scan_content, store, checks)
     found = scan_once(store, checks, scan, stopped) if share else scan(stopped)
+    if not found.digest and split is None:
+        found = replace(found, digest=store.kept_digest())
     lists = None
     if redactions is not None:
-        found, lists = opened_lists(redactions, store, found, checks.vocab_size)
+        found, lists = opened_lists(
+            redactions, store, found, checks.vocab_size, takes_over=checks.takes_over
+        )
         store.allow_erasure(lists.is_erasure)
     store.narrow(found.token_max)
     if split is not None and split.fingerprint != found.fingerprint:
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
         raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
-    digest = found.digest or (store.kept_digest() if split is None else split.digest)
+    digest = found.digest or (b"" if split is None else split.digest)
     return Dataset(store.name, store, found.fingerprint, digest, why_store, redactions=lists)
 
 

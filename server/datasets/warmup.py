@@ -197,7 +197,8 @@ def take_digest(
     # Compare more than the modification times, which can be set back.
     if not store.unchanged_since(reading.facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
-    found = dataset.original_digest(reading.digest())
+    content_digest = reading.digest()
+    found = dataset.original_digest(content_digest)
     if not found:
         problem = "some of its tokens were erased before it was known"
         _LOG.info("digest unknown dataset=%s: %s", dataset.name, problem)
@@ -205,7 +206,7 @@ def take_digest(
     dataset.digest = found
     kept = sidecar = log_safe_name(store.digest_path)
     try:
-        store.keep_digest(found)
+        store.keep_digest(content_digest)
     except OSError as error:
         kept = f"in memory only: {sidecar} cannot be written: {error.strerror}"
     _LOG.info(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.datasets.dataset import Dataset
+from server.datasets.redactions.erased_files import names_of
 from server.datasets.redactions.list_content import Erasure, ListContent
 from server.datasets.redactions.list_file import read_list
 from server.datasets.redactions.opening import list_path
@@ -43,6 +44,7 @@ def begin_erasure(dataset: Dataset) -> None:
         delimiters=(),
         files=(),
         when=_WHEN,
+        names=names_of(dataset.store, ranges),
     )
     _write(path, ListContent(content.fingerprint, content.fill, content.additions, erasure))
 

@@ -28,6 +28,7 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest, WriteFailed
 from ...runtime.exceptions import log_safe_name
 from ...storage.store import PIECE_BYTES, StoredShard, TokenStore
 from ..content import Content, fingerprint_of, full_digest
+from .erased_files import mark_files, names_of
 from .laid_over import LaidOver, Read
 from .list_content import Erasure, ListContent
 from .list_writing import now, write_list
@@ -69,6 +70,7 @@ def begin(
         delimiters=tuple(delimiters),
         files=(),
         when=now(),
+        names=names_of(store, ranges),
     )
     written = replace(content, erasure=erasure)
     write_list(path, written)
@@ -97,11 +99,12 @@ def finish(
         if wait_seconds:
             _LOG.info("waiting %g s, until servers refuse these tokens", wait_seconds)
             time.sleep(wait_seconds)
+        mark_files(store, erasure.ranges, content.fill)
         _overwrite(store, erasure.ranges, over)
     with closing(open_tokens()) as store:
         _require_content(path, _fingerprint(store, store.read), erasure)
-        if erasure.original_digest:
-            _keep_digest(store, erasure.original_digest)
+        if erasure.digest:
+            _keep_digest(store, erasure.digest)
         files = tuple((facts.size_bytes, facts.mtime_ns) for facts in store.facts)
     written = replace(content, erasure=replace(erasure, is_done=True, files=files, when=now()))
     write_list(path, written)

@@ -59,6 +59,7 @@ class Erasure:
     bytes.  original_digest: before any erasure; both b"" if it was not known.  token_max: the
     greatest token that was overwritten.  delimiters: tokens that were left.  files: size and
     modification time in ns of each file afterwards; empty until it is done.  when: UTC, ISO 8601.
+    names: paths of the files with ranges, in order, from the folder of the first file on.
     """
 
     is_done: bool
@@ -71,6 +72,7 @@ class Erasure:
     delimiters: tuple[int, ...]
     files: tuple[tuple[int, int], ...]
     when: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,16 +209,20 @@ def _erasure_line(erasure: Erasure) -> dict[str, Any]:
         "delimiters": erasure.delimiters,
         "files": erasure.files,
         "when": erasure.when,
+        "names": erasure.names,
     }
 
 
 def _erasure_of(line: dict[str, Any]) -> Erasure:
     if line["erasure"] not in (_DONE, _UNDER_WAY):
         raise Damaged("has an erasure of an unknown kind")
+    ranges, names = TokenRanges.of(line["ranges"]), tuple(map(str, line["names"]))
+    if len(names) != len(set(ranges.files.tolist())):
+        raise Damaged("has an erasure in files without a name")
     return Erasure(
         line["erasure"] == _DONE,
         _hash(line["list"]),
-        TokenRanges.of(line["ranges"]),
+        ranges,
         _hash(line["fingerprint"]),
         _hash(line["digest"], may_lack=True),
         _hash(line["original_digest"], may_lack=True),
@@ -224,6 +230,7 @@ def _erasure_of(line: dict[str, Any]) -> Erasure:
         tuple(map(_number, line["delimiters"])),
         tuple((_number(size_bytes), _number(mtime_ns)) for size_bytes, mtime_ns in line["files"]),
         str(line["when"]),
+        names,
     )
 
 

@@ -56,20 +56,25 @@ def write_list(path: str, content: ListContent) -> None:
         written = content.to_bytes()
     except ValueError as error:
         raise InvalidCorpus(path, str(error)) from error
-    partial = path + _PARTIAL_SUFFIX
     try:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)  # of a process that was killed
-        # O_EXCL: a shared folder may hold a malicious link.
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with open(descriptor, "wb") as file:
-            file.write(written)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(partial, path)
-        sync_folder(os.path.dirname(path))
+        replace_file(path, written)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """Write a file, durably; one process at a time.  Raises: OSError."""
+    partial = path + _PARTIAL_SUFFIX
+    with suppress(FileNotFoundError):
+        os.unlink(partial)  # of a process that was killed
+    # O_EXCL: a shared folder may hold a malicious link.
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(partial, path)
+    sync_folder(os.path.dirname(path))
 
 
 def now() -> str:

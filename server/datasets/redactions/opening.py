@@ -19,6 +19,7 @@ from ...storage.kept.container import kept_paths
 from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
+from .erased_files import require_listed
 from .list_content import Erasure, ListContent
 from .list_file import SUFFIX, ListedDataset, RedactionLists, read_list
 
@@ -33,11 +34,12 @@ def list_path(store: TokenStore) -> str:
 
 
 def opened_lists(
-    path: str, store: TokenStore, found: Scan, vocab_size: int | None
+    path: str, store: TokenStore, found: Scan, vocab_size: int | None, *, takes_over: bool = False
 ) -> tuple[Scan, RedactionLists]:
     """Return what the scan of a store would have found before any erasure, and its lists.
 
-    path: of the list file, which may not exist.  vocab_size: None if it is unknown.
+    path: of the list file, which may not exist.  vocab_size: None if it is unknown.  takes_over:
+    whether files may have erased tokens that the list does not say.
     Raises: InvalidCorpus if it is of another dataset, or an erasure was interrupted.
     """
     content = read_list(path)
@@ -51,7 +53,10 @@ def opened_lists(
     if vocab_size is not None:
         fill_max = min(fill_max, vocab_size - 1)
     dataset = ListedDataset(found.fingerprint, store.shape.token_counts, fill_max)
-    return found, RedactionLists(path, dataset, content)
+    lists = RedactionLists(path, dataset, content)
+    if not takes_over:
+        require_listed(store, path, content)
+    return found, lists
 
 
 def _before_erasure(path: str, content: ListContent, found: Scan) -> Scan:

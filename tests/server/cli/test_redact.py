@@ -226,7 +226,7 @@ def test_a_server_says_if_there_is_no_list_where_its_option_says(
     """A misspelled name would take nothing out."""
     server = serve("--data", *corpus, "--redactions", tmp_path / "none")
 
-    assert f"redactions not found dataset=a file={tmp_path / 'none'}" in server.stderr
+    assert "redactions not found dataset=a file=none: " in server.stderr
 
 
 def test_a_server_names_the_option_that_does_not_fit(

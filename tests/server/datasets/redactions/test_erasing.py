@@ -238,7 +238,9 @@ def test_delimiters_of_the_list_are_not_erased(
     before = path.read_bytes()
     for wrong in ("--no-delimiter", "--document-end-token=8"):
         assert main([str(path), "--erase", "--wait-seconds=0", wrong]) == 1
-        assert "the list was made with 7 between documents; pass the same" in capsys.readouterr().err
+        assert (
+            "the list was made with 7 between documents; pass the same" in capsys.readouterr().err
+        )
     assert path.read_bytes() == before
     redact(path, end, "--erase", "--wait-seconds=0")
 

@@ -31,6 +31,7 @@ def erasure(**changes: object) -> Erasure:
         "delimiters": (1, 2),
         "files": ((1, 2), (3, 4), (5, 6)),
         "when": "2026-11-27T00:00:00Z",
+        "names": ("a.bin",),
     }
     return Erasure(**(facts | changes))  # type: ignore[arg-type]
 
