@@ -83,7 +83,7 @@ def verify(
         content_digest = full_digest(store)
         found = dataset.original_digest(content_digest)
         if found is None:
-            problem = "the tokens are neither those before the last erasure, nor those after it"
+            problem = "the tokens are neither the original ones, nor those after an erasure"
             raise InvalidCorpus(store.shards[0].path, f"{problem}; restore the file")
         print(f"dataset {dataset.name}: {store.shape.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")

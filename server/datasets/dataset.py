@@ -217,10 +217,10 @@ class Dataset:
 
     def original_digest(self, found: bytes) -> bytes | None:
         """Return the digest before any erasure, of content that has a digest now: b"" if it is not
-        known, None if the content is neither that of before the last erasure, nor that after it.
+        known, None if the content is neither that of before any erasure, nor that after one.
         """
         content = None if self.redactions is None else self.redactions.content_now()
-        return found if content is None else original_digest(content.erasure, found)
+        return original_digest(content, found)
 
     def close(self) -> None:
         """Close its files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .list_content import ListContent
 from .list_file import RedactionLists
 
 
@@ -24,7 +25,20 @@ def described_lists(lists: RedactionLists | None, content_digest: bytes = b"") -
         erased = f"{erasure.ranges.token_count:,} tokens of list {erasure.list_hash.hex()}"
         state = f"at {erasure.when}" if erasure.is_done else "not finished"
         lines.append(f"erased: {erased}, {state}")
-        if content_digest and content_digest == erasure.original_digest:
-            lines.append("not erased in these files: run tokenfeed redact --erase on them")
+        if (here := _erased_here(lists, content, content_digest)) != erasure.list_hash:
+            some = (
+                f"erased in these files: only list {here.hex()}"
+                if here
+                else "not erased in these files"
+            )
+            lines.append(f"{some}: run tokenfeed redact --erase on them")
         lines.append("fingerprint and digest are those before tokens were erased")
     return lines
+
+
+def _erased_here(lists: RedactionLists, content: ListContent, content_digest: bytes) -> bytes:
+    """Return the hash of the list whose tokens are erased in the files; b"" if none are."""
+    by_digest = {each.digest: each.list_hash for each in content.states if each.digest}
+    if content_digest in by_digest:
+        return by_digest[content_digest]
+    return lists.erased.hash if lists.erased is not None else b""

@@ -75,7 +75,7 @@ def mark_files(store: TokenStore, ranges: TokenRanges, fill: int) -> None:
                 "erasure not recorded file=%s: it %s; keep the list of redacted tokens, and pass "
                 "it whenever the file is opened",
                 log_safe_name(path),
-                problem.strerror if isinstance(problem, OSError) else problem,
+                _said(problem),
             )
 
 
@@ -88,10 +88,10 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
         name = store.shards[found.file].path
         raise InvalidCorpus(
             name,
-            f"has erased tokens, as {found.path} records, but the list of this dataset, {path}, "
-            "does not say so; restore or pass this list with --redactions, open all files of the "
+            f"has erased tokens, as {found.path} says, and {path}, the list of this dataset, does "
+            "not; restore this list or pass another one with --redactions, open all files of the "
             "dataset that was erased, or run tokenfeed redact --erase on these files, which takes "
-            f"the erasure over ({found.path}: {_CURE})",
+            f"the erasure over. Of what says so: {_CURE}",
         )
 
 
@@ -146,7 +146,7 @@ def _recorded(store: TokenStore, path: str) -> Iterator[ErasedFile]:
                 try:
                     found = _read_marker(beside, markers[name])
                 except (OSError, Damaged) as problem:
-                    raise InvalidCorpus(beside, f"cannot be read: {problem}; {_CURE}") from None
+                    raise InvalidCorpus(beside, f"{_said(problem)}; {_CURE}") from problem
                 if found is not None:
                     yield found
             elif name.endswith(SUFFIX) and not _is_same(beside, path):
@@ -195,6 +195,12 @@ def _filled(
             size_bytes = min(PIECE_BYTES, end * token_bytes - begin)
             content = store.read(found.file, begin, size_bytes)
             yield np.frombuffer(content, store.stored) == found.fill
+
+
+def _said(problem: OSError | Damaged) -> str:
+    if isinstance(problem, OSError):
+        return f"cannot be used: {problem.strerror}"
+    return str(problem)
 
 
 def _of_file(ranges: TokenRanges, file: int) -> TokenRanges:

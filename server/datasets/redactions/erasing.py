@@ -72,7 +72,7 @@ def begin(
         when=now(),
         names=names_of(store, ranges),
     )
-    written = replace(content, erasure=erasure)
+    written = content.with_erasure(erasure)
     write_list(path, written)
     return written
 

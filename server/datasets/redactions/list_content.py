@@ -3,7 +3,8 @@
     {"tokenfeed_redactions": 1, "fingerprint": HEX, "fill": 0}
     {"ranges": [[FILE, FIRST, END], ...], "when": TIME, "reason": TEXT, "delimiters": [TOKEN, ...],
      "list": HEX}                                                                    any number
-    {"erasure": "erasing", "list": HEX, ...}                                            at most one
+    {"erasure": "earlier", "list": HEX, ...}                                        any number
+    {"erasure": "erasing", "list": HEX, ...}                                        at most one
     {"sha256": HEX}
 
 Each line with ranges adds to the list, and records the hash that the list has from then on. The
@@ -27,7 +28,7 @@ ADDITIONS_MAX = 4096
 """Each has a hash of its own in every description of the dataset."""
 BYTES_MAX = 1 << 27
 REASON_CHARACTERS_MAX = 1000
-_UNDER_WAY, _DONE = "erasing", "erased"
+_UNDER_WAY, _DONE, _EARLIER = "erasing", "erased", "earlier"
 
 
 class Damaged(ValueError):
@@ -75,18 +76,52 @@ class Erasure:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the files of a dataset may be: the original, or what an erasure has left.
+
+    list_hash: of the list whose tokens are erased; b"" for the original.  fingerprint, digest: as
+    for Erasure.  when: of the erasure.
+    """
+
+    list_hash: bytes
+    fingerprint: bytes
+    digest: bytes
+    when: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ListContent:
     """What a list file holds.
 
     fingerprint: of the dataset before any erasure, 32 bytes.  fill: the token that replaces others.
-    additions: at least one.
+    additions: at least one.  earlier: what erasures before the last one have left; other copies of
+    the dataset may still be that.
     """
 
     fingerprint: bytes
     fill: int
     additions: tuple[Addition, ...]
     erasure: Erasure | None = None
+    earlier: tuple[State, ...] = ()
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What a copy of the dataset may be, the latest last."""
+        if (last := self.erasure) is None:
+            return (State(b"", self.fingerprint, b""),)
+        return (
+            State(b"", self.fingerprint, last.original_digest),
+            *self.earlier,
+            State(last.list_hash, last.fingerprint, last.digest, last.when),
+        )
+
+    def with_erasure(self, erasure: Erasure) -> ListContent:
+        """Return it with one that begins; what the last one has left is kept."""
+        earlier = self.earlier
+        if self.erasure is not None and self.erasure.list_hash != erasure.list_hash:
+            earlier = (*earlier, self.states[-1])
+        return replace(self, erasure=erasure, earlier=earlier)
 
     @property
     def hashes(self) -> tuple[bytes, ...]:
@@ -136,6 +171,7 @@ class ListContent:
                 "fill": self.fill,
             },
             *map(_addition_line, self.additions),
+            *map(_state_line, self.earlier),
             *([] if self.erasure is None else [_erasure_line(self.erasure)]),
         ]
         body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
@@ -154,7 +190,10 @@ class ListContent:
             first, *lines = map(json.loads, content[:body_end].splitlines())
             if first["tokenfeed_redactions"] != VERSION:
                 raise Damaged(f"is of another version than {VERSION}")
-            erasures = [_erasure_of(line) for line in lines if "erasure" in line]
+            earlier = [_state_of(line) for line in lines if line.get("erasure") == _EARLIER]
+            erasures = [
+                _erasure_of(line) for line in lines if line.get("erasure", _EARLIER) != _EARLIER
+            ]
             additions = [_addition_of(line) for line in lines if "erasure" not in line]
             fingerprint, fill = _hash(first["fingerprint"]), _number(first["fill"])
         except Damaged:
@@ -166,9 +205,12 @@ class ListContent:
             raise Damaged("is damaged")
         if len(hashes) > ADDITIONS_MAX or sum(len(one.ranges) for one in additions) > RANGES_MAX:
             raise Damaged(f"has more than {RANGES_MAX} ranges or {ADDITIONS_MAX} additions")
-        if erasures and erasures[0].list_hash not in hashes:
-            raise Damaged("has an erasure of an unknown list")
-        return cls(fingerprint, fill, tuple(additions), *erasures)
+        lists = [*(one.list_hash for one in earlier), *(one.list_hash for one in erasures)]
+        if not set(lists) <= set(hashes) or len(set(lists)) < len(lists):
+            raise Damaged("has an erasure of an unknown list, or two of one")
+        if earlier and not erasures:
+            raise Damaged("lacks its last erasure")
+        return cls(fingerprint, fill, tuple(additions), next(iter(erasures), None), tuple(earlier))
 
 
 def _seal(body: bytes) -> bytes:
@@ -194,6 +236,25 @@ def _addition_of(line: dict[str, Any]) -> Addition:
         str(line.get("reason", "")),
         _hash(line["list"]),
         tuple(map(_number, line.get("delimiters", ()))),
+    )
+
+
+def _state_line(state: State) -> dict[str, Any]:
+    return {
+        "erasure": _EARLIER,
+        "list": state.list_hash.hex(),
+        "fingerprint": state.fingerprint.hex(),
+        "digest": state.digest.hex(),
+        "when": state.when,
+    }
+
+
+def _state_of(line: dict[str, Any]) -> State:
+    return State(
+        _hash(line["list"]),
+        _hash(line["fingerprint"]),
+        _hash(line["digest"], may_lack=True),
+        str(line["when"]),
     )
 
 

@@ -13,12 +13,13 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
 from ...storage.store import FileFacts
-from .list_content import BYTES_MAX, Damaged, ListContent
+from .list_content import BYTES_MAX, Damaged, Erasure, ListContent, State
 from .ranges import Numbers, RedactionList
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -119,9 +120,17 @@ class RedactionLists:
     dataset: what they fit.
     """
 
-    def __init__(self, path: str, dataset: ListedDataset, content: ListContent | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        dataset: ListedDataset,
+        content: ListContent | None,
+        state: State | None = None,
+    ) -> None:
         """Take what was read; None if there is no file yet.
 
+        state: what the files of the dataset are, as long as the list has no other erasure; None is
+        what the last erasure has left.
         Raises: InvalidCorpus if it does not fit.
         """
         self.path = path
@@ -132,6 +141,7 @@ class RedactionLists:
         self._state: _FileState = ()
         self._looked_at = -_LOOK_SECONDS
         self._problem = ""
+        self._state_here = state
         if content is not None:
             try:
                 self._known = self._checked(content)
@@ -147,7 +157,7 @@ class RedactionLists:
 
     @property
     def erased(self) -> RedactionList | None:
-        """The list whose tokens were erased, or are being erased."""
+        """The list whose tokens were erased from these files, or are being erased."""
         self._look()
         return None if self._known is None else self._known.erased
 
@@ -250,13 +260,22 @@ class RedactionLists:
             hashes, erasure = tuple(known.counts), known.content.erasure
             if content.hashes[: len(hashes)] != hashes or (erasure and content.erasure is None):
                 raise Damaged("lacks what it had; restart the server if that is right")
+            if not _is_same(erasure, content.erasure):
+                self._state_here = None
         self._known = self._checked(content)
         self._problem = ""
 
     def _checked(self, content: ListContent) -> _Known:
         latest = self.dataset.check(content)
         counts = {each: count for count, each in enumerate(content.hashes, 1)}
-        erased = None
-        if content.erasure is not None:
-            erased = content.list_of(counts[content.erasure.list_hash])
+        state, erased = self._state_here or content.states[-1], None
+        if state.list_hash:
+            erased = content.list_of(counts[state.list_hash])
         return _Known(content, counts, latest, erased)
+
+
+def _is_same(one: Erasure | None, other: Erasure | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    facts = attrgetter("is_done", "list_hash", "files", "when")
+    return bool(facts(one) == facts(other))

@@ -20,7 +20,7 @@ from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
 from .erased_files import require_listed
-from .list_content import Erasure, ListContent
+from .list_content import ListContent, State
 from .list_file import SUFFIX, ListedDataset, RedactionLists, read_list
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -42,9 +42,9 @@ def opened_lists(
     whether files may have erased tokens that the list does not say.
     Raises: InvalidCorpus if it is of another dataset, or an erasure was interrupted.
     """
-    content = read_list(path)
+    content, state = read_list(path), None
     if content is not None:
-        found = _before_erasure(path, content, found)
+        found, state = _before_erasure(path, content, found)
         if vocab_size is None and content.erasure is not None:
             # Else erased tokens might be the reason why they are served as another type.
             found = replace(found, token_max=max(found.token_max, content.erasure.token_max))
@@ -53,38 +53,45 @@ def opened_lists(
     if vocab_size is not None:
         fill_max = min(fill_max, vocab_size - 1)
     dataset = ListedDataset(found.fingerprint, store.shape.token_counts, fill_max)
-    lists = RedactionLists(path, dataset, content)
+    lists = RedactionLists(path, dataset, content, state)
     if not takes_over:
         require_listed(store, path, content)
     return found, lists
 
 
-def _before_erasure(path: str, content: ListContent, found: Scan) -> Scan:
-    """Return what a scan would have found.  Raises: InvalidCorpus."""
+def _before_erasure(path: str, content: ListContent, found: Scan) -> tuple[Scan, State | None]:
+    """Return what a scan would have found, and what the files are; None if the list does not fit.
+
+    Of large files a sample was read, which may be the same in several states: then they are taken
+    for the latest of these, so that no erased token is served.
+    Raises: InvalidCorpus.
+    """
     erasure = content.erasure
-    if erasure is None:
-        return found
-    if not erasure.is_done:
+    if erasure is not None and not erasure.is_done:
         cure = "run the same tokenfeed redact --erase again, which finishes it"
         raise InvalidCorpus(path, f"says that an erasure was interrupted; {cure}")
-    if found.fingerprint not in (content.fingerprint, erasure.fingerprint):
-        return found  # which the list does not fit
-    digest = original_digest(erasure, found.digest)
-    if digest is None:
-        problem = "the tokens are neither those before the last erasure, nor those after it"
+    states = [each for each in content.states if each.fingerprint == found.fingerprint]
+    if not states:
+        return found, None
+    if found.digest and erasure is not None:
+        states = [each for each in states if each.digest in (b"", found.digest)]
+    digest = original_digest(content, found.digest)
+    if not states or digest is None:
+        problem = "the tokens are neither the original ones, nor those after an erasure"
         raise InvalidCorpus(path, f"{problem}: a file was modified; restore it")
-    return replace(found, fingerprint=content.fingerprint, digest=digest)
+    return replace(found, fingerprint=content.fingerprint, digest=digest), states[-1]
 
 
-def original_digest(erasure: Erasure | None, found: bytes) -> bytes | None:
+def original_digest(content: ListContent | None, found: bytes) -> bytes | None:
     """Return the digest before any erasure, of content with this digest: b"" if it is unknown, None
-    if it is neither that before the last erasure, nor that after it.
+    if it is neither that before any erasure, nor that after one.
     """
-    if erasure is None or not found or found == erasure.original_digest:
+    if content is None or content.erasure is None or not found:
         return found
-    if not erasure.digest:
-        return b""
-    return erasure.original_digest if found == erasure.digest else None
+    known = [each.digest for each in content.states]
+    if found in known:
+        return content.erasure.original_digest
+    return None if all(known) else b""
 
 
 def log_lists(store: TokenStore, lists: RedactionLists) -> None:
