@@ -79,6 +79,19 @@ def test_erased_tokens_of_other_datasets_are_refused(
     assert (f"{MARKER} says" in raised.value.problem) == (recorded_by == "marker")
 
 
+@pytest.mark.parametrize(
+    "damage", ["", "{}", "[1]", '{"tokenfeed_erased": 2, "fill": 0, "ranges": []}']
+)
+def test_a_damaged_record_is_refused(files: list[Path], damage: str) -> None:
+    """What it said may be in no list."""
+    (marker,) = hidden(files[0], MARKER)
+    marker.write_text(damage)
+    with pytest.raises(InvalidCorpus, match="remove it if the file was restored") as raised:
+        with opened(*files[:2]):
+            pass
+    assert raised.value.subject == str(marker)
+
+
 def test_files_without_erased_tokens_are_opened_alone(files: list[Path]) -> None:
     """Only what was erased is refused."""
     assert erased(files[1], files[2]) == []

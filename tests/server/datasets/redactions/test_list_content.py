@@ -41,6 +41,19 @@ def sealed(*lines: object) -> bytes:
     return body + _seal(body)
 
 
+def test_what_earlier_erasures_left_is_kept() -> None:
+    """Other copies of the dataset may still be that."""
+    found = content().with_erasure(erasure(fingerprint=bytes(31) + b"1"))
+    found = found.with_erasure(erasure(fingerprint=bytes(31) + b"2"))
+    assert found.earlier == ()
+    found = found.with_erasure(erasure(list_hash=found.hashes[1], original_digest=bytes(32)))
+    again = ListContent.parse(found.to_bytes())
+
+    assert again.states == found.states
+    assert [each.list_hash for each in found.states] == [b"", *found.hashes]
+    assert found.states[1].fingerprint[-1:] == b"2"
+
+
 @pytest.mark.parametrize("of_it", [None, erasure(), erasure(is_done=False, files=())])
 def test_a_list_is_read_as_it_was_written(of_it: Erasure | None) -> None:
     """A byte that is not the same would be another list."""
@@ -89,6 +102,8 @@ def test_a_truncated_list_is_found() -> None:
 
 FIRST = {"tokenfeed_redactions": 1, "fingerprint": FINGERPRINT.hex(), "fill": 0}
 ADDITION = {"ranges": [[0, 1, 2]], "when": "now", "list": bytes(32).hex()}
+EARLIER = dict.fromkeys(("list", "fingerprint", "digest"), bytes(32).hex())
+EARLIER |= {"erasure": "earlier", "when": "now"}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +126,9 @@ ADDITION = {"ranges": [[0, 1, 2]], "when": "now", "list": bytes(32).hex()}
         [FIRST, "text"],
         [FIRST, ADDITION, {"erasure": "erased"}],
         [FIRST, ADDITION, {"erasure": "begun", "list": bytes(32).hex()}],
+        [FIRST, ADDITION, EARLIER],
+        [FIRST, ADDITION, EARLIER | {"list": bytes(31).hex() + "01"}],
+        [FIRST, ADDITION | {"delimiters": [-1]}],
     ],
 )
 def test_what_is_sealed_and_no_list_is_refused(lines: list[object]) -> None:
