@@ -22,6 +22,7 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane
 
 from ...storage.store import RowStore, TokenStore
@@ -34,7 +35,6 @@ TokenArray = npt.NDArray[np.unsignedinteger]
 _STREAMS_KEPT = 16
 """Combinations of lists and datasets whose segments are kept."""
 _CURRENT_SECONDS = 0.5
-_RUN_BYTES = 8
 
 
 class RedactedDataset(Protocol):
@@ -241,13 +241,4 @@ def _redacted(row_count: int, hits: Hits) -> Plane:
     kept = hits.fill != DELETED
     if not kept.all():
         hits = Hits(*(each[kept] for each in hits))
-    # Parts that touch are one run: of two pieces, or of two lists.
-    row, first, end = hits.row, hits.first, hits.end
-    touch = (row[1:] == row[:-1]) & (first[1:] == end[:-1])
-    if touch.any():
-        begins, lasts = np.append(True, ~touch), np.append(~touch, True)
-        row, first, end = row[begins], first[begins], end[lasts]
-    runs = np.empty((row.size, 2), dtype="<u4")
-    runs[:, 0], runs[:, 1] = first, end
-    lengths = _RUN_BYTES * np.bincount(row, minlength=row_count)
-    return Plane(REDACTED, lengths.astype(np.uint32), runs.reshape(-1).view(np.uint8))
+    return redacted_runs.plane_of(row_count, hits.row, hits.first, hits.end)
