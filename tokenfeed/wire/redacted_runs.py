@@ -37,9 +37,11 @@ def runs_of(plane: Plane) -> list[tuple[int, int, int]]:
     """
     if not plane.content.size:
         return []
-    runs = plane.content.view("<u4").reshape(-1, 2).tolist()
-    rows = np.arange(plane.row_lengths.size).repeat(plane.row_lengths // _RUN_BYTES).tolist()
-    return [(row, first, end) for row, (first, end) in zip(rows, runs, strict=True)]
+    numbers = plane.content.view("<u4").tolist()
+    rows = plane.row_lengths.nonzero()[0]
+    if rows.size < len(numbers) // 2:  # some have several
+        rows = rows.repeat(plane.row_lengths[rows] // _RUN_BYTES)
+    return list(zip(rows.tolist(), numbers[::2], numbers[1::2], strict=True))
 
 
 def are_valid(plane: Plane, row_tokens: int) -> bool:
@@ -50,10 +52,9 @@ def are_valid(plane: Plane, row_tokens: int) -> bool:
         return True
     if (plane.row_lengths % _RUN_BYTES).any():
         return False
-    first, end = plane.content.view("<u4").reshape(-1, 2).T.astype(np.int64)
-    row = np.arange(plane.row_lengths.size).repeat(plane.row_lengths // _RUN_BYTES)
-    # One line of tokens with a gap behind each row. Its runs ascend, so all bounds do.
-    bounds = np.empty((row.size, 2), dtype=np.int64)
-    bounds[:, 0], bounds[:, 1] = first, end
-    bounds += (row * (row_tokens + 1))[:, np.newaxis]
-    return bool((np.diff(bounds.reshape(-1)) > 0).all() and (end <= row_tokens).all())
+    last_row, last_end = -1, 0
+    for row, first, end in runs_of(plane):
+        if first >= end or end > row_tokens or (row == last_row and first <= last_end):
+            return False
+        last_row, last_end = row, end
+    return True
