@@ -187,8 +187,8 @@ def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
 
 
 def _find_tokens_fast(message: bytes) -> tuple[int, int]:
-    """Like `_find_tokens`, but faster; only for a short header: without planes, or with one that few
-    rows have.
+    """Like `_find_tokens`, but faster; only for a short header: without planes, or with one that
+    few rows have.
 
     May be wrong, since a hash or a plane may contain the tag. The bytes before it are then not a
     message.
