@@ -4,7 +4,8 @@ One client of 32 x 2048 as int64 (x, y) on the CPU, and a server on the same mac
 corpus. The client reads it as it is, and without the tokens of a list of 10,000 ranges. Other
 checkouts show what it costs a stream without redactions that there are any: name one from before.
 Each run is a fresh server and a fresh client; all alternate, in an order that is reversed each
-round. Ratios refer to the first row.
+round. Ratios refer to the first row. The second table is the processor time of both sides, which
+other work on the machine changes less than the rate.
 Run: python -m benchmarks.redactions [--checkout DIR ...] [--rounds 12]
 """
 
@@ -19,14 +20,16 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.checkouts import add_checkouts, titled
+from benchmarks.processor_time import tree_seconds
 from benchmarks.report import print_load, print_table
-from benchmarks.round_trip import client_rate
+from benchmarks.round_trip import delivered
 from benchmarks.serving import ROOT, folder_on_disk, served, write_corpus
 
 CORPUS_BYTES = 1 << 29
 RANGES, RANGE_TOKENS = 10_000, 200
 TARGETS = {"no redactions": 0.99, "10,000 redactions": 0.95}
 """Of the rate of the rows above: at least this."""
+MIB_TOKENS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print_load("before")
     rounds: dict[str, list[float]] = {}
+    costs: dict[str, list[float]] = {}
     with folder_on_disk() as folder:
         corpus = write_corpus(folder / "corpus.bin", CORPUS_BYTES)
         variants = [
@@ -58,10 +62,15 @@ def main() -> None:
             Variant("10,000 redactions", ROOT, (redacted(corpus),)),
         ]
         rounds = {one.title: [] for one in variants}
+        costs = {one.title: [] for one in variants}
         for number in range(arguments.rounds):
             for one in variants if number % 2 == 0 else reversed(variants):
-                rounds[one.title].append(rate(one, corpus, arguments.seconds) / 1e6)
+                rate, cost = measured(one, corpus, arguments.seconds)
+                rounds[one.title].append(rate / 1e6)
+                costs[one.title].append(cost * 1e6)
     print_table("32 x 2048 as int64 (x, y)", "Mtok/s", rounds)
+    print()
+    print_table("processor time of server and client", "us per MiB", costs)
     print()
     for number, title in enumerate(rounds):
         for base in list(rounds)[:number]:
@@ -81,11 +90,17 @@ def redacted(corpus: Path) -> str:
     return found
 
 
-def rate(one: Variant, corpus: Path, seconds: float) -> float:
-    """Return the tokens per second of a fresh server and a fresh client of the same checkout."""
+def measured(one: Variant, corpus: Path, seconds: float) -> tuple[float, float]:
+    """Run a fresh server and a fresh client of the same checkout.
+
+    Returns: tokens per second, and seconds of processor time of both sides per MiB of tokens.
+    """
     with served("--data", corpus, checkout=one.checkout) as server:
         server.wait_for_log("warm-up ended")
-        return client_rate(one.checkout, server.address, seconds, *one.redactions)
+        before = tree_seconds(server.pid)
+        found = delivered(one.checkout, server.address, seconds, *one.redactions)
+        server_seconds = (tree_seconds(server.pid) - before) / found.tokens
+    return found.rate, MIB_TOKENS * (server_seconds + found.client_seconds)
 
 
 def print_target(title: str, base: str, rates: dict[str, list[float]]) -> None:

@@ -1,4 +1,6 @@
-"""Prints how many tokens per second RemoteBatches delivers. Not a benchmark itself.
+"""Prints what RemoteBatches delivers: tokens per second, the tokens of all the run, and the
+processor time of this process for each of those that were counted, in seconds. Not a benchmark
+itself.
 
 benchmarks.round_trip runs this file with the client of another checkout in PYTHONPATH, so it
 imports nothing of this one.
@@ -13,6 +15,7 @@ from client import RemoteBatches
 
 BATCH_SIZE = 32
 CONTEXT_LENGTH = 2048
+BATCH_TOKENS = BATCH_SIZE * CONTEXT_LENGTH
 
 
 def main() -> None:
@@ -23,10 +26,11 @@ def main() -> None:
     with RemoteBatches(address, BATCH_SIZE, CONTEXT_LENGTH) as feed:
         for list_hash in sys.argv[4:]:
             feed.redact(list_hash)
-        take_until(feed, time.perf_counter() + settle)
-        begun = time.perf_counter()
-        count = take_until(feed, begun + seconds)
-        print(count * BATCH_SIZE * CONTEXT_LENGTH / (time.perf_counter() - begun))
+        settled = BATCH_TOKENS * take_until(feed, time.perf_counter() + settle)
+        begun, used = time.perf_counter(), time.process_time()
+        count = BATCH_TOKENS * take_until(feed, begun + seconds)
+        used, end = time.process_time() - used, time.perf_counter()
+        print(count / (end - begun), settled + count, used / count)
 
 
 def take_until(feed: RemoteBatches, end: float) -> int:

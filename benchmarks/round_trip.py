@@ -16,6 +16,7 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.checkouts import add_checkouts, titled
 from benchmarks.contender import serving
@@ -69,10 +70,25 @@ def delayed(address: str, round_trip_ms: float) -> AbstractContextManager[str]:
     return serving("benchmarks.delay_line", "--target", address, *delay)
 
 
-def client_rate(checkout: Path, address: str, seconds: float, *redactions: str) -> float:
-    """Return the tokens per second that the client of a checkout gets.  redactions: the hashes of
-    lists whose tokens it leaves out.
+class Delivered(NamedTuple):
+    """What a client got.
+
+    rate: tokens per second.  tokens: in all.  client_seconds: processor time of the client for each
+    token.
     """
+
+    rate: float
+    tokens: int
+    client_seconds: float
+
+
+def client_rate(checkout: Path, address: str, seconds: float) -> float:
+    """Return the tokens per second that the client of a checkout gets."""
+    return delivered(checkout, address, seconds).rate
+
+
+def delivered(checkout: Path, address: str, seconds: float, *redactions: str) -> Delivered:
+    """Run the client of a checkout.  redactions: the hashes of lists whose tokens it leaves out."""
     program = str(Path(__file__).with_name("remote_rate.py"))
     answer = subprocess.run(
         [sys.executable, program, address, str(SETTLE_SECONDS), str(seconds), *redactions],
@@ -83,7 +99,8 @@ def client_rate(checkout: Path, address: str, seconds: float, *redactions: str) 
         timeout=RUN_SECONDS_MAX + seconds,
         check=True,
     )
-    return float(answer.stdout)
+    rate, tokens, client_seconds = answer.stdout.split()
+    return Delivered(float(rate), int(tokens), float(client_seconds))
 
 
 if __name__ == "__main__":

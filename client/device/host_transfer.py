@@ -16,7 +16,7 @@ from tokenfeed.wire.row_block import RowBlock
 
 from .numpy_batch import HostPart, Note
 from .row_source import RowSource
-from .target_mask import masks_here, widen_targets
+from .target_mask import masks_of, widen_targets
 
 Array = TypeVar("Array")
 Pair: TypeAlias = tuple[Array, Array]
@@ -76,7 +76,7 @@ class HostTransfer:
         else:
             argument = "x" if out[0].itemsize < out[1].itemsize else "y"
         require_tokens_fit(parts, min(array.itemsize for array in out), argument)
-        widen_here(parts, *out, masks_here(parts, self._masks) if parts[0].planes else ())
+        widen_here(parts, *out, masks_of(parts, self._masks) if parts[0].planes else ())
         if self._note is not None:
             self.noted = self._note(parts)
         # Last, so that a Ctrl-C before it leaves the position of the stream unchanged.

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
+from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 from .numpy_batch import IGNORED_TARGET
@@ -35,8 +36,6 @@ def _greatest(dtype: type[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
     return np.where(bits == 1, np.iinfo(dtype).max, IGNORED_TARGET).astype(dtype)
 
 
-_RANGE_BYTES = 8
-"""Of redacted tokens: the first one and the end."""
 _GREATEST = {2: _greatest(np.int32), 4: _greatest(np.int64)}
 """By the width of a served token in bytes."""
 
@@ -47,16 +46,6 @@ def masks_of(parts: Sequence[RowBlock], masks: Collection[int]) -> tuple[int, ..
     parts: at least one; all of them have the same planes.  masks: kinds that mask targets.
     """
     return tuple([plane.kind for plane in parts[0].planes if plane.kind in masks])
-
-
-def masks_here(parts: Sequence[RowBlock], masks: Collection[int]) -> tuple[int, ...]:
-    """Return `masks_of` these rows, without redactions if they have no redacted token."""
-    kinds = masks_of(parts, masks)
-    if REDACTED not in kinds or any(
-        plane.content.size for part in parts for plane in part.planes if plane.kind == REDACTED
-    ):
-        return kinds
-    return tuple([kind for kind in kinds if kind != REDACTED])
 
 
 def bit_columns(row_tokens: int, token_bytes: int) -> int:
@@ -101,32 +90,38 @@ def widen_targets(
     2048 take 46 to 56 microseconds, without a mask 44, with numpy.putmask and arrays in between
     over 100. 2 shared cores, 2026-11. Where there is no mask, few targets do not count, in runs.
     """
-    context_length = y.shape[1]
     first = 0
     for part in parts:
         end = first + len(part)
-        if not any(plane.kind == LOSS_MASK and plane.kind in masks for plane in part.planes):
-            np.copyto(y[first:end], part.tokens[:, 1:], casting="unsafe")
-            _ignore_borders(part, y[first:end], masks)
-            first = end
-            continue
-        table = _GREATEST[part.tokens.itemsize]
-        greatest = table.take(_bits_of(part, masks), axis=0).reshape(len(part), -1)
-        np.minimum(
-            part.tokens[:, 1:],
-            greatest[:, 1 : context_length + 1],
-            out=y[first:end],
-            dtype=table.dtype,
-            casting="unsafe",
-        )
+        own, planes = y[first:end], {plane.kind: plane for plane in part.planes}
+        if LOSS_MASK in masks and LOSS_MASK in planes:
+            _apply_mask(part, own, [kind for kind in masks if kind != REDACTED])
+        else:
+            np.copyto(own, part.tokens[:, 1:], casting="unsafe")
+            _ignore_borders(part, own, masks)
+        if REDACTED in masks:
+            for row, token, behind in redacted_runs.runs_of(planes[REDACTED]):
+                own[row, max(token - 1, 0) : behind - 1] = IGNORED_TARGET
         first = end
+
+
+def _apply_mask(part: RowBlock, y: npt.NDArray[np.signedinteger], masks: Collection[int]) -> None:
+    """Widen the targets of rows with a mask.  y: [rows, T]."""
+    table = _GREATEST[part.tokens.itemsize]
+    greatest = table.take(_bits_of(part, masks), axis=0).reshape(len(part), -1)
+    np.minimum(
+        part.tokens[:, 1:],
+        greatest[:, 1 : part.row_tokens],
+        out=y,
+        dtype=table.dtype,
+        casting="unsafe",
+    )
 
 
 def _ignore_borders(
     part: RowBlock, y: npt.NDArray[np.signedinteger], masks: Collection[int]
 ) -> None:
-    """Ignore the targets of rows without a mask: where documents begin, padding, and redacted
-    tokens.  y: [rows, T].
+    """Ignore the targets of rows without a mask: where documents begin, and padding.  y: [rows, T].
 
     Packed rows of web-like documents, 32 x 2048, take 30 microseconds with the tokens, by bits and
     the table 70; padded rows of chat-like ones 51, by bits 76. 2 shared cores, 2026-11.
@@ -145,9 +140,6 @@ def _ignore_borders(
     if counts is not None:
         for row in np.flatnonzero(counts < part.row_tokens).tolist():
             y[row, counts[row] - 1 :] = IGNORED_TARGET
-    if REDACTED in masks:
-        for row, first, end in _redacted(planes[REDACTED]):
-            y[row, max(first - 1, 0) : end - 1] = IGNORED_TARGET
 
 
 def _bits_of(part: RowBlock, masks: Collection[int]) -> Bits:
@@ -211,21 +203,13 @@ def _clear_padding(token_counts: npt.NDArray[np.int64], row_tokens: int, bits: B
 
 
 def _clear_redacted(plane: Plane, bits: Bits) -> None:
-    """Clear the bit of each redacted token."""
-    if not plane.content.size:
+    """Clear the bit of each redacted token, in the few rows that have one."""
+    runs = redacted_runs.runs_of(plane)
+    if not runs:
         return
-    counts = np.unpackbits(bits, axis=1, bitorder="little")
-    for row, first, end in _redacted(plane):
-        counts[row, first:end] = 0
-    bits[:] = np.packbits(counts, axis=1, bitorder="little")
-
-
-def _redacted(plane: Plane) -> list[tuple[int, int, int]]:
-    """Return the redacted ranges of rows: row, first token and end.
-
-    A range covers many tokens, and few rows have one: a loop over ranges is faster than arrays of
-    all their tokens.
-    """
-    ranges = plane.content.view("<u4").reshape(-1, 2)
-    rows = np.repeat(np.arange(plane.row_lengths.size), plane.row_lengths // _RANGE_BYTES)
-    return [(row, *ends) for row, ends in zip(rows.tolist(), ranges.tolist(), strict=True)]
+    rows = np.flatnonzero(plane.row_lengths)
+    counts = np.unpackbits(bits[rows], axis=1, bitorder="little")
+    places = {row: place for place, row in enumerate(rows.tolist())}
+    for row, first, end in runs:
+        counts[places[row], first:end] = 0
+    bits[rows] = np.packbits(counts, axis=1, bitorder="little")

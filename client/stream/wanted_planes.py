@@ -17,6 +17,7 @@ from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
 
@@ -30,7 +31,7 @@ PLANE_NAMES = {
     REDACTED: "redacted tokens",
 }
 _NUMBER_BYTES = 4
-"""Of a document start, of a token count, and of either end of redacted tokens."""
+"""Of a document start, and of a token count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
         if plane.kind == DOCUMENT_STARTS:
             is_valid = _are_starts(plane, rows)
         elif plane.kind == REDACTED:
-            is_valid = _are_ranges(plane, row_tokens)
+            is_valid = redacted_runs.are_valid(plane, row_tokens)
         elif plane.kind == TOKEN_COUNTS:
             is_valid = _has_bytes(plane, _NUMBER_BYTES, is_mixture) and _are_counts(rows)
         else:
@@ -233,15 +234,3 @@ def _are_starts(plane: Plane, rows: RowBlock) -> bool:
     counts = rows.token_counts
     ends = rows.row_tokens if counts is None else counts[numbers]
     return bool(((starts >= 1) & (starts < ends)).all() and ascending.all())
-
-
-def _are_ranges(plane: Plane, row_tokens: int) -> bool:
-    """Return whether each row has ranges of its tokens, ascending, that do not touch."""
-    if (plane.row_lengths % (2 * _NUMBER_BYTES)).any():
-        return False
-    firsts, ends = plane.content.view("<u4").reshape(-1, 2).T.astype(np.int64)
-    numbers = np.repeat(np.arange(plane.row_lengths.size), plane.row_lengths // (2 * _NUMBER_BYTES))
-    # As in _are_starts; a range that begins a row does not touch one that ends the row before.
-    rows = numbers * (row_tokens + 1)
-    apart = (rows + firsts)[1:] > (rows + ends)[:-1]
-    return bool(((firsts < ends) & (ends <= row_tokens)).all() and apart.all())

@@ -82,6 +82,18 @@ class Spans:
         return self.pieces.token_count
 
     @property
+    def row_of_span(self) -> Numbers:
+        """int64[spans], the row of each span."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first_span))
+
+    @property
+    def places_in_row(self) -> Numbers:
+        """int64[spans], where each span begins within its row."""
+        counts, rows = self.token_count, self.first_span
+        firsts = np.cumsum(counts) - counts
+        return firsts - np.repeat(firsts[rows[:-1]], np.diff(rows))
+
+    @property
     def size_tokens(self) -> int:
         """Tokens of all spans together, without padding."""
         if self.pieces is None:

@@ -19,6 +19,8 @@ from .frame import MESSAGE_BYTES_MAX, TOKENS_TAG, Stream, checksum
 from .row_block import Plane, RowBlock
 
 _CHECKSUM_TAG = b"\x2d"  # field 5, fixed32
+_ROW_BYTES_TAG = b"\x0a"  # field 1 of Plane, length-delimited
+_VARINT_BYTE_MAX = 0x7F
 _HEADER_BYTES_MAX = 1 << 10
 
 # Functions of our own: those of ctypes.pythonapi are shared with all other modules.
@@ -63,7 +65,7 @@ class Draft:
         behind = pb.Frame(identity=stream.identity)
         for plane in planes:
             sent: pb.Plane = getattr(behind, KINDS[plane.kind])
-            sent.row_bytes.extend(plane.row_lengths.tolist())
+            _extend(sent, plane.row_lengths)
             sent.content = plane.content.tobytes()
             sent.fingerprint = stream.plane_fingerprints[plane.kind]
         head = before.SerializeToString() + _CHECKSUM_TAG
@@ -162,6 +164,17 @@ class _Memory:
             "shape": shape,
             "typestr": dtype.str,
         }
+
+
+def _extend(sent: pb.Plane, row_lengths: npt.NDArray[np.uint32]) -> None:
+    """Set row_bytes. One byte each, as nearly all are in rows of few documents, they are copied: 2
+    us for 256 rows instead of 12. 2 shared cores, 2026-11.
+    """
+    if row_lengths.size and int(row_lengths.max()) <= _VARINT_BYTE_MAX:
+        packed = row_lengths.astype(np.uint8).tobytes()
+        sent.MergeFromString(_ROW_BYTES_TAG + _varint(len(packed)) + packed)
+    else:
+        sent.row_bytes.extend(row_lengths.tolist())
 
 
 def _varint(value: int) -> bytes:

@@ -39,7 +39,7 @@ BYTES_PER_SECOND_MIN = 1 << 20
 TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
-_PLAIN_HEADER_BYTES_MAX = 128
+_SHORT_HEADER_BYTES_MAX = 1 << 10
 _PLACE = struct.Struct("<32s6Q")
 _PLANE_COUNT = struct.Struct("<I")
 _PLANE = struct.Struct("<I32sQ")
@@ -187,11 +187,13 @@ def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
 
 
 def _find_tokens_fast(message: bytes) -> tuple[int, int]:
-    """Like `_find_tokens`, but faster; only for a frame without planes, whose header is short.
+    """Like `_find_tokens`, but faster; only for a short header: without planes, or with one that
+    few rows have.
 
-    May be wrong, since a hash may contain the tag. The bytes before it are then not a message.
+    May be wrong, since a hash or a plane may contain the tag. The bytes before it are then not a
+    message.
     """
-    tag = message.find(TOKENS_TAG, 0, _PLAIN_HEADER_BYTES_MAX)
+    tag = message.find(TOKENS_TAG, 0, _SHORT_HEADER_BYTES_MAX)
     if tag >= 0:
         size, first = _read_varint(message, tag + len(TOKENS_TAG))
         if first + size == len(message) and size > 0:

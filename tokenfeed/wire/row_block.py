@@ -26,8 +26,12 @@ class Plane:
         """Return the plane of consecutive rows, without a copy of its content."""
         first, end, _ = rows.indices(self.row_lengths.size)
         lengths = self.row_lengths[first : max(first, end)]
-        first_byte = int(self.row_lengths[:first].sum())
-        return Plane(self.kind, lengths, self.content[first_byte : first_byte + int(lengths.sum())])
+        if not self.content.size:
+            return Plane(self.kind, lengths, self.content)
+        # Not by their method `sum`, which takes twice as long for a few.
+        first_byte = int(np.add.reduce(self.row_lengths[:first]))
+        end_byte = first_byte + int(np.add.reduce(lengths))
+        return Plane(self.kind, lengths, self.content[first_byte:end_byte])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
-
-import numpy as np
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import REDACTED
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
+from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.request import Expected, StreamRequest, from_message, require_understood
 
 from ...storage.store import RowStore
@@ -28,10 +26,6 @@ from .sources import Sources
 Check = Callable[[StreamRequest, Expected], tuple[Sequence[Dataset], RowStore]]
 """Checks a request of GetBatch, but for its planes.  Returns: the dataset of each source, and what
 rows of these are gathered from.  Raises: what GetBatch refuses it with."""
-
-
-_RUN = np.dtype([("first", "<u4"), ("end", "<u4")])
-"""Redacted tokens, as plane 53 has them."""
 
 
 class Asked(NamedTuple):
@@ -124,7 +118,7 @@ def _without_rows(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchRequest:
 
 def _redacted(rows: RedactedRows, spans: Spans) -> RowSpans:
     """Return what is redacted in each row, from plane 53."""
-    plane = rows.marks(spans)
-    runs = plane.content.view(_RUN).tolist()
-    ends = (plane.row_lengths.cumsum() // _RUN.itemsize).tolist()
-    return [runs[first:end] for first, end in pairwise([0, *ends])]
+    found: RowSpans = [[] for _ in range(len(spans))]
+    for row, first, end in redacted_runs.runs_of(rows.marks(spans)):
+        found[row].append((first, end))
+    return found

@@ -23,7 +23,7 @@ from ...storage.rows import RowIndex
 from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments, Document
 from .sources import Sources, range_message
-from .spans import Near, Parts, overlaps, places_in_row, row_of_span
+from .spans import Near, Parts, overlaps
 
 Numbers = npt.NDArray[np.int64]
 
@@ -244,14 +244,14 @@ class _Search:
         firsts = self._bases[spans.shard] + spans.token_offset
         ends = firsts + spans.token_count
         near = Near.of(self._firsts, self._ends, firsts, ends)
-        row_of = row_of_span(spans)
+        row_of = spans.row_of_span
         sums = np.cumsum(np.bincount(row_of, near.counts, len(spans)).astype(np.int64))
         row_count = max(1, int(np.searchsorted(sums, SPANS_MAX, side="right")))
         end = page.candidates[row_count] if row_count < len(spans) else page.end
         own = slice(0, int(spans.first_span[min(row_count, len(spans))]))
         near = Near(near.first[own], near.counts[own])
         parts = overlaps(self._firsts, self._ends, firsts[own], ends[own], near)
-        within = parts.first_token - firsts[parts.span] + places_in_row(spans)[parts.span]
+        within = parts.first_token - firsts[parts.span] + spans.places_in_row[parts.span]
         return end, list(self._messages(page.found, row_of[parts.span], within, parts))
 
     def _messages(

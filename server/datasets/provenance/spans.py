@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.sampling.packing import ranges
-from tokenfeed.sampling.spans import Spans
 
 from .documents import FileDocuments
 
@@ -79,17 +78,3 @@ def cut(documents: FileDocuments, span_firsts: Numbers, span_ends: Numbers, near
     ]
     ascending = np.lexsort((found[1], found[0]))
     return Parts(*(column[ascending] for column in found))
-
-
-def places_in_row(spans: Spans) -> Numbers:
-    """Return where spans begin within their rows: int64[spans]."""
-    counts = spans.token_count
-    ends = np.cumsum(counts)
-    firsts = ends - counts
-    rows = spans.first_span
-    return firsts - np.repeat(firsts[rows[:-1]], np.diff(rows))
-
-
-def row_of_span(spans: Spans) -> Numbers:
-    """Return the row of each span: int64[spans]."""
-    return np.repeat(np.arange(len(spans)), np.diff(spans.first_span))

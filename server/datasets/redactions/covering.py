@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import LimitExceeded
+from tokenfeed.sampling.packing import ranges
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 
@@ -123,6 +124,11 @@ class Covering:
             ends.searchsorted(blocks, side="right").astype(np.int32),
         )
 
+    @property
+    def size(self) -> int:
+        """How many segments, sources and files it has: what its memory is for."""
+        return self.fills.size + self.source_bases.size + self.file_bases.size
+
     def hits(self, spans: Spans) -> Hits:
         """Return what is hit of the rows of spans."""
         begin = spans.token_offset
@@ -145,12 +151,10 @@ class Covering:
         counts = self.firsts.searchsorted(ends) - firsts
         row, shift = hit, -begins  # from the place on the line to that in the row
         if not spans.are_windows:
-            row, places = _places_in_rows(spans, hit)
+            row, places = spans.row_of_span[hit], spans.places_in_row[hit]
             shift += places
-        segment = _counted(firsts, counts)
-        span, row, begins, ends, shift = (
-            each.repeat(counts) for each in (hit, row, begins, ends, shift)
-        )
+        segment, owner = ranges(firsts, counts)
+        span, row, begins, ends, shift = (each[owner] for each in (hit, row, begins, ends, shift))
         return Hits(
             row,
             span,
@@ -164,14 +168,6 @@ class Covering:
         """Return first and end token of a segment of a file, within it."""
         base = self.source_bases[source] + self.file_bases[self.first_files[source] + shard]
         return int(self.firsts[segment] - base), int(self.ends[segment] - base)
-
-
-def _places_in_rows(spans: Spans, chosen: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the row of some spans, and where they begin in it."""
-    first_span, ends = spans.first_span, np.cumsum(spans.token_count)
-    begins = ends - spans.token_count
-    row = first_span.searchsorted(chosen, side="right") - 1
-    return row, begins[chosen] - begins[first_span[row]]
 
 
 def _segments(group: SourceLists, file_bases: Numbers, base: int) -> tuple[Numbers, ...]:
@@ -205,9 +201,3 @@ def _starts(sizes: Sequence[int]) -> Numbers:
     """Return where parts of these sizes begin, end to end."""
     ends = np.cumsum(np.array(sizes, dtype=np.int64))
     return ends - np.array(sizes, dtype=np.int64)
-
-
-def _counted(firsts: Numbers, counts: Numbers) -> Numbers:
-    """Return counts[i] numbers from firsts[i] on, for each i."""
-    ends = np.cumsum(counts)
-    return np.arange(int(counts.sum())) + (firsts - ends + counts).repeat(counts)

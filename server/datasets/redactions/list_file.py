@@ -11,13 +11,14 @@ import os
 import stat
 import threading
 import time
-from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
+from ...runtime.kept import Kept
 from ...storage.store import FileFacts
 from .list_content import BYTES_MAX, Damaged, Erasure, ListContent, State
 from .ranges import Numbers, RedactionList
@@ -27,8 +28,8 @@ _LOG = logging.getLogger("tokenfeed.server")
 SUFFIX = ".tokenfeed-redactions.jsonl"
 _LOOK_SECONDS = 1.0
 """Between two looks at the file: on a file system of a network each is a request."""
-_OLDER_LISTS_KEPT = 4
-"""In memory: of a million ranges each takes 24 MB."""
+_OLDER_RANGES_KEPT = 1 << 22
+"""Of older lists: 100 MB."""
 
 _FileState = tuple[int, ...]
 
@@ -136,8 +137,8 @@ class RedactionLists:
         self.path = path
         self.dataset = dataset
         self._known: _Known | None = None  # replaced as a whole
+        self._older = Kept[bytes, RedactionList](lambda one: len(one.ranges), _OLDER_RANGES_KEPT)
         self._lock = threading.Lock()  # guards the rest
-        self._older: OrderedDict[bytes, RedactionList] = OrderedDict()
         self._state: _FileState = ()
         self._looked_at = -_LOOK_SECONDS
         self._problem = ""
@@ -192,32 +193,43 @@ class RedactionLists:
         """Return the list of a hash; None if there is none. Looks at the file at once if the hash
         is unknown.
         """
+        known = self._known_with(list_hash)
+        if known is None:
+            return None
+        for each in (known.latest, known.erased):
+            if each is not None and each.hash == list_hash:
+                return each
+        try:
+            # It takes seconds for a million ranges.
+            return self._older.get(
+                list_hash, lambda: known.content.list_of(known.counts[list_hash])
+            )
+        except Damaged as problem:
+            _LOG.error("redactions ignored file=%s: it %s", log_safe_name(self.path), problem)
+            return None
+
+    def last_of(self, list_hashes: Sequence[bytes]) -> bytes:
+        """Return the hash of the list that has the tokens of all of some lists: of any two, one has
+        those of the other, and the same fill. Looks at the file like `find`.
+
+        list_hashes: at least one.  Raises: KeyError, with the hash of a list that there is not.
+        """
+        counts = dict[bytes, int]()
+        for each in list_hashes:
+            known = self._known_with(each)
+            if known is None:
+                raise KeyError(each)
+            counts[each] = known.counts[each]
+        return max(counts, key=counts.__getitem__)
+
+    def _known_with(self, list_hash: bytes) -> _Known | None:
+        """Return what is known, read again at once if a list is not; None if there is no such."""
         self._look()
         known = self._known
         if known is None or list_hash not in known.counts:
             self._look(at_once=True)
             known = self._known
-        if known is None or list_hash not in known.counts:
-            return None
-        for each in (known.latest, known.erased):
-            if each is not None and each.hash == list_hash:
-                return each
-        with self._lock:
-            return self._found_older(known, list_hash)
-
-    def _found_older(self, known: _Known, list_hash: bytes) -> RedactionList | None:
-        found = self._older.get(list_hash)
-        if found is None:
-            try:
-                found = known.content.list_of(known.counts[list_hash])
-            except Damaged as problem:
-                _LOG.error("redactions ignored file=%s: it %s", log_safe_name(self.path), problem)
-                return None
-            self._older[list_hash] = found
-            if len(self._older) > _OLDER_LISTS_KEPT:
-                self._older.popitem(last=False)
-        self._older.move_to_end(list_hash)
-        return found
+        return known if known is not None and list_hash in known.counts else None
 
     def _look(self, *, at_once: bool = False) -> None:
         """Read the file again if it has changed."""

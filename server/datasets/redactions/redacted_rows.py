@@ -10,7 +10,7 @@ import os
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,10 +20,11 @@ from tokenfeed.errors import Deleted, StreamMismatch
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import REDACTED
-from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane
 
+from ...runtime.kept import Kept
 from ...storage.store import RowStore, TokenStore
 from .covering import DELETED, Covering, Hits, SourceLists
 from .list_file import RedactionLists
@@ -31,10 +32,9 @@ from .ranges import RedactionList
 
 TokenArray = npt.NDArray[np.unsignedinteger]
 
-_STREAMS_KEPT = 16
-"""Combinations of lists and datasets whose segments are kept."""
+_SEGMENTS_KEPT = 1 << 23
+"""Of all combinations of lists and datasets that are prepared: 350 MB at most."""
 _CURRENT_SECONDS = 0.5
-_RUN_BYTES = 8
 
 
 class RedactedDataset(Protocol):
@@ -45,6 +45,18 @@ class RedactedDataset(Protocol):
     redactions: RedactionLists | None
 
 
+class _InForce(NamedTuple):
+    """What decides the segments of a source.
+
+    shape: of its dataset.  list_hash: of the list that has all that is redacted.  erased_hash: of
+    the list whose tokens were erased. None: there is none.
+    """
+
+    shape: Shape
+    list_hash: bytes | None
+    erased_hash: bytes | None
+
+
 class Redactor:
     """Wraps stores for the streams that need it. Keeps what it prepares for the last of them.
 
@@ -53,7 +65,9 @@ class Redactor:
 
     def __init__(self) -> None:
         """Prepare nothing yet."""
-        self._covering = lru_cache(_STREAMS_KEPT)(Covering.of)
+        self._coverings = Kept[tuple[_InForce, ...], Covering](
+            lambda covering: covering.size, _SEGMENTS_KEPT
+        )
 
     def wrap(
         self, rows: RowStore, datasets: Sequence[RedactedDataset], spec: StreamSpec
@@ -65,20 +79,58 @@ class Redactor:
         force.
         Raises: StreamMismatch if a dataset lacks a list; LimitExceeded.
         """
-        in_force: dict[int, list[Redaction]] = {}
+        hashes: dict[int, list[bytes]] = {}
         for each in spec.redactions:
-            in_force.setdefault(each.source, []).append(each)
+            hashes.setdefault(each.source, []).append(each.list_hash)
         sources = tuple(
-            SourceLists(
-                dataset.store.shape,
-                tuple(_list_of(dataset, each) for each in in_force.get(number, ())),
-                dataset.redactions.erased if dataset.redactions is not None else None,
-            )
+            _in_force(dataset, hashes.get(number, ()))
             for number, dataset in zip(spec.numbers, datasets, strict=True)
         )
-        if REDACTED not in spec.planes and not any(each.layers for each in sources):
+        if REDACTED not in spec.planes and not any(
+            each.list_hash or each.erased_hash for each in sources
+        ):
             return rows
-        return RedactedRows(rows, self._covering(sources), datasets)
+        covering = self._coverings.get(sources, partial(_covering, sources, datasets))
+        return RedactedRows(rows, covering, datasets)
+
+
+def _in_force(dataset: RedactedDataset, list_hashes: Sequence[bytes]) -> _InForce:
+    """list_hashes: of a source.  Raises: StreamMismatch if the dataset lacks one of them."""
+    lists, last = dataset.redactions, None
+    if list_hashes:
+        if lists is None:
+            raise _lacking(dataset, list_hashes[0])
+        try:
+            last = lists.last_of(list_hashes)
+        except KeyError as lacking:
+            raise _lacking(dataset, lacking.args[0]) from None
+    erased = lists.erased if lists is not None else None
+    return _InForce(dataset.store.shape, last, erased.hash if erased is not None else None)
+
+
+def _covering(sources: Sequence[_InForce], datasets: Sequence[RedactedDataset]) -> Covering:
+    """Prepare segments.  Raises: StreamMismatch, LimitExceeded."""
+    found = {
+        one: SourceLists(
+            one.shape,
+            () if one.list_hash is None else (_list_of(dataset, one.list_hash),),
+            None if one.erased_hash is None else _list_of(dataset, one.erased_hash),
+        )
+        for one, dataset in dict(zip(sources, datasets, strict=True)).items()
+    }
+    return Covering.of(tuple(found[one] for one in sources))
+
+
+def _list_of(dataset: RedactedDataset, list_hash: bytes) -> RedactionList:
+    found = dataset.redactions.find(list_hash) if dataset.redactions is not None else None
+    if found is None:
+        raise _lacking(dataset, list_hash)
+    return found
+
+
+def _lacking(dataset: RedactedDataset, list_hash: bytes) -> StreamMismatch:
+    problem = f"dataset {dataset.name!r} has no list {list_hash.hex()} here"
+    return StreamMismatch("redactions", f"{problem}; copy its list file to this server")
 
 
 class CurrentRows:
@@ -99,16 +151,6 @@ class CurrentRows:
         if now - self._wrapped_at >= _CURRENT_SECONDS:
             self._rows, self._wrapped_at = self._wrap(), now
         return self._rows
-
-
-def _list_of(dataset: RedactedDataset, redaction: Redaction) -> RedactionList:
-    """Return the list that a redaction names.  Raises: StreamMismatch."""
-    lists, name = dataset.redactions, f"dataset {dataset.name!r}"
-    found = lists.find(redaction.list_hash) if lists is not None else None
-    if found is None:
-        problem = f"{name} has no list {redaction.list_hash.hex()} here"
-        raise StreamMismatch("redactions", f"{problem}; copy its list file to this server")
-    return found
 
 
 class RedactedRows:
@@ -241,13 +283,4 @@ def _redacted(row_count: int, hits: Hits) -> Plane:
     kept = hits.fill != DELETED
     if not kept.all():
         hits = Hits(*(each[kept] for each in hits))
-    # Parts that touch are one run: of two pieces, or of two lists.
-    row, first, end = hits.row, hits.first, hits.end
-    touch = (row[1:] == row[:-1]) & (first[1:] == end[:-1])
-    if touch.any():
-        begins, lasts = np.append(True, ~touch), np.append(~touch, True)
-        row, first, end = row[begins], first[begins], end[lasts]
-    runs = np.empty((row.size, 2), dtype="<u4")
-    runs[:, 0], runs[:, 1] = first, end
-    lengths = _RUN_BYTES * np.bincount(row, minlength=row_count)
-    return Plane(REDACTED, lengths.astype(np.uint32), runs.reshape(-1).view(np.uint8))
+    return redacted_runs.plane_of(row_count, hits.row, hits.first, hits.end)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from server.datasets.redactions import list_file
 from server.datasets.redactions.list_content import ListContent
 from server.datasets.redactions.list_file import ListedDataset, RedactionLists, read_list
 from server.datasets.redactions.list_writing import locked_list, write_list
-from server.datasets.redactions.ranges import TokenRanges
+from server.datasets.redactions.ranges import RedactionList, TokenRanges
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 FINGERPRINT = bytes(range(32))
@@ -70,6 +72,45 @@ def test_older_lists_are_found_after_later_additions(path: str) -> None:
         found = lists.find(each)
         assert found is not None
         assert (found.hash, len(found.ranges)) == (each, count)
+
+
+def test_the_last_of_some_lists_has_the_tokens_of_all(path: str) -> None:
+    """A stream of weeks takes up one list after another, and reads by one of them."""
+    content = a_list(*range(0, 60, 3))
+    write_list(path, content)
+    lists = RedactionLists(path, DATASET, read_list(path))
+
+    assert lists.last_of([content.hashes[each] for each in (3, 11, 7)]) == content.hashes[11]
+    longer = a_list(*range(0, 63, 3))
+    write_list(path, longer)
+    assert lists.last_of([longer.hashes[-1], longer.hashes[0]]) == longer.hashes[-1]
+    with pytest.raises(KeyError):
+        lists.last_of([content.hashes[0], bytes(32)])
+
+
+def test_a_list_is_found_while_another_one_is_being_computed(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a million ranges takes seconds; streams with other lists go on."""
+    content = a_list(5, 20, 40)
+    write_list(path, content)
+    lists = RedactionLists(path, DATASET, read_list(path))
+    compute, may_end = ListContent.list_of, threading.Event()
+
+    def slow(of: ListContent, count: int) -> RedactionList:
+        if count == 1:
+            assert may_end.wait(10)
+        return compute(of, count)
+
+    monkeypatch.setattr(ListContent, "list_of", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lists.find, content.hashes[0])
+        try:
+            other = lists.find(content.hashes[1])
+        finally:
+            may_end.set()
+        found = first.result(10)
+    assert [len(each.ranges) for each in (found, other) if each is not None] == [1, 2]
 
 
 def test_the_file_is_looked_at_once_a_second(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,20 +18,23 @@ from server.datasets.dataset import Dataset
 from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.redactions import covering
 from server.datasets.redactions.covering import Covering, SourceLists
+from server.datasets.redactions.list_content import ListContent
 from server.datasets.redactions.ranges import RedactionList, TokenRanges
-from server.datasets.redactions.redacted_rows import RedactedRows
+from server.datasets.redactions.redacted_rows import RedactedRows, Redactor
 from server.datasets.sources import DatasetSource
 from server.storage.borders import Delimiters
 from server.storage.mixed_store import MixedStore
 from server.storage.store import RowStore, gather_block
 from tests.server.conftest import options
 from tests.support.memory_store import MemoryStore
+from tests.support.redacted_corpora import write_lists
 from tests.support.waiting import eventually
 from tokenfeed.errors import Deleted, LimitExceeded, Unreadable
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import AskedStage, scheduled
 from tokenfeed.wire.row_block import Plane
@@ -317,6 +320,31 @@ def test_sources_with_the_same_lists_share_what_is_prepared() -> None:
     spans = Spans(4, *np.array([[0, 1999], [0, 1], [8, 49_990]]))
     hits = found.hits(spans)
     assert np.stack([hits.row, hits.first, hits.end]).tolist() == [[0, 1], [2, 0], [3, 1]]
+
+
+def test_a_stream_with_many_lists_in_force_is_prepared_once(
+    datasets: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds for large lists, and a stream asks for its rows twice a second."""
+    dataset, computed, prepared = datasets["u4"], [], []
+    hashes = write_lists(dataset, 0, *([(0, 3 * i, 3 * i + 1)] for i in range(9)))[:8]
+    in_force = tuple(sorted(Redaction(5 * i, 0, each) for i, each in enumerate(hashes)))
+    source = Source("u4", orders.find("random-1"), 3, 0, "")
+    spec = StreamSpec(T, (source,), planes=(53,), redactions=in_force)
+    list_of, of = ListContent.list_of, Covering.of
+    monkeypatch.setattr(
+        ListContent, "list_of", lambda *given: computed.append(1) or list_of(*given)
+    )
+    monkeypatch.setattr(Covering, "of", lambda given: prepared.append(1) or of(given))
+    redactor = Redactor()
+
+    rows = [redactor.wrap(dataset.store, [dataset], spec) for _ in range(20)]
+
+    assert (computed, prepared) == ([1, 1], [1])  # the latest list, and that of the stream
+    spans = Spans.of_windows(T + 1, np.array([0]), np.array([20]))
+    found = gather_block(rows[-1], spans).tokens[0]
+    assert found[1] == 0  # token 21, which the last of the lists in force has
+    assert found[4] != 0  # token 24, which only the latest one has
 
 
 def test_too_many_ranges_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

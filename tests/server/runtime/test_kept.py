@@ -1,0 +1,58 @@
+"""Values that are made once, and kept up to a size."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from server.runtime.kept import Kept
+
+
+def kept(size_max: int) -> Kept[str, bytes]:
+    return Kept(len, size_max)
+
+
+def test_values_are_dropped_by_their_size_and_the_last_one_never() -> None:
+    """A list of a million ranges counts for more than a short one."""
+    values, made = kept(10), []
+
+    def get(key: str, size: int) -> None:
+        assert len(values.get(key, lambda: made.append(key) or bytes(size))) == size
+
+    for key, size in (("a", 4), ("b", 4), ("a", 4), ("c", 4), ("a", 4), ("b", 4)):
+        get(key, size)
+    assert made == ["a", "b", "c", "b"]
+
+    get("large", 50)
+    get("large", 50)
+    get("a", 4)
+    assert made == ["a", "b", "c", "b", "large", "a"]
+
+
+def test_a_value_is_made_by_one_thread_while_others_wait_for_it() -> None:
+    """Hundreds of streams may come back at once with the same list."""
+    values, made, began, may_end = kept(10), [], threading.Event(), threading.Event()
+
+    def make() -> bytes:
+        made.append(1)
+        began.set()
+        assert may_end.wait(10)
+        return b"made"
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(values.get, "a", make) for _ in range(4)]
+        assert began.wait(10)
+        other = values.get("b", lambda: b"at once")
+        may_end.set()
+        assert [each.result(10) for each in found] == [b"made"] * 4
+    assert (other, made) == (b"at once", [1])
+
+
+def test_a_value_that_could_not_be_made_is_tried_again() -> None:
+    """A limit may hold for one request, and the next one is another."""
+    values = kept(10)
+    with pytest.raises(ZeroDivisionError):
+        values.get("a", lambda: bytes(1 // 0))
+    assert values.get("a", lambda: b"now") == b"now"
