@@ -347,7 +347,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         a change has brought are asked for.
         Redactions of the state are taken over, also those that are not in force yet. An own one
         that the rows before the saved sample had not is refused, or with allow=("redactions",) in
-        force from there on.
+        force from there on. Lists of another corpus are refused too, or with it dropped.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state;
         as for iterating, if the corpora are not known yet, or new sources cannot be read.
         """
@@ -383,6 +383,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             is_rescaled=of_other_length,
             owner=self,
         )
+        history = resumed.named_in(history, saved, sample)
         self._install(resumed)
         if self._definition is None:
             self._seek(sample, history)

@@ -23,7 +23,8 @@ MIXTURE = "mixture"
 PLANES = "planes"
 """A permission to go on with other targets."""
 REDACTIONS = "redactions"
-"""A permission to go on with redactions that the rows before the saved sample had not."""
+"""A permission to go on with redactions that the rows before the saved sample had not, or without
+those of another corpus."""
 
 
 def require_known_permissions(allow: Collection[str]) -> None:

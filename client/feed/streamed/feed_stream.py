@@ -230,6 +230,18 @@ class FeedStream:
             history = history.continued_by(self.parts(), before=before.parts(), sample=sample)
             self.cursor.skip_to(sample, history)
 
+    def named_in(self, history: History, saved: StreamParts, sample: int) -> History:
+        """Return the history of a state whose runs continue in this stream, if it differs only by
+        more redactions: so it does not depend on whether they were taken up before or after the
+        state was loaded.
+
+        saved, sample: of the state.  Raises: TokenfeedError.
+        """
+        parts = self.parts()
+        if replace(parts, redactions=saved.redactions) != saved:
+            return history
+        return history.continued_by(parts, before=saved, sample=sample)
+
     def resumed(
         self,
         definition: Schedule | None,
@@ -253,7 +265,7 @@ class FeedStream:
         if parts.sources:
             sources = parts.sources
             same = [each.dataset for each in sources if each.fingerprint == saved.fingerprint]
-        before, dropped = of_state(saved, [same])
+        before, dropped = of_state(saved, [same], allow=REDACTIONS in allow)
         redactions, differing = continued(
             before,
             self.own_redactions,
@@ -293,7 +305,7 @@ class FeedStream:
             saved, sample, allow=MIXTURE in allow, fingerprints=fingerprints
         )
         names = [{each.dataset} for each in definition.renamed(saved, fingerprints).sources]
-        before, _ = of_state(saved, names)
+        before, _ = of_state(saved, names, allow=REDACTIONS in allow)
         redactions, differing = continued(
             before, self.own_redactions, sample, allow=REDACTIONS in allow
         )

@@ -272,6 +272,61 @@ def test_a_feed_with_another_past_is_refused_by_name(
     require_same(joined(*rows), redacted(expected, tokens_of(corpus, LIST), 40))
 
 
+@pytest.mark.parametrize("at_sample", [20, 41])
+def test_history_and_state_are_the_same_whether_a_list_is_taken_up_before_or_after_the_state(
+    corpus: Corpus, at_sample: int
+) -> None:
+    """Ranks that call `redact` at other places of their script would save other checkpoints."""
+    found = redact(corpus.paths, *LIST, fill=FILL)
+    options = {"seed": SEED, "order": "shuffled", "dtype": np.int64}
+    with NumpyBatches(corpus.target, B, T, **options) as feed:
+        taken(feed, 5)
+        state = feed.state_dict()
+    states, histories = [], []
+    for is_before in (True, False):
+        with NumpyBatches(corpus.target, B, T, **options) as feed:
+            if is_before:
+                feed.redact(found, at_sample=at_sample)
+            feed.load_state_dict(state)
+            if not is_before:
+                feed.redact(found, at_sample=at_sample)
+            taken(feed, 3)
+            states.append(feed.state_dict())
+            histories.append(feed.history())
+
+    assert len(histories[0]) == 1
+    assert histories[0] == histories[1]
+    assert states[0] == states[1]
+
+
+def test_a_grown_corpus_needs_its_own_list_or_a_word_that_it_has_none(
+    corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the tokens would come back in the next run, with one line in a log."""
+    found = redact(corpus.paths, *LIST, fill=FILL)
+    grown = write_corpus(tmp_path / "grown", [*LENGTHS, [50, 40]], first=100)
+    ranges = [*LIST, (2, 5, 20)]
+    new = redact(grown.paths, *ranges, fill=FILL)
+    options = {"seed": SEED, "order": "shuffled", "dtype": np.int64}
+    with NumpyBatches(corpus.target, B, T, **options) as feed:
+        feed.redact(found, at_sample=8)
+        taken(feed, 5)
+        state = feed.state_dict()
+    with NumpyBatches(grown.target, B, T, **options) as feed:
+        feed.redact(new)
+        with pytest.raises(StreamMismatch, match=rf"list {found} of another corpus.*Redact the"):
+            feed.load_state_dict(state, allow=("fingerprint",))
+        assert feed.position.samples == 0
+        feed.load_state_dict(state, allow=("fingerprint", "redactions"))
+        assert f"redactions of another corpus are dropped list={found}" in caplog.text
+        rows = taken(feed, 20)
+        spec = feed.history()[-1]
+
+    assert [each["list_hash"] for each in spec["redactions"]] == [new]
+    assert not np.isin(rows.x, sorted(tokens_of(grown, ranges))).any()
+    assert (rows.y == -100).any()
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 def test_a_distributed_checkpoint_has_them_too(corpus: Corpus, tmp_path: Path) -> None:
     """torch.distributed.checkpoint loads only the keys that the loading feed's own state has."""
