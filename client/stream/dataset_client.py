@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from tokenfeed.errors import (
     BeingMade,
     InvalidRequest,
+    ListMissing,
     NotATokenfeedServer,
     NotFound,
     RequestError,
@@ -228,7 +229,8 @@ class DatasetClient(Supervised):
 
     def require_redactions(self, redactions: Redactions) -> None:
         """Ask all servers whether they have the lists of redactions; those without them are logged.
-        Waits like `await_described`, and raises the same; StreamMismatch if none has them all.
+        Waits like `await_described`, and raises the same; ListMissing if none has them all, also
+        after 3 s.
         """
         self.await_described()
         self._await(partial(self._describe_all, self._context_length, redactions=redactions))
@@ -296,7 +298,9 @@ class DatasetClient(Supervised):
         if found is None:
             if not_ready:
                 raise _not_ready(not_ready)
-            _, first = refused[0]
+            first = next(
+                (each for _, each in refused if isinstance(each, ListMissing)), refused[0][1]
+            )
             if len(answers) == len(replicas):
                 raise first
             # A server that is unavailable may have the corpus.

@@ -28,7 +28,6 @@ from tests.support.mixtures import local as local_mixture
 from tests.support.mixtures import write_sources
 from tests.support.packed_corpora import Corpus, write_corpus
 from tests.support.redacting import redact
-from tests.support.waiting import eventually
 
 T, B, SEED = 16, 4, 9
 FILL = 7
@@ -143,7 +142,7 @@ def test_a_replica_without_the_list_is_left_out_until_it_has_it(
     with NumpyBatches(addresses, B, T, seed=SEED, order="shuffled", dtype=np.int64) as feed:
         rows = [taken(feed, 5)]
         with caplog.at_level(logging.ERROR, "tokenfeed.client"):
-            assert eventually(lambda: takes_up(feed, found, 42))
+            assert feed.redact(found, 42) == 42
         assert f"server rejected address={servers[1].address}" in caplog.text
         assert f"lacks redaction list {found} of dataset 'train'" in caplog.text
         rows.append(taken(feed, 25))
@@ -154,13 +153,18 @@ def test_a_replica_without_the_list_is_left_out_until_it_has_it(
     require_same(joined(*rows), redacted(expected, tokens_of(corpus, LIST), 42))
 
 
-def takes_up(feed: Any, list_hash: str, at_sample: int | None = None, **more: Any) -> bool:
-    """Whether a feed takes up a list now: a server looks for new ones once a second."""
-    try:
-        feed.redact(list_hash, at_sample, **more)
-    except StreamMismatch:
-        return False
-    return True
+@pytest.mark.parametrize("is_local", [True, False], ids=["file", "served"])
+def test_a_list_that_was_just_made_is_taken_up(
+    serve: Serve, corpus: Corpus, is_local: bool
+) -> None:
+    """A server looks for lists once a second. A mixture file may name the list too."""
+    target = corpus.target if is_local else serve(*corpus.words).address
+    with NumpyBatches(target, B, T, seed=SEED) as feed:
+        for end in (3, 4, 5):
+            assert feed.redact(redact(corpus.paths, (0, 0, end)), at_sample=40) == 40
+    own = [{"dataset": "train", "list": redact(corpus.paths, (0, 0, 6)), "first_sample": 0}]
+    with NumpyBatches(target, B, T, mixture=Mixture({"train": 1}, redactions=own)) as feed:
+        next(feed)
 
 
 def test_a_list_that_no_server_has_changes_nothing(serve: Serve, corpus: Corpus) -> None:
