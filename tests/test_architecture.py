@@ -125,6 +125,7 @@ ACTS = {"os", "socket", "threading", "time", "subprocess", "asyncio", "multiproc
 PURE = (
     "tokenfeed.errors",
     "tokenfeed.sampling",
+    "tokenfeed.commands.printable",
     "tokenfeed.commands.status",
     "tokenfeed.stream",
     "tokenfeed.wire",

@@ -7,6 +7,7 @@ TokenfeedError
     NotFound            no such dataset or order
     SamplesExhausted    the samples would reach 2^63
     StreamMismatch      the stream is not the expected one
+      ListMissing         a server lacks a list of redactions, perhaps not for long
     NotATokenfeedServer a gRPC server, but not a tokenfeed server
     ContractMismatch    another revision of the contract, or other versions of the identity
     Unauthenticated     no valid bearer token
@@ -82,6 +83,10 @@ class StreamMismatch(RequestError):
     """The server's stream has another corpus, order, seed or context length than expected."""
 
     status = "FAILED_PRECONDITION"
+
+
+class ListMissing(StreamMismatch):
+    """A list of redactions is not there. A server may find it soon: it looks once a second."""
 
 
 class NotATokenfeedServer(RequestError):

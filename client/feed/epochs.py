@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-from tokenfeed.errors import InvalidRequest
-from tokenfeed.stream.position import Position
+from tokenfeed.errors import InvalidRequest, SamplesExhausted
+from tokenfeed.stream.position import SAMPLE_END, Position
 
 from ..device.host_transfer import Pair
 from ..device.numpy_batch import IGNORED_TARGET
-from .batch_reader import BatchReader
 from .cursor import Cursor, OpenRun
+from .streamed.batch_reader import BatchReader
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -70,6 +70,20 @@ class EpochPlan:
         batch_size = self.position.batch_size
         first_row_sample = first_sample + self.position.rank * batch_size
         return min(max(0, self.end_sample - first_row_sample), batch_size)
+
+
+def planned_epoch(windows: int, position: Position, epoch: int, tail: Tail) -> EpochPlan:
+    """Plan the batches of an epoch; the arguments are those of EpochPlan.  Raises:
+    SamplesExhausted.
+    """
+    last = (SAMPLE_END - position.stride) // windows - 1
+    if epoch > last:
+        raise SamplesExhausted(
+            "epoch",
+            f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples have to "
+            "stay below 2^63",
+        )
+    return EpochPlan(windows, position, epoch, tail)
 
 
 class Epoch(Generic[Array, Rich]):

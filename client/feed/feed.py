@@ -7,45 +7,29 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
-import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
-from tokenfeed.errors import InvalidRequest, SamplesExhausted, TokenfeedError
-from tokenfeed.sampling import orders
-from tokenfeed.stream.position import SAMPLE_END, Position, require_range
-from tokenfeed.stream.spec import StreamParts, StreamSpec
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.errors import InvalidRequest, SamplesExhausted
+from tokenfeed.stream.position import SAMPLE_END
 
-from ..device.host_transfer import Pair, Transfer
-from ..device.numpy_batch import Note
+from ..device.host_transfer import Pair
 from ..local.choice import open_target
 from ..runtime import arguments
-from ..runtime.counters import Counters
-from ..stream.wanted_planes import LOSS_MASKS, LossMask, WantedPlanes
+from ..stream.wanted_planes import LossMask
 from ..transport.addresses import Targets
 from ..transport.credentials import Credentials
 from ..transport.timeouts import Timeouts
-from .batch_reader import BatchReader
-from .cursor import Cursor, OpenRun
-from .epochs import TAILS, EpochPlan, Tail
-from .history import History, as_dicts
-from .mixture.recipe import Mixture, long_argument
-from .mixture.schedule import Schedule
-from .ranks.agreement import rank_agreement
-from .ranks.coordinates import Group, data_parallel
-from .redactions import Planned, planned_for
-from .saved.comparing import log_differences, require_same_stream
-from .saved.rescale import is_rescaled, rescaled
-from .saved.state import Planes, read_history, read_planes, read_state
+from .delivery import Delivery
+from .epochs import TAILS, Tail, planned_epoch
+from .history import as_dicts
+from .mixture.recipe import Mixture
+from .ranks.coordinates import Group
 from .stats import FeedPosition, FeedStats, stats_of
+from .streamed.asked import asked_prefetch, asked_ranks, asked_stream, require_timeouts
 from .streamed.changes import Changed, change_together
-from .streamed.dataset import StreamedDataset, note_of
-from .streamed.feed_stream import FeedStream
+from .streamed.loading import loaded
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -55,7 +39,7 @@ OneEpoch = TypeVar("OneEpoch")
 Own = TypeVar("Own", bound="Feed[Any, Any, Any]")
 
 
-class Feed(ABC, Generic[Array, Rich, OneEpoch]):
+class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     """What RemoteBatches and NumpyBatches have in common.
 
     Array: what x and y are.  Rich: a batch that carries more.  OneEpoch: an Epoch of them.
@@ -93,95 +77,49 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         rich_batch, epoch: constructors, with the arguments of BatchAttributes and Epoch.  The other
         arguments, and Raises: as for RemoteBatches.
         """
-        ranks = data_parallel(
-            arguments.optional_integer("rank", rank),
-            arguments.optional_integer("world_size", world_size),
-            group,
+        asked = asked_stream(
+            batch_size,
+            context_length,
+            seed=seed,
+            dataset=dataset,
+            mixture=mixture,
+            fingerprint=fingerprint,
+            order=order,
+            long=long,
+            ranks=asked_ranks(rank, world_size, group),
+            loss_mask=loss_mask,
+            mask_borders=mask_borders,
+            start_step=start_step,
+            start_sample=start_sample,
+            num_batches=num_batches,
         )
-        batch_size = arguments.integer("batch_size", batch_size)
-        num_batches = arguments.optional_integer("num_batches", num_batches)
-        prefetch_bytes = arguments.integer("prefetch_bytes", prefetch_bytes)
-        require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
-        if not isinstance(timeouts, Timeouts):
-            raise InvalidRequest(
-                "timeouts", f"{timeouts!r} is not valid; pass tokenfeed.Timeouts(...)"
-            )
-        order = orders.latest(arguments.text("order", order)).NAME
-        long_documents = long_argument(order, long)
-        seed = arguments.integer("seed", seed)
-        context_length = arguments.integer("context_length", context_length)
-        dataset = arguments.text("dataset", dataset)
-        schedule: Schedule | None = None
-        redactions: Planned = ()
-        if mixture is None:
-            spec = StreamSpec.of_dataset(
-                dataset, orders.find(order), seed, context_length, (), long_documents
-            )
-        else:
-            if dataset:
-                problem = "is given together with mixture, which has the names"
-                raise InvalidRequest("dataset", problem)
-            if fingerprint is not None:
-                problem = "is of one dataset, but a mixture has several; omit it"
-                raise InvalidRequest("fingerprint", problem)
-            mixture = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
-            schedule = mixture.schedule(context_length, order, seed, long_documents)
-            redactions = mixture.planned_redactions(context_length)
-            spec = planned_for(schedule.spec(), redactions)
-        # Checks every range. Later requests differ from this one only by their position.
-        request = StreamRequest(
-            spec,
-            arguments.first_position(
-                start_step,
-                start_sample,
-                Position(0, batch_size, ranks.rank, ranks.world_size),
-            ),
-            num_batches,
-        )
-        planes = WantedPlanes(
-            loss_mask=arguments.one_of("loss_mask", loss_mask, LOSS_MASKS) == "apply",
-            document_starts=arguments.flag("mask_borders", mask_borders),
-        )
-        self._rich_batch = rich_batch
-        self._epoch = epoch
-        self._masks = planes.masking
-        self._is_rich = False
-        self._end_sample = SAMPLE_END
-        if num_batches is not None:
-            self._end_sample = request.position.batch_first_sample(num_batches)
-        self._prefetch_bytes = prefetch_bytes
-        self._agreement = rank_agreement(
-            ranks, request, target, schedule.max_epochs if schedule else None
-        )
+        prefetch_bytes = asked_prefetch(prefetch_bytes)
+        require_timeouts(timeouts)
+        self._definition = asked.schedule
+        self._agreement = asked.agreement(target)
         open_dataset = partial(
             open_target,
             target,
             timeouts=timeouts,
             credentials=credentials,
-            client_name=arguments.name_of_client(client_name, ranks.rank),
-            planes=planes,
+            client_name=arguments.name_of_client(client_name, asked.ranks.rank),
+            planes=asked.planes,
         )
         source = open_dataset(
-            request,
+            asked.request,
             fingerprint=arguments.hash_digits("fingerprint", fingerprint),
             agreement=self._agreement,
         )
         source.end_with(self)
-        self._definition = schedule
-        self._stream = FeedStream(
-            request,
-            source,
-            Cursor(request.position),
-            open_dataset,
-            planes.kinds,
-            schedule,
-            redactions,
-            own_redactions=redactions,
+        super().__init__(
+            asked.stream(source, open_dataset),
+            masks=asked.planes.masking,
+            end_sample=asked.end_sample,
+            prefetch_bytes=prefetch_bytes,
+            rich_batch=rich_batch,
         )
+        self._epoch = epoch
         self._loads = itertools.count()
-        self._reader: BatchReader[Array] | None = None
-        self._counters = Counters()
-        self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
 
     # --- iterating ---
 
@@ -347,47 +285,23 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         a change has brought are asked for.
         Redactions of the state are taken over, also those that are not in force yet. An own one
         that the rows before the saved sample had not is refused, or with allow=("redactions",) in
-        force from there on.
+        force from there on. Lists of another corpus are refused too, or with it dropped.
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state;
         as for iterating, if the corpora are not known yet, or new sources cannot be read.
         """
-        sample, saved = read_state(state)
-        history, planes = read_history(state), read_planes(state)
-        if self._definition is not None and saved.stages:
-            self._continue(self._definition, saved, sample, history, planes, allow)
-            return
-        stream = self._stream
-        own = stream.parts()
-        require_same_stream(saved, own, allow)
-        stream.require_same_planes(saved, planes, sample, allow)
-        of_other_length = is_rescaled(sample, saved, own)
-        if of_other_length:
-            windows_before = None
-            if saved.fingerprint == own.fingerprint:
-                windows_before = self._dataset.rows_of(self._spec.order.NAME, saved.context_length)
-            sample = rescaled(
-                sample,
-                saved,
-                own,
-                windows_before,
-                self._require_windows(),
-                self._dataset.await_described()[0].file_count,
-                allow,
-            )
-        resumed, messages = stream.resumed(
+        found = loaded(
+            self._stream,
             self._definition,
-            saved,
-            sample,
-            history=history,
-            allow=allow,
-            is_rescaled=of_other_length,
+            state,
+            allow,
+            agreement=self._agreement,
+            loads=self._loads,
             owner=self,
         )
-        self._install(resumed)
-        if self._definition is None:
-            self._seek(sample, history)
-        log_differences(saved, own)
-        for message in messages:
+        self._install(found.stream)
+        if found.moves_to is not None:
+            self._seek(*found.moves_to)
+        for message in found.messages:
             _LOG.warning("%s", message)
 
     def history(self) -> list[dict[str, Any]]:
@@ -409,7 +323,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
     @property
     def position(self) -> FeedPosition:
         """The current position: samples and epoch."""
-        return self._position_of(self._cursor.sample)
+        return self._stream.position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
@@ -419,8 +333,9 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
     @property
     def batches_per_epoch(self) -> int:
         """Whole batches per rank and epoch.  Raises: InvalidRequest if the order has no epochs."""
-        self._require_epochs()
-        return self._plan_epoch(0, "drop").batch_count(0)
+        self._stream.require_epochs()
+        windows = self._stream.require_windows()
+        return planned_epoch(windows, self._request.position, 0, "drop").batch_count(0)
 
     def stats(self) -> FeedStats:
         """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
@@ -433,7 +348,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             batches=batches,
             tokens=batches * stream.request.position.batch_size * stream.spec.context_length,
             samples=sample,
-            epoch=self._position_of(sample).epoch if batches else None,
+            epoch=stream.position_of(sample).epoch if batches else None,
             sources=stream.source_stats(history, has_read=batches > 0),
         )
 
@@ -453,17 +368,17 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
         for an epoch that would reach sample 2^63.
         """
         epoch = arguments.count("epoch", epoch)
-        self._require_epochs()
+        self._stream.require_epochs()
         if self._request.num_batches is not None:
             raise InvalidRequest(
                 "num_batches", "cannot be combined with an epoch, which ends by itself; omit it"
             )
-        if tail not in TAILS:
-            raise InvalidRequest("tail", f"{tail!r} is not one of {', '.join(TAILS)}")
-        make_plan = partial(self._plan_epoch, epoch, tail)
+        arguments.one_of("tail", tail, TAILS)
         return self._epoch(
             self._cursor,
-            make_plan,
+            lambda: planned_epoch(
+                self._stream.require_windows(), self._request.position, epoch, tail
+            ),
             self._open,
             self._carry_more,
             lambda batch, reader, before: self._enriched(batch, reader, self._stream, before),
@@ -471,148 +386,7 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             world_size=self._request.position.world_size,
         )
 
-    # --- internals ---
-
-    @abstractmethod
-    def _transfer(self) -> Transfer[Array]:
-        """Return what moves batches of `_shape` to the model; for the planes in `_masks`, with
-        `_note`.
-        """
-
-    def _note(self) -> Note | None:
-        """Return what notes the host part of each batch; None unless it is wanted."""
-        return note_of(self._dataset, self._spec) if self._is_rich else None
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        """Of x and y: (batch_size, context_length)."""
-        return self._request.position.batch_size, self._spec.context_length
-
-    @property
-    def _request(self) -> StreamRequest:
-        return self._stream.request
-
-    @property
-    def _spec(self) -> StreamSpec:
-        return self._stream.request.spec
-
-    @property
-    def _dataset(self) -> StreamedDataset:
-        return self._stream.dataset
-
-    @property
-    def _cursor(self) -> Cursor:
-        return self._stream.cursor
-
-    def _next(self, out: Pair[Array] | None) -> tuple[Pair[Array], BatchReader[Array]] | None:
-        """Deliver the next batch, in out if given.  Returns: the batch, and where it was read; None
-        at the end.
-        """
-        # Another thread or a signal handler may close this feed meanwhile.
-        reader, sample = self._reader, self._cursor.sample
-        if reader is None or reader.sample != sample:
-            self._drop_reader()
-            if self._dataset.closed:
-                return None
-            try:
-                end_sample = min(self._end_sample, self._stream.end_sample())
-                batches_left = max(0, end_sample - sample) // self._request.position.stride
-            except TokenfeedError:
-                if self._dataset.closed:  # meanwhile
-                    return None
-                raise
-            if batches_left == 0:
-                return None
-            reader = self._reader = self._open(sample, batches_left)
-        try:
-            batch = reader.next(out)
-        except BaseException:
-            # For example a Ctrl-C: rows that were not delivered are requested again.
-            self._drop_reader()
-            raise
-        if batch is None:
-            return None
-        self._cursor.generation += 1
-        self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
-        return batch, reader
-
-    def _next_rich(self) -> Rich | None:
-        stream = self._stream
-        before = stream.cursor.current
-        found = self._next(None)
-        return None if found is None else self._enriched(*found, stream, before)
-
-    def _enriched(
-        self,
-        batch: Pair[Array],
-        reader: BatchReader[Array],
-        stream: FeedStream,
-        before: tuple[int, OpenRun],
-    ) -> Rich:
-        """Return a batch that was just delivered with all that it carries.
-
-        reader, stream: that it comes from.  before: `stream.cursor.current` before it.
-        """
-        rows = cache(partial(stream.rows_at, before[0]))
-        assert reader.noted is not None
-        return self._rich_batch(
-            *batch,
-            reader.noted,
-            samples=lambda: rows().samples,
-            sources=lambda: rows().sources,
-            state_before=partial(stream.state_at, before),
-            state_after=partial(stream.state_at, stream.cursor.current),
-        )
-
-    def _carry_more(self) -> None:
-        """Note from now on what rich batches carry."""
-        if not self._is_rich:
-            self._is_rich = True
-            self._drop_reader()
-            self._dataset.read_documents()
-
-    def _open(self, sample: int, num_batches: int) -> BatchReader[Array]:
-        """Start to read batches from a sample on."""
-        if _is_in_worker():
-            raise InvalidRequest(
-                "num_workers", "has to be 0: a feed prefetches by itself, without workers"
-            )
-        self._dataset.require_own_process()
-        position = replace(self._request.position, first_sample=sample)
-        num_batches = min(num_batches, position.batches_left, SAMPLE_END - 1)
-        request = replace(self._request, position=position, num_batches=num_batches)
-        rows = self._dataset.open_rows(
-            request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
-        )
-        reader = BatchReader(self._dataset, request, rows, self._transfer())
-        # Weak: a reader that is not needed any more ends with its last reference.
-        self._latest = weakref.ref(reader)
-        return reader
-
-    def _continue(
-        self,
-        definition: Schedule,
-        saved: StreamParts,
-        sample: int,
-        history: History,
-        planes: Planes,
-        allow: Collection[str],
-    ) -> None:
-        """Continue the mixture of a state.  Raises: StreamMismatch, without a change."""
-        number = next(self._loads)
-        continued, messages = self._stream.continued(
-            definition, saved, sample, history=history, allow=allow, owner=self
-        )
-        try:
-            continued.require_same_planes(saved, planes, sample, allow)
-            if self._agreement is not None:
-                self._agreement.require_same_state(number, sample, continued.identity())
-        except BaseException:
-            continued.close_unless(self._stream)
-            raise
-        self._install(continued)
-        for message in messages:
-            _LOG.warning("%s", message)
+    # --- internals: how a batch arrives is in delivery.py ---
 
     def _change(self, name: str, change: Callable[[], Changed], at_sample: int | None) -> Changed:
         """Change the stream on all ranks.  The arguments, and Raises: as for `change_together`."""
@@ -624,74 +398,3 @@ class Feed(ABC, Generic[Array, Rich, OneEpoch]):
             agreement=self._agreement,
             install=self._install,
         )
-
-    def _install(self, stream: FeedStream) -> None:
-        """Read another stream from now on."""
-        if stream is self._stream:
-            return
-        # First: an interrupt behind it must not leave rows of the stream before.
-        self._drop_reader()
-        before, self._stream = self._stream, stream
-        if before.dataset is not stream.dataset:
-            if before.dataset.closed:  # meanwhile, by another thread
-                stream.dataset.close()
-            before.dataset.close()
-        if before.cursor is stream.cursor:
-            stream.rename_runs(before)
-
-    def _drop_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _seek(self, sample: int, history: History | None = None) -> None:
-        self._cursor.seek(sample, history)
-        self._drop_reader()
-
-    def _position_of(self, sample: int) -> FeedPosition:
-        if self._spec.mixture or not self._spec.order.HAS_EPOCHS:
-            return FeedPosition(sample, None)
-        return FeedPosition(sample, sample // max(1, self._rows_per_epoch()))
-
-    def _require_epochs(self) -> None:
-        if self._spec.mixture:
-            raise InvalidRequest("mixture", "has no epochs; max_epochs of a source ends a mixture")
-        if not self._spec.order.HAS_EPOCHS:
-            raise InvalidRequest(
-                "order",
-                f"{self._spec.order.NAME} is endless and has no epochs; pass order='shuffled', "
-                "'sequential', 'packed' or 'padded'",
-            )
-
-    def _plan_epoch(self, epoch: int, tail: Tail) -> EpochPlan:
-        """Plan the batches of an epoch.  Raises: like `_require_windows`; SamplesExhausted."""
-        position, windows = self._request.position, self._require_windows()
-        last = (SAMPLE_END - position.stride) // windows - 1
-        if epoch > last:
-            raise SamplesExhausted(
-                "epoch",
-                f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples have "
-                "to stay below 2^63",
-            )
-        return EpochPlan(windows, position, epoch, tail)
-
-    def _require_windows(self) -> int:
-        """Return the windows of an epoch.  Raises: InvalidRequest if no file is long enough."""
-        windows = self._rows_per_epoch()
-        if windows == 0:
-            longest = self._dataset.await_described()[0].longest_file_tokens
-            raise InvalidRequest(
-                "context_length",
-                f"{self._spec.context_length} is not below the {longest} tokens of the longest "
-                "file; pass a shorter context_length",
-            )
-        return windows
-
-    def _rows_per_epoch(self) -> int:
-        return self._dataset.rows_of(self._spec.order.NAME)
-
-
-def _is_in_worker() -> bool:
-    """Return whether this is a worker process of a DataLoader; does not import torch."""
-    loading = sys.modules.get("torch.utils.data")
-    return loading is not None and loading.get_worker_info() is not None

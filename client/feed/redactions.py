@@ -75,11 +75,13 @@ def with_redaction(redactions: Planned, new: PlannedRedaction) -> tuple[Planned,
 
 
 def of_state(
-    saved: StreamParts, datasets: Sequence[Collection[str]]
+    saved: StreamParts, datasets: Sequence[Collection[str]], *, allow: bool
 ) -> tuple[Planned, tuple[str, ...]]:
     """Return the redactions of a state, and what to log of those that are dropped.
 
-    datasets: for each source of the state, those of the feed that have its corpus.
+    datasets: for each source of the state, those of the feed that have its corpus.  allow: whether
+    those of a corpus that the feed has not are dropped.
+    Raises: StreamMismatch, naming the list, if they are not.
     """
     found: list[PlannedRedaction] = []
     messages = []
@@ -88,8 +90,16 @@ def of_state(
             PlannedRedaction(first_sample, name, bytes.fromhex(list_hash))
             for name in datasets[source]
         ]
-        if not datasets[source]:
-            messages.append(f"redactions of another corpus are dropped list={list_hash}")
+        if datasets[source]:
+            continue
+        if not allow:
+            raise StreamMismatch(
+                "redactions",
+                f"the state has list {list_hash} of another corpus, so this stream would have its "
+                "tokens again. Redact the corpus of this stream too, pass the list of that by "
+                'feed.redact, and add "redactions" to allow',
+            )
+        messages.append(f"redactions of another corpus are dropped list={list_hash}")
     return tuple(sorted(found)), tuple(messages)
 
 

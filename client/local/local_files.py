@@ -62,6 +62,9 @@ class Opened(Protocol):
     def described(self, context_length: int, sources: Sequence[Source] = ()) -> Datasets:
         """Return the description of each source, with the rows of T = context_length tokens."""
 
+    def look_at_lists(self) -> None:
+        """Look at the files of the lists of redactions at once."""
+
     def blocks(self, request: StreamRequest) -> Blocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
 
@@ -136,6 +139,7 @@ class LocalFiles(Supervised):
         like `await_described`.
         """
         opened = self._await_opened()
+        opened.look_at_lists()
         spec = replace(self._spec, redactions=redactions)
         require_lists("target", spec, opened.described(self._context_length, spec.sources))
 

@@ -13,11 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest, listed
 
 from ..feed.saved.state import PARTS, read_history, read_state
 from .files import distributed_folder, json_file, safetensors_file, torch_file
-from .files.opened import Found, Keys, opened, printable, problem_of
+from .files.opened import Found, Keys, opened, problem_of
 
 SHAPE = frozenset(("version", "sample", *PARTS))
 """The keys that every state has. The others depend on its version, and `read_state` requires them.

@@ -10,20 +10,17 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
 from tokenfeed.errors import (
-    BeingMade,
     InvalidRequest,
     NotATokenfeedServer,
-    NotFound,
     RequestError,
     Unreachable,
-    listed,
 )
 from tokenfeed.stream.redactions import Redactions
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -39,14 +36,13 @@ from ..transport.channel import Channel, DescribeCall
 from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
-from .describe import describe_all
+from .describe import describe_all, describe_sources, refusal_of_all
 from .failover import Failover
 from .usable import (
     Datasets,
     compared,
     counted_rows,
     crop_warnings,
-    require_order,
     require_usable,
     with_hashes,
     without_rows,
@@ -228,7 +224,8 @@ class DatasetClient(Supervised):
 
     def require_redactions(self, redactions: Redactions) -> None:
         """Ask all servers whether they have the lists of redactions; those without them are logged.
-        Waits like `await_described`, and raises the same; StreamMismatch if none has them all.
+        Waits like `await_described`, and raises the same; ListMissing if none has them all, also
+        after 3 s.
         """
         self.await_described()
         self._await(partial(self._describe_all, self._context_length, redactions=redactions))
@@ -294,13 +291,8 @@ class DatasetClient(Supervised):
                 is_known = reference is not None and reference[0].name
                 reference = with_hashes(reference if is_known else None, found)
         if found is None:
-            if not_ready:
-                raise _not_ready(not_ready)
-            _, first = refused[0]
-            if len(answers) == len(replicas):
-                raise first
-            # A server that is unavailable may have the corpus.
-            raise Unreachable(first.subject, first.problem)
+            errors = [error for _, error in refused]
+            raise refusal_of_all(errors, not_ready, have_all_answered=len(answers) == len(replicas))
         for address, refusal in refused:
             _LOG.error("server rejected address=%s reason=%s", address, refusal.problem)
         for away in not_ready:
@@ -320,34 +312,13 @@ class DatasetClient(Supervised):
         timeout_seconds: float,
         open_calls: set[DescribeCall],
     ) -> pb.DescribeResponse:
-        spec = self._request.spec
-        name = spec.source.dataset if spec.mixture is None else ""
-        request = pb.DescribeRequest(dataset=name, context_length=context_length)
-        described = self._answer(channel, request, timeout_seconds, open_calls)
-        served = {dataset.name: dataset for dataset in described.datasets}
-        names = listed(list(served)) or "there are none"
-        if spec.mixture is not None:
-            missing = [each.dataset for each in spec.sources if each.dataset not in served]
-            if missing:
-                problem = f"{missing[0]!r} is not served by {channel.target}, only {names}"
-                cure = "all sources of a mixture have to be on the same servers"
-                raise NotFound("mixture", f"{problem}; {cure}")
-            del described.datasets[:]
-            described.datasets.extend(served[each.dataset] for each in spec.sources)
-        elif len(described.datasets) != 1:
-            raise InvalidRequest("dataset", f"has to name one of the served datasets: {names}")
-        for source, dataset in zip(spec.sources, described.datasets, strict=True):
-            if source.reads_documents:
-                require_order(described, source.order.NAME)
-                request = pb.DescribeRequest(
-                    dataset=dataset.name,
-                    context_length=context_length,
-                    long_documents=source.long_documents,
-                    order=source.order.NAME,
-                )
-                answer = self._answer(channel, request, timeout_seconds, open_calls)
-                dataset.CopyFrom(answer.datasets[0])
-        return described
+        """Return the answer of one server."""
+        return describe_sources(
+            self._request.spec,
+            context_length,
+            channel.target,
+            lambda request: self._answer(channel, request, timeout_seconds, open_calls),
+        )
 
     def _answer(
         self,
@@ -422,15 +393,6 @@ class _DescribeTask(AwaitedTask[Result]):
         if result is None:
             raise _closed_unused()
         return result
-
-
-def _not_ready(away: Sequence[Unreachable]) -> Unreachable:
-    """Return the error of the first of several servers, with what any of them is making."""
-    making = [error for error in away if isinstance(error, BeingMade)]
-    if not making:
-        return away[0]
-    progress = {name: share for error in making for name, share in error.progress.items()}
-    return BeingMade(making[0].subject, making[0].problem, progress)
 
 
 def _closed_unused() -> InvalidRequest:

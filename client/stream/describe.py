@@ -10,13 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tokenfeed.errors import ServerUnavailable, Unreachable
+from tokenfeed.errors import (
+    BeingMade,
+    InvalidRequest,
+    ListMissing,
+    NotFound,
+    RequestError,
+    ServerUnavailable,
+    TokenfeedError,
+    Unreachable,
+    listed,
+)
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.threads import start_thread, without_traceback
 from ..transport.channel import Channel
 from ..transport.replicas import Replica
 from ..transport.tls_check import TLS_CHECK_SECONDS
+from .usable import require_order
 
 _STRAGGLER_SECONDS = 1.0
 """How long to wait for the other servers after the first answer, and for all of them after their
@@ -74,6 +86,68 @@ def describe_all(
     if not answers:
         raise _representative(errors)
     return sorted(answers, key=lambda answer: replicas.index(answer.replica))
+
+
+def describe_sources(
+    spec: StreamSpec,
+    context_length: int,
+    target: str,
+    answer: Callable[[pb.DescribeRequest], pb.DescribeResponse],
+) -> pb.DescribeResponse:
+    """Return what one server says of the sources of a stream, in their order.
+
+    context_length: for the number of windows.  target: the server, for errors.  answer: asks it.
+    Raises: NotFound or InvalidRequest if it does not serve them, or not with their orders.
+    """
+    name = spec.source.dataset if spec.mixture is None else ""
+    request = pb.DescribeRequest(dataset=name, context_length=context_length)
+    described = answer(request)
+    served = {dataset.name: dataset for dataset in described.datasets}
+    names = listed(list(served)) or "there are none"
+    if spec.mixture is not None:
+        missing = [each.dataset for each in spec.sources if each.dataset not in served]
+        if missing:
+            problem = f"{missing[0]!r} is not served by {target}, only {names}"
+            cure = "all sources of a mixture have to be on the same servers"
+            raise NotFound("mixture", f"{problem}; {cure}")
+        del described.datasets[:]
+        described.datasets.extend(served[each.dataset] for each in spec.sources)
+    elif len(described.datasets) != 1:
+        raise InvalidRequest("dataset", f"has to name one of the served datasets: {names}")
+    for source, dataset in zip(spec.sources, described.datasets, strict=True):
+        if source.reads_documents:
+            require_order(described, source.order.NAME)
+            request = pb.DescribeRequest(
+                dataset=dataset.name,
+                context_length=context_length,
+                long_documents=source.long_documents,
+                order=source.order.NAME,
+            )
+            dataset.CopyFrom(answer(request).datasets[0])
+    return described
+
+
+def refusal_of_all(
+    refused: Sequence[RequestError], away: Sequence[Unreachable], *, have_all_answered: bool
+) -> TokenfeedError:
+    """Return the error of servers of which none can be used: if possible one that time may cure.
+
+    refused, away: of those that answered, one at least.  have_all_answered: else another one may
+    have the corpus.
+    """
+    if away:
+        return _not_ready(away)
+    first = next((each for each in refused if isinstance(each, ListMissing)), refused[0])
+    return first if have_all_answered else Unreachable(first.subject, first.problem)
+
+
+def _not_ready(away: Sequence[Unreachable]) -> Unreachable:
+    """Return the error of the first of several servers, with what any of them is making."""
+    making = [error for error in away if isinstance(error, BeingMade)]
+    if not making:
+        return away[0]
+    progress = {name: share for error in making for name, share in error.progress.items()}
+    return BeingMade(making[0].subject, making[0].problem, progress)
 
 
 def _representative(errors: Sequence[BaseException]) -> BaseException:

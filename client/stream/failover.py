@@ -10,10 +10,17 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tokenfeed.errors import BeingMade, Busy, ServerUnavailable, TokenfeedError, Unreachable
+from tokenfeed.errors import (
+    BeingMade,
+    Busy,
+    ListMissing,
+    ServerUnavailable,
+    TokenfeedError,
+    Unreachable,
+)
 
 from ..runtime.threads import without_traceback
 from ..transport.channel import CHECK_SERVER
@@ -44,6 +51,10 @@ _REFUSALS = 2
 """How often every server has to refuse, each time on a new connection, before the error is raised:
 a bit flipped on the way to a server looks like a wrong request.
 """
+_LIST_SECONDS = 3.0
+"""How long to ask again for a list of redactions that no server has: each looks for new ones once a
+second, and on the file system of a network a new file takes longer to appear."""
+_LIST_PAUSE_SECONDS = 0.25
 
 Result = TypeVar("Result")
 
@@ -99,6 +110,7 @@ class Failover:
         self._failures: list[TokenfeedError] = []
         self._waits_seconds: list[float] = []
         self._refusals = 0
+        self._list_missed_at: float | None = None
         self._away_since: float | None = None
         self._backoff_seconds = _BACKOFF_SECONDS_FIRST
 
@@ -115,7 +127,8 @@ class Failover:
 
         pause: waits this many seconds, or less.  is_over: whether the result is not needed any
         more.  asks_all: one attempt asks all servers, and so is a whole round.
-        Raises: the refusal, if all servers have refused twice; Unreachable after reconnect_seconds.
+        Raises: the refusal, if all servers have refused twice, for want of a list of redactions
+        after 3 s; Unreachable after reconnect_seconds.
         """
         while not is_over():
             count = 1
@@ -184,6 +197,8 @@ class Failover:
         self._waits_seconds = []
         self._replicas.refresh()
         if not any(isinstance(failure, ServerUnavailable) for failure in failures):
+            if self._awaits_list(failures):
+                return _LIST_PAUSE_SECONDS
             self._refusals += 1
             if self._refusals == _REFUSALS:
                 raise failures[0]
@@ -214,6 +229,18 @@ class Failover:
         if len(busy) == len(failures):
             pause_seconds = max(_BACKOFF_SECONDS_FIRST, min(*busy, _PUSHBACK_SECONDS_MAX))
         return min(pause_seconds * random.uniform(*_JITTER), left_seconds)
+
+    def _awaits_list(self, failures: Sequence[TokenfeedError]) -> bool:
+        """Return whether a server lacks only a list of redactions, and may soon have it."""
+        if not any(isinstance(failure, ListMissing) for failure in failures):
+            return False
+        now = time.monotonic()
+        if self._list_missed_at is None:
+            self._list_missed_at = now
+        longest_seconds = _LIST_SECONDS
+        if self._timeouts.reconnect_seconds is not None:
+            longest_seconds = min(longest_seconds, self._timeouts.reconnect_seconds)
+        return now - self._list_missed_at < longest_seconds
 
     def _log_recovery(self) -> None:
         """Log the end of an outage, if its start was logged."""

@@ -11,6 +11,7 @@ from tokenfeed.errors import (
     ContractMismatch,
     InvalidRequest,
     LimitExceeded,
+    ListMissing,
     NotFound,
     StreamMismatch,
 )
@@ -66,7 +67,7 @@ def require_usable(
 
 
 def require_lists(address: str, spec: StreamSpec, datasets: Datasets) -> None:
-    """Raise StreamMismatch unless these datasets have all lists of redactions of a stream.
+    """Raise ListMissing unless these datasets have all lists of redactions of a stream.
 
     address: of their server; a name for local files.
     """
@@ -74,7 +75,7 @@ def require_lists(address: str, spec: StreamSpec, datasets: Datasets) -> None:
     for redaction in spec.redactions:
         dataset = known[redaction.source]
         if redaction.list_hash not in dataset.redaction_lists:
-            raise StreamMismatch(
+            raise ListMissing(
                 address,
                 f"lacks redaction list {redaction.list_hash.hex()} of dataset {dataset.name!r}; "
                 "copy its list file there",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tokenfeed.commands.printable import printable
 from tokenfeed.errors import TokenfeedError
 
 _NAME_SHOWN = 200
@@ -13,10 +14,7 @@ _PROBLEM_SHOWN = 1000
 
 def escaped(text: str, most: int = _NAME_SHOWN) -> str:
     """Return text with an escape for each sign that is not printable, cut after `most` signs."""
-    cut = text if len(text) <= most else f"{text[: most - 1]}…"
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in cut
-    )
+    return printable(text, most)
 
 
 def span(first: int, end: int) -> str:

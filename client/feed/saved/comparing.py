@@ -23,7 +23,8 @@ MIXTURE = "mixture"
 PLANES = "planes"
 """A permission to go on with other targets."""
 REDACTIONS = "redactions"
-"""A permission to go on with redactions that the rows before the saved sample had not."""
+"""A permission to go on with redactions that the rows before the saved sample had not, or without
+those of another corpus."""
 
 
 def require_known_permissions(allow: Collection[str]) -> None:
@@ -75,12 +76,14 @@ def _differ(saved: StreamParts, own: StreamParts, names: Sequence[str]) -> bool:
     return any(getattr(saved, name) != getattr(own, name) for name in names)
 
 
-def log_differences(saved: StreamParts, own: StreamParts) -> None:
-    """Log how the resumed stream differs from the saved one."""
-    for name in COMPARED:
-        before, now = getattr(saved, name), getattr(own, name)
-        if before != now and not (name == "fingerprint" and saved.stages):
-            _LOG.warning("resumed on another stream part=%s saved=%s now=%s", name, before, now)
+def differences(saved: StreamParts, own: StreamParts) -> list[str]:
+    """Return what to log of how the resumed stream differs from the saved one."""
+    return [
+        f"resumed on another stream part={name} saved={before} now={now}"
+        for name in COMPARED
+        if (before := getattr(saved, name)) != (now := getattr(own, name))
+        and not (name == "fingerprint" and saved.stages)
+    ]
 
 
 def require_same_planes(

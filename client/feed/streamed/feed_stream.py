@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,27 +22,20 @@ from ..cursor import Cursor, OpenRun
 from ..history import History
 from ..mixture.counts import source_stats
 from ..mixture.exhaustion import exhausted
-from ..mixture.past import require_same_length_and_seed, require_same_sources, same_corpora
+from ..mixture.past import same_corpora
 from ..mixture.recipe import checked_weights
 from ..mixture.schedule import Schedule
 from ..redactions import (
     Planned,
     PlannedRedaction,
-    continued,
-    of_state,
     planned_for,
     read_dataset,
     read_list,
     with_redaction,
 )
-from ..saved.comparing import (
-    MIXTURE,
-    REDACTIONS,
-    require_known_permissions,
-    require_same_planes,
-)
+from ..saved.comparing import require_same_planes
 from ..saved.state import Planes, write_state
-from ..stats import SourceStats
+from ..stats import FeedPosition, SourceStats
 from .dataset import StreamedDataset
 
 
@@ -146,6 +139,41 @@ class FeedStream:
         redacted = _hash_of(parts.redactions) if parts.redactions else ""
         return parts.fingerprint + self._planes_hash() + redacted
 
+    def position_of(self, sample: int) -> FeedPosition:
+        """Return the position at a sample, with its epoch if there are any."""
+        if self.spec.mixture or not self.spec.order.HAS_EPOCHS:
+            return FeedPosition(sample, None)
+        return FeedPosition(sample, sample // max(1, self.rows_per_epoch()))
+
+    def require_epochs(self) -> None:
+        """Raise InvalidRequest if this is a mixture, or its order has none."""
+        if self.spec.mixture:
+            raise InvalidRequest("mixture", "has no epochs; max_epochs of a source ends a mixture")
+        if not self.spec.order.HAS_EPOCHS:
+            raise InvalidRequest(
+                "order",
+                f"{self.spec.order.NAME} is endless and has no epochs; pass order='shuffled', "
+                "'sequential', 'packed' or 'padded'",
+            )
+
+    def rows_per_epoch(self) -> int:
+        """Return the rows of the first source per epoch.  Raises: TokenfeedError."""
+        return self.dataset.rows_of(self.spec.order.NAME)
+
+    def require_windows(self) -> int:
+        """Return the rows per epoch.  Raises: InvalidRequest if no file is long enough;
+        TokenfeedError.
+        """
+        windows = self.rows_per_epoch()
+        if windows == 0:
+            longest = self.dataset.await_described()[0].longest_file_tokens
+            raise InvalidRequest(
+                "context_length",
+                f"{self.spec.context_length} is not below the {longest} tokens of the longest "
+                "file; pass a shorter context_length",
+            )
+        return windows
+
     def end_sample(self) -> int:
         """Return the sample at which a source of a mixture ends it, 2^63 if none does, and log it;
         asks for the rows of sources with max_epochs.  Raises: TokenfeedError.
@@ -187,7 +215,7 @@ class FeedStream:
         if schedule is self.schedule:
             return self, begin
         _, _, history = self.cursor.now
-        return self._with(schedule, sample, history, before=self.parts, owner=owner), begin
+        return self.with_schedule(schedule, sample, history, before=self.parts, owner=owner), begin
 
     def redacted(
         self, list_hash: str, at_sample: int | None, dataset: str | None
@@ -230,84 +258,7 @@ class FeedStream:
             history = history.continued_by(self.parts(), before=before.parts(), sample=sample)
             self.cursor.skip_to(sample, history)
 
-    def resumed(
-        self,
-        definition: Schedule | None,
-        saved: StreamParts,
-        sample: int,
-        *,
-        history: History,
-        allow: Collection[str],
-        is_rescaled: bool,
-        owner: object,
-    ) -> tuple[FeedStream, Sequence[str]]:
-        """Return the stream of a feed that loads a state of one dataset, and what to log of it: of
-        a mixture without its changes, else at the position of this one.
-
-        definition: of the feed, None without a mixture.  saved, history: of the state.  sample:
-        where it resumes.  is_rescaled: as for redactions.continued.  The other arguments, and
-        Raises: as for `continued`.
-        """
-        parts = self.parts()
-        same = [self.spec.sources[0].dataset] if parts.fingerprint == saved.fingerprint else []
-        if parts.sources:
-            sources = parts.sources
-            same = [each.dataset for each in sources if each.fingerprint == saved.fingerprint]
-        before, dropped = of_state(saved, [same])
-        redactions, differing = continued(
-            before,
-            self.own_redactions,
-            sample,
-            allow=REDACTIONS in allow,
-            is_rescaled=is_rescaled,
-        )
-        messages = (*dropped, *differing)
-        if definition is None:
-            return self.with_redactions(redactions), messages
-        stream = replace(self, redactions=redactions)
-        return (
-            stream._with(definition, sample, history, before=self.parts, owner=owner),
-            messages,
-        )
-
-    def continued(
-        self,
-        definition: Schedule,
-        saved: StreamParts,
-        sample: int,
-        *,
-        history: History,
-        allow: Collection[str],
-        owner: object,
-    ) -> tuple[FeedStream, Sequence[str]]:
-        """Return the stream of a feed that loads a state of a mixture, and what to log of it.
-
-        definition: of the feed.  saved, sample, history: of the state.  allow: as for
-        `require_same_stream`.  owner: a new dataset is closed with it.
-        Raises: StreamMismatch; TokenfeedError if sources cannot be read.
-        """
-        require_known_permissions(allow)
-        require_same_length_and_seed(saved, self.spec)
-        fingerprints = {each.dataset: each.fingerprint for each in self.parts().sources}
-        schedule, messages = definition.continued(
-            saved, sample, allow=MIXTURE in allow, fingerprints=fingerprints
-        )
-        names = [{each.dataset} for each in definition.renamed(saved, fingerprints).sources]
-        before, _ = of_state(saved, names)
-        redactions, differing = continued(
-            before, self.own_redactions, sample, allow=REDACTIONS in allow
-        )
-        stream = replace(self, redactions=redactions)._with(
-            schedule, sample, history, before=lambda: saved, owner=owner
-        )
-        try:
-            require_same_sources(saved, stream.parts(), sample)
-        except BaseException:
-            stream.close_unless(self)
-            raise
-        return stream, (*messages, *differing)
-
-    def _with(
+    def with_schedule(
         self,
         schedule: Schedule,
         sample: int,

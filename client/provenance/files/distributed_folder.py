@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from .opened import DAMAGED, Found, Keys, opened, printable, problem_of
+from tokenfeed.commands.printable import printable
+
+from .opened import DAMAGED, Found, Keys, opened, problem_of
 from .torch_file import read_saved
 
 METADATA = (".metadata", "__0.metadata")

@@ -12,6 +12,7 @@ from pickle import PickleError
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 from zipfile import BadZipFile
 
+from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest
 
 Keys: TypeAlias = tuple[str | int, ...]
@@ -33,14 +34,6 @@ class Found(NamedTuple):
 
 
 Reader = Callable[[Path], Sequence[Found]]
-
-
-def printable(name: object) -> str:
-    """Return a name as it may be shown: each character that a terminal does not print, escaped."""
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii")
-        for sign in str(name)
-    )
 
 
 def problem_of(path: Path, problem: str) -> InvalidRequest:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenfeed.commands.extras import missing
+from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest
 
-from .opened import DAMAGED, Found, opened, printable, problem_of
+from .opened import DAMAGED, Found, opened, problem_of
 
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80"

@@ -50,11 +50,13 @@ def test_a_stream_has_those_of_its_datasets() -> None:
 
 
 def test_redactions_of_a_state_follow_their_corpus() -> None:
-    """It may have another name, or be two sources; one that is gone is logged."""
+    """It may have another name, or be two sources; one that is gone is refused, or logged."""
     redactions = (RedactionValues(5, 0, ONE.hex()), RedactionValues(7, 1, OTHER.hex()))
     saved = StreamParts("mixture-1", 1, 8, "ab" * 32, redactions=redactions)
 
-    found, messages = of_state(saved, [["b", "a"], []])
+    with pytest.raises(StreamMismatch, match=f"list {OTHER.hex()} of another corpus"):
+        of_state(saved, [["b", "a"], []], allow=False)
+    found, messages = of_state(saved, [["b", "a"], []], allow=True)
 
     assert found == (PlannedRedaction(5, "a", ONE), PlannedRedaction(5, "b", ONE))
     assert messages == (f"redactions of another corpus are dropped list={OTHER.hex()}",)

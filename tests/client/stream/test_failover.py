@@ -19,6 +19,7 @@ from tokenfeed.errors import (
     BadFrame,
     BeingMade,
     Busy,
+    ListMissing,
     NotFound,
     StreamMismatch,
     TokenfeedError,
@@ -218,6 +219,23 @@ def test_a_refusal_is_raised_when_every_server_has_refused_twice() -> None:
 
     assert journey.asked == ["a:1", "b:1", "a:1", "b:1"]
     assert journey.pauses == [0.0]
+
+
+def test_a_list_that_no_server_has_is_asked_for_again_for_three_seconds(clock: Clock) -> None:
+    """Each looks for new lists once a second; only then it is a refusal like any other."""
+
+    def lacks(index: int, address: str) -> TokenfeedError:
+        clock.now = sum(journey.pauses)
+        return ListMissing(address, "lacks redaction list 0101")
+
+    journey = Journey(["a:1", "b:1"])
+    journey.go(fails(10, lacks))
+    assert journey.pauses == [0.25] * 5
+    journey = Journey(["a:1", "b:1"])
+    with pytest.raises(ListMissing, match="lacks redaction list 0101"):
+        journey.go(lacks)
+    assert clock.now == 3.0
+    assert journey.pauses[-1] == 0.0
 
 
 def test_a_refusal_by_one_server_is_not_raised_while_another_may_come_back() -> None:

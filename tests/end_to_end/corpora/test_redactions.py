@@ -28,7 +28,6 @@ from tests.support.mixtures import local as local_mixture
 from tests.support.mixtures import write_sources
 from tests.support.packed_corpora import Corpus, write_corpus
 from tests.support.redacting import redact
-from tests.support.waiting import eventually
 
 T, B, SEED = 16, 4, 9
 FILL = 7
@@ -143,7 +142,7 @@ def test_a_replica_without_the_list_is_left_out_until_it_has_it(
     with NumpyBatches(addresses, B, T, seed=SEED, order="shuffled", dtype=np.int64) as feed:
         rows = [taken(feed, 5)]
         with caplog.at_level(logging.ERROR, "tokenfeed.client"):
-            assert eventually(lambda: takes_up(feed, found, 42))
+            assert feed.redact(found, 42) == 42
         assert f"server rejected address={servers[1].address}" in caplog.text
         assert f"lacks redaction list {found} of dataset 'train'" in caplog.text
         rows.append(taken(feed, 25))
@@ -154,13 +153,18 @@ def test_a_replica_without_the_list_is_left_out_until_it_has_it(
     require_same(joined(*rows), redacted(expected, tokens_of(corpus, LIST), 42))
 
 
-def takes_up(feed: Any, list_hash: str, at_sample: int | None = None, **more: Any) -> bool:
-    """Whether a feed takes up a list now: a server looks for new ones once a second."""
-    try:
-        feed.redact(list_hash, at_sample, **more)
-    except StreamMismatch:
-        return False
-    return True
+@pytest.mark.parametrize("is_local", [True, False], ids=["file", "served"])
+def test_a_list_that_was_just_made_is_taken_up(
+    serve: Serve, corpus: Corpus, is_local: bool
+) -> None:
+    """A server looks for lists once a second. A mixture file may name the list too."""
+    target = corpus.target if is_local else serve(*corpus.words).address
+    with NumpyBatches(target, B, T, seed=SEED) as feed:
+        for end in (3, 4, 5):
+            assert feed.redact(redact(corpus.paths, (0, 0, end)), at_sample=40) == 40
+    own = [{"dataset": "train", "list": redact(corpus.paths, (0, 0, 6)), "first_sample": 0}]
+    with NumpyBatches(target, B, T, mixture=Mixture({"train": 1}, redactions=own)) as feed:
+        next(feed)
 
 
 def test_a_list_that_no_server_has_changes_nothing(serve: Serve, corpus: Corpus) -> None:
@@ -270,6 +274,61 @@ def test_a_feed_with_another_past_is_refused_by_name(
     assert [each["first_sample"] for each in spec["redactions"]] == [18, 40]
     expected = redacted(plain(corpus, 20, order="shuffled"), tokens_of(corpus, LIST[:1]), 18)
     require_same(joined(*rows), redacted(expected, tokens_of(corpus, LIST), 40))
+
+
+@pytest.mark.parametrize("at_sample", [20, 41])
+def test_history_and_state_are_the_same_whether_a_list_is_taken_up_before_or_after_the_state(
+    corpus: Corpus, at_sample: int
+) -> None:
+    """Ranks that call `redact` at other places of their script would save other checkpoints."""
+    found = redact(corpus.paths, *LIST, fill=FILL)
+    options = {"seed": SEED, "order": "shuffled", "dtype": np.int64}
+    with NumpyBatches(corpus.target, B, T, **options) as feed:
+        taken(feed, 5)
+        state = feed.state_dict()
+    states, histories = [], []
+    for is_before in (True, False):
+        with NumpyBatches(corpus.target, B, T, **options) as feed:
+            if is_before:
+                feed.redact(found, at_sample=at_sample)
+            feed.load_state_dict(state)
+            if not is_before:
+                feed.redact(found, at_sample=at_sample)
+            taken(feed, 3)
+            states.append(feed.state_dict())
+            histories.append(feed.history())
+
+    assert len(histories[0]) == 1
+    assert histories[0] == histories[1]
+    assert states[0] == states[1]
+
+
+def test_a_grown_corpus_needs_its_own_list_or_a_word_that_it_has_none(
+    corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the tokens would come back in the next run, with one line in a log."""
+    found = redact(corpus.paths, *LIST, fill=FILL)
+    grown = write_corpus(tmp_path / "grown", [*LENGTHS, [50, 40]], first=100)
+    ranges = [*LIST, (2, 5, 20)]
+    new = redact(grown.paths, *ranges, fill=FILL)
+    options = {"seed": SEED, "order": "shuffled", "dtype": np.int64}
+    with NumpyBatches(corpus.target, B, T, **options) as feed:
+        feed.redact(found, at_sample=8)
+        taken(feed, 5)
+        state = feed.state_dict()
+    with NumpyBatches(grown.target, B, T, **options) as feed:
+        feed.redact(new)
+        with pytest.raises(StreamMismatch, match=rf"list {found} of another corpus.*Redact the"):
+            feed.load_state_dict(state, allow=("fingerprint",))
+        assert feed.position.samples == 0
+        feed.load_state_dict(state, allow=("fingerprint", "redactions"))
+        assert f"redactions of another corpus are dropped list={found}" in caplog.text
+        rows = taken(feed, 20)
+        spec = feed.history()[-1]
+
+    assert [each["list_hash"] for each in spec["redactions"]] == [new]
+    assert not np.isin(rows.x, sorted(tokens_of(grown, ranges))).any()
+    assert (rows.y == -100).any()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")

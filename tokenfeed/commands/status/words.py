@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from ...v1 import status_pb2 as pb
+from ..printable import printable as escaped
 from .rank_spans import Span, count_of
 
 NAME_SHOWN = 60
@@ -59,8 +60,7 @@ def printable(text: str, most: int = NAME_SHOWN) -> str:
     """Return text in which nothing acts on what shows it: the signs that cannot be printed, among
     them those that turn the direction of writing, become U+FFFD; it is cut after `most` signs.
     """
-    cut = text[:most] if len(text) <= most else f"{text[: most - 1]}…"
-    return "".join(sign if sign.isprintable() else "\ufffd" for sign in cut)
+    return escaped(text, most, mark="\ufffd")
 
 
 def address(peer: str) -> str:

@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.wire.request import StreamRequest
 
-from ..device.host_transfer import Pair, Transfer
-from ..device.numpy_batch import HostPart
-from ..device.row_source import RowSource
-from ..stream.usable import corpora_of
-from .streamed.dataset import StreamedDataset
+from ...device.host_transfer import Pair, Transfer
+from ...device.numpy_batch import HostPart
+from ...device.row_source import RowSource
+from ...stream.usable import corpora_of
+from .dataset import StreamedDataset
 
 Array = TypeVar("Array")
 

@@ -1,0 +1,205 @@
+"""The path of a batch: from the rows of a stream to the arrays of a feed.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Generic, TypeVar
+
+from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.stream.position import SAMPLE_END
+from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.wire.request import StreamRequest
+
+from ..device.host_transfer import Pair, Transfer
+from ..device.numpy_batch import Note
+from ..runtime.counters import Counters
+from .cursor import Cursor, OpenRun
+from .history import History
+from .streamed.batch_reader import BatchReader
+from .streamed.dataset import StreamedDataset, note_of
+from .streamed.feed_stream import FeedStream
+
+Array = TypeVar("Array")
+Rich = TypeVar("Rich")
+
+
+class Delivery(ABC, Generic[Array, Rich]):
+    """What delivers the batches of a feed: it reads a stream, which may be replaced meanwhile.
+
+    Array, Rich: as for Feed.
+    """
+
+    def __init__(
+        self,
+        stream: FeedStream,
+        *,
+        masks: tuple[int, ...],
+        end_sample: int,
+        prefetch_bytes: int,
+        rich_batch: Callable[..., Rich],
+    ) -> None:
+        """stream: to be read.  masks: kinds of planes that mask targets.  end_sample: where the
+        feed ends.  prefetch_bytes: memory for prefetched rows.  rich_batch: as for Feed.
+        """
+        self._stream = stream
+        self._masks = masks
+        self._end_sample = end_sample
+        self._prefetch_bytes = prefetch_bytes
+        self._rich_batch = rich_batch
+        self._is_rich = False
+        self._reader: BatchReader[Array] | None = None
+        self._counters = Counters()
+        self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
+
+    @abstractmethod
+    def _transfer(self) -> Transfer[Array]:
+        """Return what moves batches of `_shape` to the model; for the planes in `_masks`, with
+        `_note`.
+        """
+
+    def _note(self) -> Note | None:
+        """Return what notes the host part of each batch; None unless it is wanted."""
+        return note_of(self._dataset, self._spec) if self._is_rich else None
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Of x and y: (batch_size, context_length)."""
+        return self._request.position.batch_size, self._spec.context_length
+
+    @property
+    def _request(self) -> StreamRequest:
+        return self._stream.request
+
+    @property
+    def _spec(self) -> StreamSpec:
+        return self._stream.request.spec
+
+    @property
+    def _dataset(self) -> StreamedDataset:
+        return self._stream.dataset
+
+    @property
+    def _cursor(self) -> Cursor:
+        return self._stream.cursor
+
+    def _next(self, out: Pair[Array] | None) -> tuple[Pair[Array], BatchReader[Array]] | None:
+        """Deliver the next batch, in out if given.  Returns: the batch, and where it was read; None
+        at the end.
+        """
+        # Another thread or a signal handler may close this feed meanwhile.
+        reader, sample = self._reader, self._cursor.sample
+        if reader is None or reader.sample != sample:
+            self._drop_reader()
+            if self._dataset.closed:
+                return None
+            try:
+                end_sample = min(self._end_sample, self._stream.end_sample())
+                batches_left = max(0, end_sample - sample) // self._request.position.stride
+            except TokenfeedError:
+                if self._dataset.closed:  # meanwhile
+                    return None
+                raise
+            if batches_left == 0:
+                return None
+            reader = self._reader = self._open(sample, batches_left)
+        try:
+            batch = reader.next(out)
+        except BaseException:
+            # For example a Ctrl-C: rows that were not delivered are requested again.
+            self._drop_reader()
+            raise
+        if batch is None:
+            return None
+        self._cursor.generation += 1
+        self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
+        return batch, reader
+
+    def _next_rich(self) -> Rich | None:
+        stream = self._stream
+        before = stream.cursor.current
+        found = self._next(None)
+        return None if found is None else self._enriched(*found, stream, before)
+
+    def _enriched(
+        self,
+        batch: Pair[Array],
+        reader: BatchReader[Array],
+        stream: FeedStream,
+        before: tuple[int, OpenRun],
+    ) -> Rich:
+        """Return a batch that was just delivered with all that it carries.
+
+        reader, stream: that it comes from.  before: `stream.cursor.current` before it.
+        """
+        rows = cache(partial(stream.rows_at, before[0]))
+        assert reader.noted is not None
+        return self._rich_batch(
+            *batch,
+            reader.noted,
+            samples=lambda: rows().samples,
+            sources=lambda: rows().sources,
+            state_before=partial(stream.state_at, before),
+            state_after=partial(stream.state_at, stream.cursor.current),
+        )
+
+    def _carry_more(self) -> None:
+        """Note from now on what rich batches carry."""
+        if not self._is_rich:
+            self._is_rich = True
+            self._drop_reader()
+            self._dataset.read_documents()
+
+    def _open(self, sample: int, num_batches: int) -> BatchReader[Array]:
+        """Start to read batches from a sample on."""
+        if _is_in_worker():
+            raise InvalidRequest(
+                "num_workers", "has to be 0: a feed prefetches by itself, without workers"
+            )
+        self._dataset.require_own_process()
+        position = replace(self._request.position, first_sample=sample)
+        num_batches = min(num_batches, position.batches_left, SAMPLE_END - 1)
+        request = replace(self._request, position=position, num_batches=num_batches)
+        rows = self._dataset.open_rows(
+            request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
+        )
+        reader = BatchReader(self._dataset, request, rows, self._transfer())
+        # Weak: a reader that is not needed any more ends with its last reference.
+        self._latest = weakref.ref(reader)
+        return reader
+
+    def _install(self, stream: FeedStream) -> None:
+        """Read another stream from now on."""
+        if stream is self._stream:
+            return
+        # First: an interrupt behind it must not leave rows of the stream before.
+        self._drop_reader()
+        before, self._stream = self._stream, stream
+        if before.dataset is not stream.dataset:
+            if before.dataset.closed:  # meanwhile, by another thread
+                stream.dataset.close()
+            before.dataset.close()
+        if before.cursor is stream.cursor:
+            stream.rename_runs(before)
+
+    def _drop_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _seek(self, sample: int, history: History | None = None) -> None:
+        self._cursor.seek(sample, history)
+        self._drop_reader()
+
+
+def _is_in_worker() -> bool:
+    """Return whether this is a worker process of a DataLoader; does not import torch."""
+    loading = sys.modules.get("torch.utils.data")
+    return loading is not None and loading.get_worker_info() is not None
