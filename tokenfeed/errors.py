@@ -133,13 +133,32 @@ class Deleted(CorpusError):
     status = "DATA_LOSS"
     PHRASE: ClassVar[str] = "tokens were deleted"
     """What tells it from CorpusChanged: its problem contains this, and no name has spaces."""
+    _ROW = "this row"
+
+    def __init__(self, subject: str, problem: str, row: int = 0) -> None:
+        """As above.  row: the first one that needs such tokens, of those that were planned together
+        (`Spans.whole`).
+        """
+        super().__init__(subject, problem)
+        self.row = row
+
+    def __reduce__(self) -> tuple[type[TokenfeedError], tuple[object, ...]]:
+        """As above."""
+        return type(self), (self.subject, self.problem, self.row)
 
     @classmethod
-    def of(cls, dataset: str, file_name: str, first_token: int, end_token: int) -> Deleted:
+    def of(
+        cls, dataset: str, file_name: str, first_token: int, end_token: int, row: int = 0
+    ) -> Deleted:
         """Return the error of a range of tokens of a file, which is named without its folder."""
         where = f"{shortened(file_name)}, tokens [{first_token}, {end_token})"
         cure = "read with a redaction of them in force, or from a replica that still has them"
-        return cls("dataset", f"{dataset!r}: {cls.PHRASE} that this row needs ({where}); {cure}")
+        problem = f"{dataset!r}: {cls.PHRASE} that {cls._ROW} needs ({where}); {cure}"
+        return cls("dataset", problem, row)
+
+    def at_sample(self, sample: int) -> Deleted:
+        """Return the same error with the sample of its row."""
+        return Deleted(self.subject, self.problem.replace(self._ROW, f"sample {sample}", 1))
 
 
 class InvalidSource(CorpusError):

@@ -17,6 +17,7 @@ from functools import partial
 
 from tokenfeed.errors import (
     CorpusChanged,
+    Deleted,
     InvalidCorpus,
     InvalidRequest,
     NotFound,
@@ -254,7 +255,8 @@ class LocalBlocks:
     def next(self) -> RowBlock | None:
         """Read the next block; None at the end. The caller owns its memory.
 
-        Raises: CorpusChanged, Deleted; Unreadable, after about a second: the same block comes next.
+        Raises: CorpusChanged; Deleted, behind the rows before the one that needs deleted tokens;
+        Unreadable, after about a second: the same block comes next.
         """
         spans = self._spans
         if spans is None:
@@ -265,6 +267,13 @@ class LocalBlocks:
             spans = self._spans = self._rows.take(self._next_row_count())
         try:
             block = gather_block(self._gathered(), spans, self._spec.planes)
+        except Deleted as error:
+            intact = error.row - spans.whole.first_row
+            if not intact:
+                sample = self._position.sample_of(self._rows.row - len(spans))
+                raise error.at_sample(sample) from None
+            self._spans = spans[intact:]
+            return gather_block(self._gathered(), spans[:intact], self._spec.planes)
         except (CorpusChanged, Unreadable) as error:
             raise type(error)(error.subject, _for_readers(error.problem)) from None
         self._spans = None

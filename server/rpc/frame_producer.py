@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tokenfeed.errors import SamplesExhausted, Unreadable
+from tokenfeed.errors import Deleted, SamplesExhausted, Unreadable
 from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.wire import draft, frame
 from tokenfeed.wire.request import StreamRequest
@@ -52,7 +52,8 @@ class FrameProducer:
     def frames(self, connection: Connection) -> Iterator[MadeFrame]:
         """Yield the frames in order, scheduled fairly against those of other peers.
 
-        Raises: CorpusChanged; Deleted; SamplesExhausted at sample 2^63.
+        Raises: CorpusChanged; Deleted, behind the rows before the one that needs deleted tokens;
+        SamplesExhausted at sample 2^63.
         """
         store = self.store
         row_bytes = self.request.spec.row_tokens * store.dtype.itemsize
@@ -63,14 +64,29 @@ class FrameProducer:
                 connection.frame_bytes, connection.sent_bytes, connection.calls
             )
             spans = rows.take(frame.rows_per_frame(frame_bytes, row_bytes))
-            frames = self._frames(spans, stream_row, connection)
+            frames, deleted = self._frames_before_deleted(spans, stream_row, connection)
             sent_at = time.monotonic()
             while frames:
                 yield frames.pop(0)  # not kept while the next one is made
+            if deleted is not None:
+                raise deleted
             taken_seconds = time.monotonic() - sent_at
             connection.frame_bytes = frame.next_frame_bytes(frame_bytes, taken_seconds)
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
+
+    def _frames_before_deleted(
+        self, spans: Spans, stream_row: int, connection: Connection
+    ) -> tuple[list[MadeFrame], Deleted | None]:
+        """Return rows as frames, up to the first one that needs deleted tokens, and the error of
+        that one.
+        """
+        try:
+            return self._frames(spans, stream_row, connection), None
+        except Deleted as error:
+            row = error.row - spans.whole.first_row
+            deleted = error.at_sample(self.request.position.sample_of(stream_row + row))
+        return self._frames(spans[:row], stream_row, connection) if row else [], deleted
 
     def _frames(self, spans: Spans, stream_row: int, connection: Connection) -> list[MadeFrame]:
         """Return rows as frames, nearly always one.  stream_row: of the first row."""

@@ -196,7 +196,7 @@ class RedactedRows:
     def gather(self, spans: Spans, tokens: TokenArray, patient: bool = True) -> None:
         """Like `RowStore.gather`, with the fill in place of redacted tokens.
 
-        Raises: Deleted too.
+        Raises: Deleted too, with the first row that needs deleted tokens.
         """
         found, first_row = self._found_of(spans), spans.whole.first_row
         first, end = found.bounds[first_row], found.bounds[first_row + len(spans)]
@@ -244,6 +244,7 @@ class RedactedRows:
             dataset.name,
             os.path.basename(dataset.store.shards[shard].path),
             *self._covering.in_file(segment, source, shard),
+            row=int(found.hits.row[place]),
         )
 
 

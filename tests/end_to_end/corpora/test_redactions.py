@@ -501,6 +501,26 @@ def test_erased_tokens_are_said_to_be_deleted_unless_they_are_redacted(
         next(feed)
 
 
+@pytest.mark.parametrize("is_local", [True, False], ids=["file", "served"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_all_whole_batches_before_deleted_tokens_arrive(
+    serve: Serve, tmp_path: Path, is_local: bool, batch_size: int
+) -> None:
+    """A run that ends before them must not end because it prefetches."""
+    corpus = write_corpus(tmp_path / "long", [[40] * 100])
+    redact(corpus.paths, (0, 2000, 2003), fill=FILL, erase=True)
+    target = corpus.target if is_local else serve(*corpus.words).address
+    first_deleted = 1999 // T  # with its last token
+    said = rf"sample {first_deleted} needs .*tokens \[2000, 2003\)"
+    for start in (0, first_deleted - 20, first_deleted - batch_size):
+        delivered: list[int] = []
+        with NumpyBatches(target, batch_size, T, order="sequential", start_sample=start) as feed:
+            with pytest.raises(Deleted, match=said):
+                delivered.extend(token for x, _ in feed for token in x[:, 0].tolist())
+        batches = (first_deleted - start) // batch_size
+        assert delivered == [1 + T * (start + row) for row in range(batches * batch_size)]
+
+
 def test_what_was_skipped_and_redacted_is_in_the_history(corpus: Corpus) -> None:
     """A skip is a gap between runs, and a redaction is a part of the stream of each run."""
     found = redact(corpus.paths, *LIST, fill=FILL)
