@@ -4,7 +4,7 @@ read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,7 +18,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..feed.history import History
 from ..feed.mixture.counts import samples_before
-from .asking import Provenance, found, located, stream_message
+from .asking import Provenance, found, stream_message
 from .corpora import Corpora, source_of
 from .runs import places_of
 
@@ -39,7 +39,8 @@ class FoundRow:
 
     parts: its stream.  epoch: of the source; None for an order without epochs.  spans: where it
     holds them, [first, end) within the row.  places: step, rank and row where it was delivered, or
-    will be; several if it was read several times, none if no steps are known.
+    will be; several if it was read several times, none if no steps are known.  redacted: what the
+    redactions of the run replace in it, as spans.  deleted: what was erased, and not replaced.
     """
 
     parts: StreamParts
@@ -49,6 +50,8 @@ class FoundRow:
     spans: Sequence[tuple[int, int]]
     when: When
     places: Sequence[tuple[int, int, int]]
+    redacted: Sequence[tuple[int, int]]
+    deleted: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,10 +212,17 @@ def _rows(run: KnownRun, parts: StreamParts, rows: Sequence[pb.FoundRow]) -> lis
             when = When.SEEN
         elif is_ahead and run.sample <= row.sample < run.end_sample:
             when, places = When.TO_COME, coming.get(index, [])
-        spans = [(each.first_token, each.end_token) for each in row.spans]
         epoch = row.epoch if row.HasField("epoch") else None
-        result.append(FoundRow(parts, row.sample, row.source_sample, epoch, spans, when, places))
+        marks = _pairs(row.redacted), _pairs(row.deleted)
+        spans = _pairs(row.spans)
+        result.append(
+            FoundRow(parts, row.sample, row.source_sample, epoch, spans, when, places, *marks)
+        )
     return result
+
+
+def _pairs(spans: Iterable[pb.TokenSpan]) -> list[tuple[int, int]]:
+    return [(each.first_token, each.end_token) for each in spans]
 
 
 def _places(
@@ -225,23 +235,6 @@ def _places(
     for index, step, rank, row in each:
         places.setdefault(index, []).append((step, rank, row))
     return places
-
-
-def redacted_spans(
-    row: FoundRow, corpora: Corpora, provenance: Provenance
-) -> list[tuple[int, int]]:
-    """Return the tokens of a row, counted within it, that the redactions of the run replace."""
-    if not any(each.first_sample <= row.sample for each in row.parts.redactions):
-        return []
-    end_sample = row.sample + 1
-    (segment,) = corpora.segments(row.parts, row.sample, end_sample)
-    pages = located(provenance, segment.spec, segment.expected, row.sample, end_sample)
-    return [
-        (each.first_token, each.end_token)
-        for page in pages
-        for found_row in page.rows
-        for each in found_row.redacted
-    ]
 
 
 def end_of_epoch(
