@@ -30,6 +30,7 @@ class When(Enum):
 
     SEEN = "seen"
     SKIPPED = "skipped"
+    UNKNOWN = "unknown"
     TO_COME = "to come"
 
 
@@ -71,12 +72,14 @@ class Search:
 class KnownRun:
     """What a run has read and will read.
 
-    history: what it has read; all that is asked for is still to come if it is empty.  parts,
-    sample: of the next batch.  coming: the batches from there on, as a history; None if their steps
-    are unknown.  end_sample: where to stop looking.
+    history: what it has read.  is_complete: whether the history has all of it, so that what is not
+    in it was skipped, or is still to come; else it is unknown.  parts, sample: of the next batch.
+    coming: the batches from there on, as a history; None if their steps are unknown.  end_sample:
+    where to stop looking.
     """
 
     history: History
+    is_complete: bool
     parts: StreamParts
     sample: int
     coming: History | None
@@ -119,15 +122,15 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
 def _spans(run: KnownRun) -> Iterator[tuple[StreamParts, int, int]]:
     """Yield what was read and skipped, in the order of the run, and what is to come."""
     runs = run.history.runs
-    # What was before the oldest known batch may have been dropped from the history.
-    before: tuple[int, int | None] | None = None if run.history.first_batch else (0, None)
+    end_sample, context_length = 0, runs[0].spec.context_length if runs else None
     for each in runs:
-        if before is not None and before[1] in (None, each.spec.context_length):
-            yield each.spec, before[0], each.first_sample
+        if each.spec.context_length == context_length:
+            yield each.spec, end_sample, each.first_sample
         yield each.spec, each.first_sample, each.end_sample
-        before = each.end_sample, each.spec.context_length
-    if before is not None and before[1] == run.parts.context_length:
-        yield run.parts, before[0], min(run.sample, run.end_sample)
+        end_sample, context_length = each.end_sample, each.spec.context_length
+    if context_length == run.parts.context_length or not run.is_complete:
+        # Of an incomplete history any sample may have been read before its first batch.
+        yield run.parts, end_sample if run.is_complete else 0, min(run.sample, run.end_sample)
     yield run.parts, run.sample, run.end_sample
 
 
@@ -205,9 +208,10 @@ def _rows(run: KnownRun, parts: StreamParts, rows: Sequence[pb.FoundRow]) -> lis
     seen = _places(run.history, parts, samples)
     is_ahead = parts == run.parts
     coming = _places(run.coming, parts, samples) if is_ahead and run.coming else {}
+    not_read = When.SKIPPED if run.is_complete else When.UNKNOWN
     result = []
     for index, row in enumerate(rows):
-        when, places = When.SKIPPED, seen.get(index, [])
+        when, places = not_read, seen.get(index, [])
         if places:
             when = When.SEEN
         elif is_ahead and run.sample <= row.sample < run.end_sample:

@@ -166,7 +166,7 @@ def _plain(asked: AskedRun, chosen: Selection, records: list[dict[str, Any]]) ->
     """Return all of it as plain values."""
     parts, run = chosen.parts, chosen.run
     return {
-        "known": asked.words,
+        **asked.plain,
         "is_assumed": asked.is_assumed,
         "step": chosen.step,
         "batch_size": run.batch_size if run else None,

@@ -7,11 +7,11 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.v1 import provenance_pb2 as pb
@@ -51,7 +51,8 @@ def run_find(arguments: argparse.Namespace) -> None:
         wanted = searches(run, asked.corpora, arguments.dataset)
         with closing(open_provenance(arguments.target)) as provenance:
             pages = find_rows(run, wanted, asked.corpora, provenance, what)
-            result = _collected(pages, wanted, arguments.rows_max)
+            with _as_typed(what):
+                result = _collected(pages, wanted, arguments.rows_max)
         if arguments.json:
             print(json.dumps(_plain(asked, run, result)))
         else:
@@ -91,6 +92,18 @@ def _what(arguments: argparse.Namespace) -> pb.FindRequest:
     )
 
 
+@contextmanager
+def _as_typed(what: pb.FindRequest) -> Iterator[None]:
+    """Name in an error the option that a field of the request was given by."""
+    names = {"document_id": "id", "file_name": "file", "range": "token"}
+    if not what.range.file_name:
+        names["file"] = "file_number"
+    try:
+        yield
+    except TokenfeedError as error:
+        raise TokenfeedError(names.get(error.subject, error.subject), error.problem) from None
+
+
 def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
     """Return what the run has read, and where to stop to look.  Raises: TokenfeedError."""
     if arguments.end_sample is not None and arguments.epochs is not None:
@@ -102,7 +115,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
         end_sample = _default_end(asked, arguments)
     if asked.is_assumed:
         coming = asked.history if asked.history.runs else None
-        return KnownRun(History(), asked.parts, 0, coming, end_sample)
+        return KnownRun(History(), True, asked.parts, 0, coming, end_sample)
     coming = None
     if asked.history.runs or (arguments.batch_size and arguments.world_size):
         coming = future(
@@ -113,7 +126,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
             world_size=arguments.world_size,
         )
     end_sample = max(end_sample, asked.sample)
-    return KnownRun(asked.history, asked.parts, asked.sample, coming, end_sample)
+    return KnownRun(asked.history, asked.is_complete, asked.parts, asked.sample, coming, end_sample)
 
 
 def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
@@ -177,7 +190,7 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
 
 def _plain(asked: AskedRun, run: KnownRun, result: Result) -> dict[str, Any]:
     return {
-        "known": asked.words,
+        **asked.plain,
         "is_assumed": asked.is_assumed,
         "sample": run.sample,
         "end_sample": run.end_sample,
@@ -233,7 +246,7 @@ def _lines(asked: AskedRun, run: KnownRun, result: Result) -> Iterator[str]:
         yield _line(row, is_assumed=asked.is_assumed)
     if result.left_out:
         yield f"{counted(result.left_out, 'row')} left out; --rows-max prints more"
-    yield _summary(result, is_assumed=asked.is_assumed)
+    yield _summary(asked, result)
 
 
 def _line(row: FoundRow, *, is_assumed: bool) -> str:
@@ -261,12 +274,13 @@ def _marked(spans: Sequence[tuple[int, int]], marks: Sequence[tuple[int, int]], 
     return f", {word}" if both == sum(end - first for first, end in spans) else f", partly {word}"
 
 
-def _summary(result: Result, *, is_assumed: bool) -> str:
-    if is_assumed:
+def _summary(asked: AskedRun, result: Result) -> str:
+    if asked.is_assumed:
         return f"in {counted(result.counts.total(), 'row')}"
     seen, counts = result.counts[When.SEEN], result.counts
     times = "" if result.times == seen else f", {result.times:,} times"
-    return (
-        f"seen in {counted(seen, 'row')}{times}; "
-        f"{counts[When.SKIPPED]:,} skipped, {counts[When.TO_COME]:,} to come"
-    )
+    not_seen = [f"{counts[When.SKIPPED]:,} skipped"]
+    if not asked.is_complete:
+        not_seen = [f"{counts[When.UNKNOWN]:,} unknown, which the history does not reach"]
+    not_seen.append(f"{counts[When.TO_COME]:,} to come")
+    return f"seen in {counted(seen, 'row')}{times}; {', '.join(not_seen)}"
