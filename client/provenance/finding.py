@@ -4,7 +4,7 @@ read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,7 +18,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..feed.history import History
 from ..feed.mixture.counts import samples_before
-from .asking import Provenance, found, located, stream_message
+from .asking import Provenance, found, stream_message
 from .corpora import Corpora, source_of
 from .runs import places_of
 
@@ -30,6 +30,7 @@ class When(Enum):
 
     SEEN = "seen"
     SKIPPED = "skipped"
+    UNKNOWN = "unknown"
     TO_COME = "to come"
 
 
@@ -39,7 +40,8 @@ class FoundRow:
 
     parts: its stream.  epoch: of the source; None for an order without epochs.  spans: where it
     holds them, [first, end) within the row.  places: step, rank and row where it was delivered, or
-    will be; several if it was read several times, none if no steps are known.
+    will be; several if it was read several times, none if no steps are known.  redacted: what the
+    redactions of the run replace in it, as spans.  deleted: what was erased, and not replaced.
     """
 
     parts: StreamParts
@@ -49,6 +51,8 @@ class FoundRow:
     spans: Sequence[tuple[int, int]]
     when: When
     places: Sequence[tuple[int, int, int]]
+    redacted: Sequence[tuple[int, int]]
+    deleted: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,12 +72,14 @@ class Search:
 class KnownRun:
     """What a run has read and will read.
 
-    history: what it has read; all that is asked for is still to come if it is empty.  parts,
-    sample: of the next batch.  coming: the batches from there on, as a history; None if their steps
-    are unknown.  end_sample: where to stop looking.
+    history: what it has read.  is_complete: whether the history has all of it, so that what is not
+    in it was skipped, or is still to come; else it is unknown.  parts, sample: of the next batch.
+    coming: the batches from there on, as a history; None if their steps are unknown.  end_sample:
+    where to stop looking.
     """
 
     history: History
+    is_complete: bool
     parts: StreamParts
     sample: int
     coming: History | None
@@ -116,15 +122,15 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
 def _spans(run: KnownRun) -> Iterator[tuple[StreamParts, int, int]]:
     """Yield what was read and skipped, in the order of the run, and what is to come."""
     runs = run.history.runs
-    # What was before the oldest known batch may have been dropped from the history.
-    before: tuple[int, int | None] | None = None if run.history.first_batch else (0, None)
+    end_sample, context_length = 0, runs[0].spec.context_length if runs else None
     for each in runs:
-        if before is not None and before[1] in (None, each.spec.context_length):
-            yield each.spec, before[0], each.first_sample
+        if each.spec.context_length == context_length:
+            yield each.spec, end_sample, each.first_sample
         yield each.spec, each.first_sample, each.end_sample
-        before = each.end_sample, each.spec.context_length
-    if before is not None and before[1] == run.parts.context_length:
-        yield run.parts, before[0], min(run.sample, run.end_sample)
+        end_sample, context_length = each.end_sample, each.spec.context_length
+    if context_length == run.parts.context_length or not run.is_complete:
+        # Of an incomplete history any sample may have been read before its first batch.
+        yield run.parts, end_sample if run.is_complete else 0, min(run.sample, run.end_sample)
     yield run.parts, run.sample, run.end_sample
 
 
@@ -202,17 +208,25 @@ def _rows(run: KnownRun, parts: StreamParts, rows: Sequence[pb.FoundRow]) -> lis
     seen = _places(run.history, parts, samples)
     is_ahead = parts == run.parts
     coming = _places(run.coming, parts, samples) if is_ahead and run.coming else {}
+    not_read = When.SKIPPED if run.is_complete else When.UNKNOWN
     result = []
     for index, row in enumerate(rows):
-        when, places = When.SKIPPED, seen.get(index, [])
+        when, places = not_read, seen.get(index, [])
         if places:
             when = When.SEEN
         elif is_ahead and run.sample <= row.sample < run.end_sample:
             when, places = When.TO_COME, coming.get(index, [])
-        spans = [(each.first_token, each.end_token) for each in row.spans]
         epoch = row.epoch if row.HasField("epoch") else None
-        result.append(FoundRow(parts, row.sample, row.source_sample, epoch, spans, when, places))
+        marks = _pairs(row.redacted), _pairs(row.deleted)
+        spans = _pairs(row.spans)
+        result.append(
+            FoundRow(parts, row.sample, row.source_sample, epoch, spans, when, places, *marks)
+        )
     return result
+
+
+def _pairs(spans: Iterable[pb.TokenSpan]) -> list[tuple[int, int]]:
+    return [(each.first_token, each.end_token) for each in spans]
 
 
 def _places(
@@ -225,23 +239,6 @@ def _places(
     for index, step, rank, row in each:
         places.setdefault(index, []).append((step, rank, row))
     return places
-
-
-def redacted_spans(
-    row: FoundRow, corpora: Corpora, provenance: Provenance
-) -> list[tuple[int, int]]:
-    """Return the tokens of a row, counted within it, that the redactions of the run replace."""
-    if not any(each.first_sample <= row.sample for each in row.parts.redactions):
-        return []
-    end_sample = row.sample + 1
-    (segment,) = corpora.segments(row.parts, row.sample, end_sample)
-    pages = located(provenance, segment.spec, segment.expected, row.sample, end_sample)
-    return [
-        (each.first_token, each.end_token)
-        for page in pages
-        for found_row in page.rows
-        for each in found_row.redacted
-    ]
 
 
 def end_of_epoch(

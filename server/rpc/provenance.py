@@ -1,6 +1,7 @@
 """The service tokenfeed.v1.Provenance: where rows come from, and where documents went.
 
-Separate threads answer it, so that streams cannot block it, nor it them.
+Separate threads answer it, so that it does not queue behind streams, nor they behind it. They share
+the interpreter lock and the cores.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from tokenfeed.v1 import tokenfeed_pb2 as tokenfeed_dot_v1_dot_tokenfeed__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtokenfeed/v1/provenance.proto\x12\x0ctokenfeed.v1\x1a\x1ctokenfeed/v1/tokenfeed.proto\"<\n\rLocateRequest\x12+\n\x04rows\x18\x01 \x01(\x0b\x32\x1d.tokenfeed.v1.GetBatchRequest\"a\n\x0eLocateResponse\x12&\n\x04rows\x18\x01 \x03(\x0b\x32\x18.tokenfeed.v1.LocatedRow\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SourceFile\"\xd0\x01\n\nLocatedRow\x12\x0e\n\x06sample\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\x04\x12\x15\n\rsource_sample\x18\x03 \x01(\x04\x12\x12\n\x05\x65poch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12*\n\x06ranges\x18\x05 \x03(\x0b\x32\x1a.tokenfeed.v1.LocatedRange\x12\x16\n\x0epadding_tokens\x18\x06 \x01(\x04\x12)\n\x08redacted\x18\x07 \x03(\x0b\x32\x17.tokenfeed.v1.TokenSpanB\x08\n\x06_epoch\"3\n\tTokenSpan\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x04\x12\x11\n\tend_token\x18\x02 \x01(\x04\"n\n\x0cLocatedRange\x12\x0c\n\x04\x66ile\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\x04\x12\x11\n\tend_token\x18\x03 \x01(\x04\x12(\n\x08\x64ocument\x18\x04 \x01(\x0b\x32\x16.tokenfeed.v1.Document\"\\\n\x08\x44ocument\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\x04\x12\x11\n\tend_token\x18\x05 \x01(\x04\"8\n\nSourceFile\x12\x0e\n\x06source\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ile\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xc2\x01\n\x0b\x46indRequest\x12-\n\x06stream\x18\x01 \x01(\x0b\x32\x1d.tokenfeed.v1.GetBatchRequest\x12\x0e\n\x06source\x18\x02 \x01(\x04\x12\x12\n\x08\x64ocument\x18\x03 \x01(\x04H\x00\x12\x15\n\x0b\x64ocument_id\x18\x04 \x01(\tH\x00\x12(\n\x05range\x18\x05 \x01(\x0b\x32\x17.tokenfeed.v1.FileRangeH\x00\x12\x17\n\x0f\x66irst_candidate\x18\x06 \x01(\x04\x42\x06\n\x04what\"T\n\tFileRange\x12\x0c\n\x04\x66ile\x18\x01 \x01(\x04\x12\x11\n\tfile_name\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\x04\x12\x11\n\tend_token\x18\x04 \x01(\x04\"\xd1\x01\n\x0c\x46indResponse\x12.\n\nlooked_for\x18\x01 \x03(\x0b\x32\x1a.tokenfeed.v1.LocatedRange\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SourceFile\x12$\n\x04rows\x18\x03 \x03(\x0b\x32\x16.tokenfeed.v1.FoundRow\x12\x1b\n\x0enext_candidate\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncandidates\x18\x05 \x01(\x04\x42\x11\n\x0f_next_candidate\"w\n\x08\x46oundRow\x12\x0e\n\x06sample\x18\x01 \x01(\x04\x12\x15\n\rsource_sample\x18\x02 \x01(\x04\x12\x12\n\x05\x65poch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12&\n\x05spans\x18\x04 \x03(\x0b\x32\x17.tokenfeed.v1.TokenSpanB\x08\n\x06_epoch\"\x80\x01\n\x0f\x43overageRequest\x12-\n\x06stream\x18\x01 \x01(\x0b\x32\x1d.tokenfeed.v1.GetBatchRequest\x12)\n\x07samples\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SampleSpan\x12\x13\n\x0b\x66irst_place\x18\x03 \x01(\x04\"6\n\nSampleSpan\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x12\n\nend_sample\x18\x02 \x01(\x04\"\xb2\x01\n\x10\x43overageResponse\x12*\n\x06ranges\x18\x01 \x03(\x0b\x32\x1a.tokenfeed.v1.CoveredRange\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SourceFile\x12\x11\n\trow_count\x18\x03 \x01(\x04\x12\x17\n\nnext_place\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06places\x18\x05 \x01(\x04\x42\r\n\x0b_next_place\"\xb3\x01\n\x0c\x43overedRange\x12\x0c\n\x04\x66ile\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\x04\x12\x11\n\tend_token\x18\x03 \x01(\x04\x12\x11\n\trow_count\x18\x04 \x01(\x04\x12\x1b\n\x0e\x66irst_document\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0c\x65nd_document\x18\x06 \x01(\x04H\x01\x88\x01\x01\x42\x11\n\x0f_first_documentB\x0f\n\r_end_document2\xdb\x01\n\nProvenance\x12\x43\n\x06Locate\x12\x1b.tokenfeed.v1.LocateRequest\x1a\x1c.tokenfeed.v1.LocateResponse\x12=\n\x04\x46ind\x12\x19.tokenfeed.v1.FindRequest\x1a\x1a.tokenfeed.v1.FindResponse\x12I\n\x08\x43overage\x12\x1d.tokenfeed.v1.CoverageRequest\x1a\x1e.tokenfeed.v1.CoverageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtokenfeed/v1/provenance.proto\x12\x0ctokenfeed.v1\x1a\x1ctokenfeed/v1/tokenfeed.proto\"<\n\rLocateRequest\x12+\n\x04rows\x18\x01 \x01(\x0b\x32\x1d.tokenfeed.v1.GetBatchRequest\"a\n\x0eLocateResponse\x12&\n\x04rows\x18\x01 \x03(\x0b\x32\x18.tokenfeed.v1.LocatedRow\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SourceFile\"\xfa\x01\n\nLocatedRow\x12\x0e\n\x06sample\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\x04\x12\x15\n\rsource_sample\x18\x03 \x01(\x04\x12\x12\n\x05\x65poch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12*\n\x06ranges\x18\x05 \x03(\x0b\x32\x1a.tokenfeed.v1.LocatedRange\x12\x16\n\x0epadding_tokens\x18\x06 \x01(\x04\x12)\n\x08redacted\x18\x07 \x03(\x0b\x32\x17.tokenfeed.v1.TokenSpan\x12(\n\x07\x64\x65leted\x18\x08 \x03(\x0b\x32\x17.tokenfeed.v1.TokenSpanB\x08\n\x06_epoch\"3\n\tTokenSpan\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x04\x12\x11\n\tend_token\x18\x02 \x01(\x04\"n\n\x0cLocatedRange\x12\x0c\n\x04\x66ile\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\x04\x12\x11\n\tend_token\x18\x03 \x01(\x04\x12(\n\x08\x64ocument\x18\x04 \x01(\x0b\x32\x16.tokenfeed.v1.Document\"\\\n\x08\x44ocument\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\x04\x12\x11\n\tend_token\x18\x05 \x01(\x04\"8\n\nSourceFile\x12\x0e\n\x06source\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ile\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xc2\x01\n\x0b\x46indRequest\x12-\n\x06stream\x18\x01 \x01(\x0b\x32\x1d.tokenfeed.v1.GetBatchRequest\x12\x0e\n\x06source\x18\x02 \x01(\x04\x12\x12\n\x08\x64ocument\x18\x03 \x01(\x04H\x00\x12\x15\n\x0b\x64ocument_id\x18\x04 \x01(\tH\x00\x12(\n\x05range\x18\x05 \x01(\x0b\x32\x17.tokenfeed.v1.FileRangeH\x00\x12\x17\n\x0f\x66irst_candidate\x18\x06 \x01(\x04\x42\x06\n\x04what\"T\n\tFileRange\x12\x0c\n\x04\x66ile\x18\x01 \x01(\x04\x12\x11\n\tfile_name\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\x04\x12\x11\n\tend_token\x18\x04 \x01(\x04\"\xd1\x01\n\x0c\x46indResponse\x12.\n\nlooked_for\x18\x01 \x03(\x0b\x32\x1a.tokenfeed.v1.LocatedRange\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SourceFile\x12$\n\x04rows\x18\x03 \x03(\x0b\x32\x16.tokenfeed.v1.FoundRow\x12\x1b\n\x0enext_candidate\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncandidates\x18\x05 \x01(\x04\x42\x11\n\x0f_next_candidate\"\xcc\x01\n\x08\x46oundRow\x12\x0e\n\x06sample\x18\x01 \x01(\x04\x12\x15\n\rsource_sample\x18\x02 \x01(\x04\x12\x12\n\x05\x65poch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12&\n\x05spans\x18\x04 \x03(\x0b\x32\x17.tokenfeed.v1.TokenSpan\x12)\n\x08redacted\x18\x05 \x03(\x0b\x32\x17.tokenfeed.v1.TokenSpan\x12(\n\x07\x64\x65leted\x18\x06 \x03(\x0b\x32\x17.tokenfeed.v1.TokenSpanB\x08\n\x06_epoch\"\x80\x01\n\x0f\x43overageRequest\x12-\n\x06stream\x18\x01 \x01(\x0b\x32\x1d.tokenfeed.v1.GetBatchRequest\x12)\n\x07samples\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SampleSpan\x12\x13\n\x0b\x66irst_place\x18\x03 \x01(\x04\"6\n\nSampleSpan\x12\x14\n\x0c\x66irst_sample\x18\x01 \x01(\x04\x12\x12\n\nend_sample\x18\x02 \x01(\x04\"\xb2\x01\n\x10\x43overageResponse\x12*\n\x06ranges\x18\x01 \x03(\x0b\x32\x1a.tokenfeed.v1.CoveredRange\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.tokenfeed.v1.SourceFile\x12\x11\n\trow_count\x18\x03 \x01(\x04\x12\x17\n\nnext_place\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06places\x18\x05 \x01(\x04\x42\r\n\x0b_next_place\"\xb3\x01\n\x0c\x43overedRange\x12\x0c\n\x04\x66ile\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\x04\x12\x11\n\tend_token\x18\x03 \x01(\x04\x12\x11\n\trow_count\x18\x04 \x01(\x04\x12\x1b\n\x0e\x66irst_document\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0c\x65nd_document\x18\x06 \x01(\x04H\x01\x88\x01\x01\x42\x11\n\x0f_first_documentB\x0f\n\r_end_document2\xdb\x01\n\nProvenance\x12\x43\n\x06Locate\x12\x1b.tokenfeed.v1.LocateRequest\x1a\x1c.tokenfeed.v1.LocateResponse\x12=\n\x04\x46ind\x12\x19.tokenfeed.v1.FindRequest\x1a\x1a.tokenfeed.v1.FindResponse\x12I\n\x08\x43overage\x12\x1d.tokenfeed.v1.CoverageRequest\x1a\x1e.tokenfeed.v1.CoverageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -27,31 +27,31 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_LOCATERESPONSE']._serialized_start=139
   _globals['_LOCATERESPONSE']._serialized_end=236
   _globals['_LOCATEDROW']._serialized_start=239
-  _globals['_LOCATEDROW']._serialized_end=447
-  _globals['_TOKENSPAN']._serialized_start=449
-  _globals['_TOKENSPAN']._serialized_end=500
-  _globals['_LOCATEDRANGE']._serialized_start=502
-  _globals['_LOCATEDRANGE']._serialized_end=612
-  _globals['_DOCUMENT']._serialized_start=614
-  _globals['_DOCUMENT']._serialized_end=706
-  _globals['_SOURCEFILE']._serialized_start=708
-  _globals['_SOURCEFILE']._serialized_end=764
-  _globals['_FINDREQUEST']._serialized_start=767
-  _globals['_FINDREQUEST']._serialized_end=961
-  _globals['_FILERANGE']._serialized_start=963
-  _globals['_FILERANGE']._serialized_end=1047
-  _globals['_FINDRESPONSE']._serialized_start=1050
-  _globals['_FINDRESPONSE']._serialized_end=1259
-  _globals['_FOUNDROW']._serialized_start=1261
-  _globals['_FOUNDROW']._serialized_end=1380
-  _globals['_COVERAGEREQUEST']._serialized_start=1383
-  _globals['_COVERAGEREQUEST']._serialized_end=1511
-  _globals['_SAMPLESPAN']._serialized_start=1513
-  _globals['_SAMPLESPAN']._serialized_end=1567
-  _globals['_COVERAGERESPONSE']._serialized_start=1570
-  _globals['_COVERAGERESPONSE']._serialized_end=1748
-  _globals['_COVEREDRANGE']._serialized_start=1751
-  _globals['_COVEREDRANGE']._serialized_end=1930
-  _globals['_PROVENANCE']._serialized_start=1933
-  _globals['_PROVENANCE']._serialized_end=2152
+  _globals['_LOCATEDROW']._serialized_end=489
+  _globals['_TOKENSPAN']._serialized_start=491
+  _globals['_TOKENSPAN']._serialized_end=542
+  _globals['_LOCATEDRANGE']._serialized_start=544
+  _globals['_LOCATEDRANGE']._serialized_end=654
+  _globals['_DOCUMENT']._serialized_start=656
+  _globals['_DOCUMENT']._serialized_end=748
+  _globals['_SOURCEFILE']._serialized_start=750
+  _globals['_SOURCEFILE']._serialized_end=806
+  _globals['_FINDREQUEST']._serialized_start=809
+  _globals['_FINDREQUEST']._serialized_end=1003
+  _globals['_FILERANGE']._serialized_start=1005
+  _globals['_FILERANGE']._serialized_end=1089
+  _globals['_FINDRESPONSE']._serialized_start=1092
+  _globals['_FINDRESPONSE']._serialized_end=1301
+  _globals['_FOUNDROW']._serialized_start=1304
+  _globals['_FOUNDROW']._serialized_end=1508
+  _globals['_COVERAGEREQUEST']._serialized_start=1511
+  _globals['_COVERAGEREQUEST']._serialized_end=1639
+  _globals['_SAMPLESPAN']._serialized_start=1641
+  _globals['_SAMPLESPAN']._serialized_end=1695
+  _globals['_COVERAGERESPONSE']._serialized_start=1698
+  _globals['_COVERAGERESPONSE']._serialized_end=1876
+  _globals['_COVEREDRANGE']._serialized_start=1879
+  _globals['_COVEREDRANGE']._serialized_end=2058
+  _globals['_PROVENANCE']._serialized_start=2061
+  _globals['_PROVENANCE']._serialized_end=2280
 # @@protoc_insertion_point(module_scope)

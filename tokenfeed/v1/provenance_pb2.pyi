@@ -21,7 +21,7 @@ class LocateResponse(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[LocatedRow, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[SourceFile, _Mapping]]] = ...) -> None: ...
 
 class LocatedRow(_message.Message):
-    __slots__ = ("sample", "source", "source_sample", "epoch", "ranges", "padding_tokens", "redacted")
+    __slots__ = ("sample", "source", "source_sample", "epoch", "ranges", "padding_tokens", "redacted", "deleted")
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_SAMPLE_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class LocatedRow(_message.Message):
     RANGES_FIELD_NUMBER: _ClassVar[int]
     PADDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REDACTED_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
     sample: int
     source: int
     source_sample: int
@@ -36,7 +37,8 @@ class LocatedRow(_message.Message):
     ranges: _containers.RepeatedCompositeFieldContainer[LocatedRange]
     padding_tokens: int
     redacted: _containers.RepeatedCompositeFieldContainer[TokenSpan]
-    def __init__(self, sample: _Optional[int] = ..., source: _Optional[int] = ..., source_sample: _Optional[int] = ..., epoch: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[LocatedRange, _Mapping]]] = ..., padding_tokens: _Optional[int] = ..., redacted: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ...) -> None: ...
+    deleted: _containers.RepeatedCompositeFieldContainer[TokenSpan]
+    def __init__(self, sample: _Optional[int] = ..., source: _Optional[int] = ..., source_sample: _Optional[int] = ..., epoch: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[LocatedRange, _Mapping]]] = ..., padding_tokens: _Optional[int] = ..., redacted: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ..., deleted: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ...) -> None: ...
 
 class TokenSpan(_message.Message):
     __slots__ = ("first_token", "end_token")
@@ -125,16 +127,20 @@ class FindResponse(_message.Message):
     def __init__(self, looked_for: _Optional[_Iterable[_Union[LocatedRange, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[SourceFile, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ..., next_candidate: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
 
 class FoundRow(_message.Message):
-    __slots__ = ("sample", "source_sample", "epoch", "spans")
+    __slots__ = ("sample", "source_sample", "epoch", "spans", "redacted", "deleted")
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    REDACTED_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
     sample: int
     source_sample: int
     epoch: int
     spans: _containers.RepeatedCompositeFieldContainer[TokenSpan]
-    def __init__(self, sample: _Optional[int] = ..., source_sample: _Optional[int] = ..., epoch: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ...) -> None: ...
+    redacted: _containers.RepeatedCompositeFieldContainer[TokenSpan]
+    deleted: _containers.RepeatedCompositeFieldContainer[TokenSpan]
+    def __init__(self, sample: _Optional[int] = ..., source_sample: _Optional[int] = ..., epoch: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ..., redacted: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ..., deleted: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ...) -> None: ...
 
 class CoverageRequest(_message.Message):
     __slots__ = ("stream", "samples", "first_place")

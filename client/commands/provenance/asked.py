@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
@@ -29,14 +30,16 @@ class AskedRun:
 
     corpora: what the target serves.  parts: the stream of the next sample.  sample: the next one.
     history: what was delivered; of an assumed run, all that it would deliver, or nothing if its
-    steps are unknown.  is_assumed: whether there is no state.  words: where the history is from, or
-    what was assumed.
+    steps are unknown.  is_complete: whether the history has all that was delivered.  is_assumed:
+    whether there is no state.  words: where the history is from and what it lacks, or what was
+    assumed.
     """
 
     corpora: Corpora
     parts: StreamParts
     sample: int
     history: History
+    is_complete: bool
     is_assumed: bool
     words: str
 
@@ -45,6 +48,15 @@ class AskedRun:
         """Number of steps that were delivered."""
         runs = self.history.runs
         return runs[-1].end_batch if runs else 0
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What is known of the run, as an answer has it."""
+        return {
+            "known": self.words,
+            "first_step": self.history.first_batch,
+            "is_complete": self.is_complete,
+        }
 
 
 def read_run(arguments: argparse.Namespace) -> AskedRun:
@@ -72,7 +84,18 @@ def _saved(arguments: argparse.Namespace, corpora: Corpora) -> AskedRun:
     history = read_history(found.state)
     of = f", {found.where}" if found.where else ""
     words = f"by the history in {escaped(arguments.state)}{of}"
-    return AskedRun(corpora, parts, sample, history, False, words)
+    lacks = _lacks(found.state, sample, history)
+    return AskedRun(corpora, parts, sample, history, not lacks, False, words + lacks)
+
+
+def _lacks(state: dict[str, Any], sample: int, history: History) -> str:
+    """Return what a history does not have, in words; "" if nothing."""
+    if first_batch := history.first_batch:
+        begin = f"the history begins with step {first_batch:,}"
+        return f"; {begin}, and what was read before is unknown"
+    if state["version"] == 1 and sample:
+        return "; a state of version 1 has no history, and what was read before it is unknown"
+    return ""
 
 
 def _assumed(arguments: argparse.Namespace, corpora: Corpora) -> AskedRun:
@@ -94,4 +117,4 @@ def _assumed(arguments: argparse.Namespace, corpora: Corpora) -> AskedRun:
     if arguments.batch_size is not None or arguments.world_size is not None:
         run = assumed(parts, arguments.batch_size or 1, arguments.world_size or 1)
         history, words = run.history, f"{words}; {run.words}"
-    return AskedRun(corpora, parts, 0, history, True, words)
+    return AskedRun(corpora, parts, 0, history, True, True, words)

@@ -20,9 +20,8 @@ from ..top.screen import encodable
 from .asked import AskedRun, read_run
 from .options import ROWS_END
 from .selection import Selection, Wanted, consecutive, selected
-from .words import counted, escaped, printable_errors, span
+from .words import DELETED, counted, escaped, printable_errors, span
 
-DELETED = "deleted"
 REDACTED = "[redacted]"
 """What is printed in place of tokens."""
 
@@ -108,10 +107,14 @@ def _of_segment(
                 "ranges": [_range(row, each, files) for each in row.ranges],
                 "padding_tokens": row.padding_tokens,
                 "redacted": [[each.first_token, each.end_token] for each in row.redacted],
+                "deleted": [[each.first_token, each.end_token] for each in row.deleted],
+                "is_deleted": bool(row.deleted),
             }
             tokens = next(rows)
-            if decode is not None:
-                record |= _text(row, record["ranges"], tokens, decode)
+            if decode is not None and tokens is None:
+                record["is_deleted"] = True
+            elif decode is not None and tokens is not None:
+                _add_text(row, record["ranges"], tokens, decode)
             yield record
 
 
@@ -134,22 +137,16 @@ def _range(
     }
 
 
-def _text(
-    row: pb.LocatedRow, ranges: list[dict[str, Any]], tokens: Tokens | None, decode: Decode
-) -> dict[str, Any]:
-    """Put the text of each range into it.  Returns: whether the row was deleted.
-
-    tokens: None if it was.
-    """
-    if tokens is None:
-        return {"is_deleted": True}
+def _add_text(
+    row: pb.LocatedRow, ranges: list[dict[str, Any]], tokens: Tokens, decode: Decode
+) -> None:
+    """Put the text of each range into it."""
     at = 0
     for each in ranges:
         first, end = each["tokens"]
         end_at = at + end - first
         each["text"] = _decoded(tokens, at, end_at, row.redacted, decode)
         at = end_at
-    return {"is_deleted": False}
 
 
 def _decoded(
@@ -169,7 +166,7 @@ def _plain(asked: AskedRun, chosen: Selection, records: list[dict[str, Any]]) ->
     """Return all of it as plain values."""
     parts, run = chosen.parts, chosen.run
     return {
-        "known": asked.words,
+        **asked.plain,
         "is_assumed": asked.is_assumed,
         "step": chosen.step,
         "batch_size": run.batch_size if run else None,
@@ -199,6 +196,8 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     more = f", {counted(padding, 'token')} of padding" if padding else ""
     for first, end in record["redacted"]:
         more += f", tokens {span(first, end)} of the row are redacted"
+    for first, end in record["deleted"]:
+        more += f", tokens {span(first, end)} of the row are {DELETED}"
     yield f"{row}{own}{more}"
     for each in record["ranges"][:_RANGES_SHOWN]:
         yield f"  {_place(each)}"
@@ -207,7 +206,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     if left := len(record["ranges"]) - _RANGES_SHOWN:
         if left > 0:
             yield f"  and {counted(left, 'more range')}; --json has all"
-    if record.get("is_deleted"):
+    if record["is_deleted"]:
         yield f"    {DELETED}"
 
 

@@ -7,11 +7,11 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts
 from tokenfeed.v1 import provenance_pb2 as pb
@@ -26,7 +26,6 @@ from ...provenance.finding import (
     When,
     end_of_epoch,
     find_rows,
-    redacted_spans,
     searches,
 )
 from ...provenance.runs import future
@@ -35,7 +34,7 @@ from ..top.screen import encodable
 from .asked import AskedRun, read_run
 from .options import ROWS_END
 from .progress import Progress
-from .words import counted, escaped, printable_errors, span, step_place
+from .words import DELETED, counted, escaped, printable_errors, span, step_place
 
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
@@ -52,12 +51,12 @@ def run_find(arguments: argparse.Namespace) -> None:
         wanted = searches(run, asked.corpora, arguments.dataset)
         with closing(open_provenance(arguments.target)) as provenance:
             pages = find_rows(run, wanted, asked.corpora, provenance, what)
-            result = _collected(pages, wanted, arguments.rows_max)
-            redacted = [redacted_spans(row, asked.corpora, provenance) for row in result.rows]
+            with _as_typed(what):
+                result = _collected(pages, wanted, arguments.rows_max)
         if arguments.json:
-            print(json.dumps(_plain(asked, run, result, redacted)))
+            print(json.dumps(_plain(asked, run, result)))
         else:
-            print(encodable("\n".join(_lines(asked, run, result, redacted))))
+            print(encodable("\n".join(_lines(asked, run, result))))
 
 
 def _what(arguments: argparse.Namespace) -> pb.FindRequest:
@@ -93,6 +92,18 @@ def _what(arguments: argparse.Namespace) -> pb.FindRequest:
     )
 
 
+@contextmanager
+def _as_typed(what: pb.FindRequest) -> Iterator[None]:
+    """Name in an error the option that a field of the request was given by."""
+    names = {"document_id": "id", "file_name": "file", "range": "token"}
+    if not what.range.file_name:
+        names["file"] = "file_number"
+    try:
+        yield
+    except TokenfeedError as error:
+        raise TokenfeedError(names.get(error.subject, error.subject), error.problem) from None
+
+
 def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
     """Return what the run has read, and where to stop to look.  Raises: TokenfeedError."""
     if arguments.end_sample is not None and arguments.epochs is not None:
@@ -104,7 +115,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
         end_sample = _default_end(asked, arguments)
     if asked.is_assumed:
         coming = asked.history if asked.history.runs else None
-        return KnownRun(History(), asked.parts, 0, coming, end_sample)
+        return KnownRun(History(), True, asked.parts, 0, coming, end_sample)
     coming = None
     if asked.history.runs or (arguments.batch_size and arguments.world_size):
         coming = future(
@@ -115,7 +126,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
             world_size=arguments.world_size,
         )
     end_sample = max(end_sample, asked.sample)
-    return KnownRun(asked.history, asked.parts, asked.sample, coming, end_sample)
+    return KnownRun(asked.history, asked.is_complete, asked.parts, asked.sample, coming, end_sample)
 
 
 def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
@@ -177,11 +188,9 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
 
 
-def _plain(
-    asked: AskedRun, run: KnownRun, result: Result, redacted: Sequence[Sequence[tuple[int, int]]]
-) -> dict[str, Any]:
+def _plain(asked: AskedRun, run: KnownRun, result: Result) -> dict[str, Any]:
     return {
-        "known": asked.words,
+        **asked.plain,
         "is_assumed": asked.is_assumed,
         "sample": run.sample,
         "end_sample": run.end_sample,
@@ -207,9 +216,10 @@ def _plain(
                 "order": row.parts.order,
                 "context_length": row.parts.context_length,
                 "tokens": list(map(list, row.spans)),
-                "redacted": list(map(list, spans)),
+                "redacted": list(map(list, row.redacted)),
+                "deleted": list(map(list, row.deleted)),
             }
-            for row, spans in zip(result.rows, redacted, strict=True)
+            for row in result.rows
         ],
         "rows_left_out": result.left_out,
         "counts": {each.value: result.counts[each] for each in When},
@@ -217,9 +227,7 @@ def _plain(
     }
 
 
-def _lines(
-    asked: AskedRun, run: KnownRun, result: Result, redacted: Sequence[Sequence[tuple[int, int]]]
-) -> Iterator[str]:
+def _lines(asked: AskedRun, run: KnownRun, result: Result) -> Iterator[str]:
     """Yield what was found as lines for people."""
     for each in result.looked_for[:_LOOKED_FOR_SHOWN]:
         named = ""
@@ -234,14 +242,14 @@ def _lines(
     if run.end_sample > run.sample:
         what = "looked at" if asked.is_assumed else "still to come"
         yield f"{what}: samples {span(run.sample, run.end_sample)}"
-    for row, spans in zip(result.rows, redacted, strict=True):
-        yield _line(row, spans, is_assumed=asked.is_assumed)
+    for row in result.rows:
+        yield _line(row, is_assumed=asked.is_assumed)
     if result.left_out:
         yield f"{counted(result.left_out, 'row')} left out; --rows-max prints more"
-    yield _summary(result, is_assumed=asked.is_assumed)
+    yield _summary(asked, result)
 
 
-def _line(row: FoundRow, redacted: Sequence[tuple[int, int]], *, is_assumed: bool) -> str:
+def _line(row: FoundRow, *, is_assumed: bool) -> str:
     when = "" if is_assumed else f"{row.when.value}: "
     at = " and ".join(step_place(*place) for place in row.places)
     epoch = "" if row.epoch is None else f", epoch {row.epoch:,}"
@@ -252,27 +260,27 @@ def _line(row: FoundRow, redacted: Sequence[tuple[int, int]], *, is_assumed: boo
     if row.sample != row.source_sample:
         sample += f" ({row.source_sample:,} of the dataset)"
     line = f"{when}{at + ', ' if at else ''}{sample}{epoch}, tokens {', '.join(shown)} of the row"
-    return f"{line}{_redaction(row.spans, redacted)}"
+    redacted = _marked(row.spans, row.redacted, "redacted")
+    return f"{line}{redacted}{_marked(row.spans, row.deleted, DELETED)}"
 
 
-def _redaction(spans: Sequence[tuple[int, int]], redacted: Sequence[tuple[int, int]]) -> str:
-    """Return how much of what was looked for a redaction has replaced in a row."""
+def _marked(spans: Sequence[tuple[int, int]], marks: Sequence[tuple[int, int]], word: str) -> str:
+    """Return whether all, some or none of what was looked for is marked in a row."""
     both = sum(
-        max(0, min(end, last) - max(first, begin))
-        for first, end in spans
-        for begin, last in redacted
+        max(0, min(end, last) - max(first, begin)) for first, end in spans for begin, last in marks
     )
     if not both:
         return ""
-    return ", redacted" if both == sum(end - first for first, end in spans) else ", partly redacted"
+    return f", {word}" if both == sum(end - first for first, end in spans) else f", partly {word}"
 
 
-def _summary(result: Result, *, is_assumed: bool) -> str:
-    if is_assumed:
+def _summary(asked: AskedRun, result: Result) -> str:
+    if asked.is_assumed:
         return f"in {counted(result.counts.total(), 'row')}"
     seen, counts = result.counts[When.SEEN], result.counts
     times = "" if result.times == seen else f", {result.times:,} times"
-    return (
-        f"seen in {counted(seen, 'row')}{times}; "
-        f"{counts[When.SKIPPED]:,} skipped, {counts[When.TO_COME]:,} to come"
-    )
+    not_seen = [f"{counts[When.SKIPPED]:,} skipped"]
+    if not asked.is_complete:
+        not_seen = [f"{counts[When.UNKNOWN]:,} unknown, which the history does not reach"]
+    not_seen.append(f"{counts[When.TO_COME]:,} to come")
+    return f"seen in {counted(seen, 'row')}{times}; {', '.join(not_seen)}"

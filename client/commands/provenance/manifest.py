@@ -56,8 +56,7 @@ def manifest_lines(
     """
     yield {
         "kind": "run",
-        "known": asked.words,
-        "first_step": asked.history.first_batch,
+        **asked.plain,
         "end_step": asked.steps,
         **_totals(asked.history.runs),
     }

@@ -13,9 +13,9 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts
 
 from ...feed.history import History, Run
-from ...provenance.runs import future, places_of, rows_of_step
+from ...provenance.runs import by_stream, future, places_of, rows_of_step
 from .asked import AskedRun
-from .words import step_place
+from .words import counted, escaped, step_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,42 @@ def selected(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
         if getattr(arguments, name) is not None:
             raise InvalidRequest(name, "is given together with --sample; pass one of them")
     require_range("sample", arguments.sample, 0, SAMPLE_END)
-    title = f"sample {arguments.sample:,}"
+    parts, title = asked.parts, f"sample {arguments.sample:,}"
     if not asked.is_assumed:
-        places = places_of(asked.history, asked.parts, np.array([arguments.sample]))
-        each = zip(places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True)
-        at = [step_place(*place) for place in each]
-        title += f", read at {' and '.join(at)}" if at else ", not read so far"
-    return Selection(asked.parts, title, [Wanted(None, None, arguments.sample)])
+        parts, read = _of_sample(asked, arguments.sample)
+        title += f", {read}"
+    return Selection(parts, title, [Wanted(None, None, arguments.sample)])
+
+
+def _of_sample(asked: AskedRun, sample: int) -> tuple[StreamParts, str]:
+    """Return the stream that a sample is of, and in words when it was read. It is the stream of the
+    next batch, unless only earlier ones of the run have read a sample of this number: then it is
+    the last of these.
+    """
+    read: dict[StreamParts, list[str]] = {}
+    for parts in (asked.parts, *reversed(by_stream(asked.history))):
+        if parts not in read:
+            places = places_of(asked.history, parts, np.array([sample]))
+            each = zip(places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True)
+            read[parts] = [step_place(*place) for place in each]
+    having = [parts for parts, at in read.items() if at]
+    if not having:
+        reach = max([asked.sample, *(run.end_sample for run in asked.history.runs)])
+        is_unknown = not asked.is_complete and sample < reach
+        return asked.parts, "unknown whether it was read" if is_unknown else "not read so far"
+    words = f"read at {' and '.join(read[having[0]])}"
+    if having[0] != asked.parts:
+        words += f" in {_stream(having[0])}, which the run has left"
+    for other in having[1:]:
+        words += f"; that of {_stream(other)} was read at {' and '.join(read[other])}"
+    return having[0], words
+
+
+def _stream(parts: StreamParts) -> str:
+    """Return an earlier stream of a run in words."""
+    redacted = f", {counted(len(parts.redactions), 'redaction')}" if parts.redactions else ""
+    name = f"{escaped(parts.order)}, seed {parts.seed}, T={parts.context_length:,}{redacted}"
+    return f"an earlier stream ({name})"
 
 
 def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:

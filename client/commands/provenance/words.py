@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import TokenfeedError
 
+DELETED = "deleted"
+"""What is said of tokens that were erased."""
 _NAME_SHOWN = 200
 _PROBLEM_SHOWN = 1000
 

@@ -8,6 +8,7 @@ mention one of these keys, which may be a state that was not flattened.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import re
@@ -20,6 +21,7 @@ from typing import Any
 from tokenfeed.commands.printable import printable
 
 from .opened import DAMAGED, Found, Keys, opened, problem_of
+from .pickled import require_bounded
 from .torch_file import read_saved
 
 METADATA = (".metadata", "__0.metadata")
@@ -141,7 +143,9 @@ def _metadata(path: Path) -> Mapping[str, Any]:
             problem = f"has {size_bytes} bytes; the maximum is {_METADATA_BYTES_MAX}"
             raise problem_of(path, problem)
         try:
-            metadata = _Reader(file).load()
+            content = file.read(size_bytes)
+            require_bounded(path, content)
+            metadata = _Reader(io.BytesIO(content)).load()
         except _Refused as error:
             problem = f"is refused: it names {printable(error)[:100]}, which is no part of a"
             raise problem_of(path, f"{problem} checkpoint, and no code in one is run") from None

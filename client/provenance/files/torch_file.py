@@ -17,12 +17,16 @@ from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest
 
 from .opened import DAMAGED, Found, opened, problem_of
+from .pickled import require_bounded
 
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80"
 """What files of torch.save begin with: since torch 1.6, and before."""
 _VALUES_BYTES_MAX = 256 << 20
 """Of the values of a file, without tensors; of one from before torch 1.6, with them."""
+_PICKLES_BEFORE_1_6 = 5
+"""At the beginning of such a file; behind them are tensors."""
+_DAMAGED = "is damaged, truncated, or no file of torch.save"
 _REFUSED = re.compile(r"(?:GLOBAL|global|class):? ([\w.]+\.\w+)")
 
 
@@ -37,7 +41,7 @@ def read_torch(path: Path) -> list[Found]:
             problem = f"has {size_bytes} bytes, and was saved by torch before 1.6, or by pickle"
             raise problem_of(path, f"{problem}; of these files {_VALUES_BYTES_MAX} are the maximum")
         else:
-            return [Found((), _load(path, io.BytesIO(file.read(_VALUES_BYTES_MAX))))]
+            return [Found((), read_saved(path, file.read(_VALUES_BYTES_MAX)))]
     # By its name, so that torch maps the file: no tensor is read.
     return [Found((), _load(path, path, mmap=True))]
 
@@ -48,6 +52,11 @@ def read_saved(path: Path, content: bytes) -> Any:
     if content[: len(ZIP)] == ZIP:
         _require_plain(path, file)
         file.seek(0)
+    else:
+        try:
+            require_bounded(path, content, _PICKLES_BEFORE_1_6)
+        except DAMAGED:
+            raise problem_of(path, _DAMAGED) from None
     return _load(path, file)
 
 
@@ -79,7 +88,7 @@ def _refusal(path: Path, error: BaseException) -> InvalidRequest:
         problem = f"is refused: it contains {name}, but only plain values and tensors are read"
         cure = "no code in a checkpoint is run. Save the state by itself, for example as JSON"
         return problem_of(path, f"{problem}, and {cure}")
-    return problem_of(path, "is damaged, truncated, or no file of torch.save")
+    return problem_of(path, _DAMAGED)
 
 
 def _require_plain(path: Path, file: BinaryIO) -> None:
@@ -88,12 +97,15 @@ def _require_plain(path: Path, file: BinaryIO) -> None:
     """
     try:
         with zipfile.ZipFile(file) as archive:
-            sizes = {each.filename: each.file_size for each in archive.infolist()}
+            found = [each for each in archive.infolist() if each.filename.endswith(".pkl")]
+            if any(each.filename.endswith("constants.pkl") for each in found):
+                problem = "is refused: it is a program of TorchScript, and no checkpoint"
+                raise problem_of(path, problem)
+            size_bytes = sum(each.file_size for each in found)
+            if size_bytes > _VALUES_BYTES_MAX:
+                problem = f"has {size_bytes} bytes of values besides its tensors"
+                raise problem_of(path, f"{problem}; the maximum is {_VALUES_BYTES_MAX}")
+            for each in found:
+                require_bounded(path, archive.read(each))
     except DAMAGED:
-        raise problem_of(path, "is damaged, truncated, or no file of torch.save") from None
-    if any(name.endswith("constants.pkl") for name in sizes):
-        raise problem_of(path, "is refused: it is a program of TorchScript, and no checkpoint")
-    size_bytes = sum(size for name, size in sizes.items() if name.endswith(".pkl"))
-    if size_bytes > _VALUES_BYTES_MAX:
-        problem = f"has {size_bytes} bytes of values besides its tensors"
-        raise problem_of(path, f"{problem}; the maximum is {_VALUES_BYTES_MAX}")
+        raise problem_of(path, _DAMAGED) from None

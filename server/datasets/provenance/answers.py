@@ -20,7 +20,8 @@ from ..redactions.redacted_rows import RedactedRows, Redactor
 from .coverage import coverage
 from .documents import DatasetDocuments
 from .find import find
-from .locate import RowSpans, locate
+from .locate import locate
+from .marks import Marks, RowMarks, unmarked
 from .sources import Sources
 
 Check = Callable[[StreamRequest, Expected], tuple[Sequence[Dataset], RowStore]]
@@ -53,17 +54,9 @@ class Answers:
         Raises: TokenfeedError.
         """
         require_understood(message, without="rows")
-        rows = _without_planes(message.rows)
-        if rows.redactions:
-            rows.planes.add(kind=REDACTED)
-        asked = self._asked(rows)
+        asked = self._asked(_with_own_planes(message.rows))
         on_asked(asked)
-        spec = asked.request.spec
-        if not spec.redactions:
-            return locate(asked.sources, asked.request)
-        found = self._redactor.wrap(asked.rows, asked.sources.datasets, spec)
-        assert isinstance(found, RedactedRows)
-        return locate(asked.sources, asked.request, partial(_redacted, found))
+        return locate(asked.sources, asked.request, self._marks(asked))
 
     def find(
         self, message: pb.FindRequest, on_asked: Callable[[Asked], None] = lambda asked: None
@@ -74,7 +67,7 @@ class Answers:
             raise InvalidRequest("end_sample", "is missing: the end of the samples to examine")
         asked = self._asked(_without_rows(message.stream))
         on_asked(asked)
-        return find(asked.sources, asked.request, message)
+        return find(asked.sources, asked.request, message, self._marks(asked))
 
     def coverage(
         self, message: pb.CoverageRequest, on_asked: Callable[[Asked], None] = lambda asked: None
@@ -85,6 +78,13 @@ class Answers:
         on_asked(asked)
         return coverage(asked.sources, message)
 
+    def _marks(self, asked: Asked) -> Marks:
+        """Return what finds the redacted and the deleted tokens of rows.  Raises: StreamMismatch if
+        a dataset lacks a list; LimitExceeded.
+        """
+        found = self._redactor.wrap(asked.rows, asked.sources.datasets, asked.request.spec)
+        return partial(_marked, found) if isinstance(found, RedactedRows) else unmarked
+
     def _asked(self, message: feed_pb.GetBatchRequest) -> Asked:
         request, expected = from_message(message)
         datasets, rows = self._check(request, expected)
@@ -94,31 +94,31 @@ class Answers:
         return Asked(request, Sources(request.spec, datasets, documents), rows)
 
 
-def _without_planes(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchRequest:
-    """Return a request without planes, which have no effect here."""
+def _with_own_planes(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchRequest:
+    """Return a request without its planes, which have no effect here, but with the one that
+    redactions need.
+    """
     found = feed_pb.GetBatchRequest()
     found.CopyFrom(message)
     found.ClearField("planes")
+    if found.redactions:
+        found.planes.add(kind=REDACTED)
     return found
 
 
 def _without_rows(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchRequest:
-    """Return a request without what has no effect on a whole order: planes, redactions, and which
-    rows a call begins and ends with.
+    """Return a request without what has no effect on a whole order: planes, and which rows a call
+    begins and ends with.
     """
-    found = _without_planes(message)
+    found = _with_own_planes(message)
     for field in ("first_row", "num_batches"):
         found.ClearField(field)
-    if found.redactions:
-        # The expected identity is that of the redacted stream.
-        for field in ("redactions", "expected_identity", "identity_version"):
-            found.ClearField(field)
     return found
 
 
-def _redacted(rows: RedactedRows, spans: Spans) -> RowSpans:
-    """Return what is redacted in each row, from plane 53."""
-    found: RowSpans = [[] for _ in range(len(spans))]
+def _marked(rows: RedactedRows, spans: Spans) -> RowMarks:
+    """Return what is redacted in each row, from plane 53, and what is deleted."""
+    redacted: list[list[tuple[int, int]]] = [[] for _ in range(len(spans))]
     for row, first, end in redacted_runs.runs_of(rows.marks(spans)):
-        found[row].append((first, end))
-    return found
+        redacted[row].append((first, end))
+    return RowMarks(redacted, rows.deleted(spans))

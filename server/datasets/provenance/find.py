@@ -7,7 +7,7 @@ each epoch has them. An order without epochs is searched, sample by sample.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from tokenfeed.wire.request import StreamRequest
 from ...storage.rows import RowIndex
 from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments, Document
+from .marks import Marks, RowMarks, messages, unmarked
 from .sources import Sources, range_message
 from .spans import Near, Parts, overlaps
 
@@ -40,7 +41,9 @@ _PIECES_MAX = 1 << 20
 so that no call holds many."""
 
 
-def find(sources: Sources, request: StreamRequest, asked: pb.FindRequest) -> pb.FindResponse:
+def find(
+    sources: Sources, request: StreamRequest, asked: pb.FindRequest, marks: Marks = unmarked
+) -> pb.FindResponse:
     """Return some of the rows that hold what is asked for.
 
     request: asked.stream, checked, with an end_sample.
@@ -55,7 +58,7 @@ def find(sources: Sources, request: StreamRequest, asked: pb.FindRequest) -> pb.
     first_sample = request.position.first_sample
     shape = sources.shapes[index]
     samples = SampleRange.of(sources.spec, index, shape, first_sample, request.end_sample)
-    search = _Search(sources, index, samples, wanted)
+    search = _Search(sources, index, samples, wanted, marks)
     answer = search.page(asked.first_candidate)
     answer.looked_for.extend(range_message(*found) for found in looked_for)
     answer.files.extend(sources.files((index, file) for file in files))
@@ -163,13 +166,19 @@ class _Search:
     """A search for tokens of one source."""
 
     def __init__(
-        self, sources: Sources, index: int, samples: SampleRange, wanted: TokenRanges
+        self,
+        sources: Sources,
+        index: int,
+        samples: SampleRange,
+        wanted: TokenRanges,
+        marks: Marks,
     ) -> None:
         """index: of the source.  samples: those that are examined."""
         self._sources = sources
         self._index = index
         self._samples = samples
         self._shape = sources.shapes[index]
+        self._marks = marks
         self._has_epochs = samples.source.order.HAS_EPOCHS
         self._places = _places_of(sources, index, wanted)
         # All files as one sequence of tokens.
@@ -241,21 +250,24 @@ class _Search:
         """
         source = self._samples.source
         spans = spans_at(self._sources.spec, source, self._shape, page.places)
+        spans = replace(spans, source=np.full_like(spans.shard, self._index))
         firsts = self._bases[spans.shard] + spans.token_offset
         ends = firsts + spans.token_count
         near = Near.of(self._firsts, self._ends, firsts, ends)
         row_of = spans.row_of_span
-        sums = np.cumsum(np.bincount(row_of, near.counts, len(spans)).astype(np.int64))
+        marked = self._marks(spans)
+        counts = np.bincount(row_of, near.counts, len(spans)).astype(np.int64) + marked.counts()
+        sums = np.cumsum(counts)
         row_count = max(1, int(np.searchsorted(sums, SPANS_MAX, side="right")))
         end = page.candidates[row_count] if row_count < len(spans) else page.end
         own = slice(0, int(spans.first_span[min(row_count, len(spans))]))
         near = Near(near.first[own], near.counts[own])
         parts = overlaps(self._firsts, self._ends, firsts[own], ends[own], near)
         within = parts.first_token - firsts[parts.span] + spans.places_in_row[parts.span]
-        return end, list(self._messages(page.found, row_of[parts.span], within, parts))
+        return end, list(self._messages(page.found, marked, row_of[parts.span], within, parts))
 
     def _messages(
-        self, found: FoundSamples, rows: Numbers, within: Numbers, parts: Parts
+        self, found: FoundSamples, marked: RowMarks, rows: Numbers, within: Numbers, parts: Parts
     ) -> Iterator[pb.FoundRow]:
         """Yield rows that have some tokens.  rows, within: int64[parts], ascending by row."""
         samples, own_samples = found.samples.tolist(), found.own_samples.tolist()
@@ -269,6 +281,8 @@ class _Search:
                     yield row
                 own = own_samples[index]
                 row, last = pb.FoundRow(sample=samples[index], source_sample=own), index
+                row.redacted.extend(messages(marked.redacted[index]))
+                row.deleted.extend(messages(marked.deleted[index]))
                 if self._has_epochs:
                     row.epoch = own // self._samples.place_count
             assert row is not None

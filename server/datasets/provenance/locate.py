@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import StreamRequest
 
 from .documents import Document, FileDocuments
+from .marks import SPAN_BYTES, Marks, messages, unmarked
 from .sources import Sources, range_message
 from .spans import Near, Parts, cut
 
 Numbers = npt.NDArray[np.int64]
-RowSpans = list[list[tuple[int, int]]]
 
 ROWS_MAX = PLAN_ROWS
 RANGES_MAX = 65536
@@ -31,15 +31,10 @@ _ANSWER_BYTES = 3 << 20
 """Most clients accept 4 MiB."""
 
 
-def locate(
-    sources: Sources,
-    request: StreamRequest,
-    redacted: Callable[[Spans], RowSpans] = lambda spans: [[]] * len(spans),
-) -> pb.LocateResponse:
+def locate(sources: Sources, request: StreamRequest, marks: Marks = unmarked) -> pb.LocateResponse:
     """Return where the first rows of a request come from.
 
-    request: checked as by GetBatch.  redacted: returns what is redacted in each row, counted within
-    it.
+    request: checked as by GetBatch.
     Raises: LimitExceeded if the first row has too many ranges; CorpusChanged, Unreadable.
     """
     shapes = sources.shapes
@@ -52,19 +47,22 @@ def locate(
     parts = _parts(spans, near)
     described = _documents(sources, spans, parts)
     facts = _RowFacts.of(sources, samples[: len(spans)])
-    marks = redacted(spans)
+    marked = marks(spans)
+    mark_counts = marked.counts()
     rows: list[pb.LocatedRow] = []
     used: set[tuple[int, int]] = set()
     size_bytes = 0
     padding = spans.padding.tolist()
     for row, ranges in enumerate(_ranges_of_rows(spans, parts)):
         size_bytes += sum(_RANGE_BYTES + len(described[part].id) for part in ranges)
+        size_bytes += SPAN_BYTES * mark_counts[row]
         if rows and size_bytes > _ANSWER_BYTES:
             break
         located = pb.LocatedRow(
             ranges=[described[part].message for part in ranges],
             padding_tokens=padding[row],
-            redacted=[pb.TokenSpan(first_token=first, end_token=end) for first, end in marks[row]],
+            redacted=messages(marked.redacted[row]),
+            deleted=messages(marked.deleted[row]),
         )
         facts.set(located, row)
         rows.append(located)

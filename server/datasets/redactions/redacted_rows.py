@@ -228,6 +228,23 @@ class RedactedRows:
         first_row = spans.whole.first_row
         return self._found_of(spans).plane[first_row : first_row + len(spans)]
 
+    def deleted(self, spans: Spans) -> list[list[tuple[int, int]]]:
+        """Return the erased tokens of each row that no redaction replaces, [first, end) within it;
+        without reading any token.
+        """
+        found, first_row = self._found_of(spans), spans.whole.first_row
+        rows: list[list[tuple[int, int]]] = [[] for _ in range(len(spans))]
+        first, end = found.bounds[first_row], found.bounds[first_row + len(spans)]
+        of_these = slice(bisect_left(found.deleted, first), bisect_left(found.deleted, end))
+        for hit in found.deleted[of_these]:
+            row = int(found.hits.row[hit])
+            begin, last = int(found.hits.first[hit]), int(found.hits.end[hit])
+            spans_of_row = rows[row - first_row]
+            if spans_of_row and spans_of_row[-1][1] == begin:  # of two pieces that touch
+                begin = spans_of_row.pop()[0]
+            spans_of_row.append((begin, last))
+        return rows
+
     def _found_of(self, spans: Spans) -> _Found:
         """Return what is redacted of all the rows that spans are a part of."""
         whole, found = spans.whole.spans, self._found

@@ -443,6 +443,51 @@ def test_values_that_are_compressed_far_too_well_are_refused(tmp_path: Path) -> 
         read_states(path)
 
 
+BOMBS = {
+    "memo": b"Nr" + struct.pack("<I", 2**32 - 1) + b".",
+    "memo as text": b"Np4294967295\n.",
+    "frame": b"\x95" + struct.pack("<Q", 2**40) + b"N.",
+    "bytes": b"\x8e" + struct.pack("<Q", 2**40) + b"x.",
+    "deep key": b"})" + b"\x85" * 1_000_000 + b"Ns.",
+    "deep key by memo": b"})" + b"q\x000h\x00\x85" * 300_000 + b"Ns.",
+    "deep key by marks": b"}" + b"(" * 500_000 + b"t" * 500_000 + b"Ns.",
+    "deep set": b"(" * 500_000 + b"\x91" * 500_000 + b".",
+}
+"""Behind its first two bytes, a pickle of protocol 2."""
+
+
+def _write_bomb(kind: str, bomb: bytes, path: Path) -> None:
+    pickled = b"\x80\x02" + bomb
+    if kind == "metadata":
+        path.mkdir()
+        (path / ".metadata").write_bytes(pickled)
+        return
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x/version", "3\n")
+            archive.writestr("x/byteorder", "little")
+            archive.writestr("x/data.pkl", pickled)
+        return
+    torch.save(0, path, _use_new_zipfile_serialization=False)
+    head = path.read_bytes()
+    path.write_bytes(head[: head.index(pickle.dumps(0, 2))] + pickled)
+
+
+@pytest.mark.parametrize("kind", ["metadata", "zip", "before 1.6"])
+def test_a_small_file_takes_neither_all_memory_nor_the_stack(kind: str, tmp_path: Path) -> None:
+    """A pickle of 9 bytes took 64 GiB, and one of a megabyte crashed the process."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    for name, bomb in BOMBS.items():
+        path = tmp_path / name
+        _write_bomb(kind, bomb, path)
+        problem = "is damaged" if name == "bytes" else "is refused: it (has|is nested) "
+        with pytest.raises(InvalidRequest, match=problem):
+            read_states(path)
+
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
 def test_without_torch_its_files_are_refused_with_the_cure(tmp_path: Path) -> None:
     """JSON and safetensors are read on any machine."""
     path = tmp_path / "m.pt"

@@ -11,7 +11,7 @@ import pytest
 
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
-from client.feed.history import History, Run
+from client.feed.history import History, Run, history_of
 from client.feed.saved.state import read_history, read_state, write_state
 from client.provenance.rows import read_rows
 from client.provenance.runs import segments
@@ -104,6 +104,45 @@ def test_a_run_is_assumed_where_there_is_no_checkpoint(
     ]
     assert main(["explain", address, *stream, "--sample", "7"]) == 0
     assert "sample 7 of train, epoch 1\n  train.bin tokens [4, 9)" in (capsys.readouterr().out)
+
+
+def test_a_sample_is_explained_by_the_stream_that_has_read_it(
+    serve: Serve, tmp_path: Path, ask: Ask, capsys: Captured
+) -> None:
+    """A run may have gone on with another context length: the row of that number is another one."""
+    texts = {"web": write_texts(tmp_path, "web", 1)}
+    address = served(serve, texts).address
+    runs = []
+    for length, first in ((8, 0), (12, 40)):
+        with NumpyBatches(address, 4, length, order="shuffled") as feed:
+            feed.skip(first)
+            next(feed)
+            runs.append((read_state(feed.state_dict())[1], first))
+    (short, _), (long, begin) = runs
+    history = history_of([Run(0, 0, 16, 4, 1, short), Run(4, begin, begin + 4, 4, 1, long)])
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(write_state(begin + 4, long, history)))
+    words = ("explain", address, "--state", path)
+
+    found = ask(*words, "--sample", 5)
+    assert found["context_length"] == 8
+    (row,), (same, *_) = found["rows"], ask(*words, "--step", 1, "--row", 1)["rows"]
+    assert row["ranges"] == same["ranges"]
+    for sample, title in (
+        (5, "sample 5, read at step 1 rank 0 row 1 in an earlier stream (shuffled-1, seed 0, T=8), "
+            "which the run has left, "),
+        (41, "sample 41, read at step 4 rank 0 row 1, by"),
+        (20, "sample 20, not read so far, by"),
+    ):  # fmt: skip
+        assert main([*map(str, words), "--sample", str(sample)]) == 0
+        assert capsys.readouterr().out.startswith(title)
+    again = history.extended(5, 9, 4, 1, long)
+    path.write_text(json.dumps(write_state(9, long, again)))
+    assert main([*map(str, words), "--sample", "5"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "sample 5, read at step 5 rank 0 row 0; that of an earlier stream (shuffled-1, seed 0, "
+        "T=8) was read at step 1 rank 0 row 1, by"
+    )
 
 
 def test_padding_of_an_epoch_has_no_place(

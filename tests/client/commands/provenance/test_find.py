@@ -14,6 +14,8 @@ import pytest
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
 from client.commands.provenance.progress import Progress
+from client.feed.history import history_of
+from client.feed.saved.state import read_history, read_state, write_state
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
@@ -191,6 +193,79 @@ def test_a_run_of_epochs_has_read_a_document_in_each(
     assert found["times_seen"] == 3 * len(by_epoch[0])
 
 
+@pytest.mark.parametrize("order", ["shuffled", "random"])
+def test_what_a_cut_history_does_not_have_is_unknown(
+    serve: Serve, tmp_path: Path, ask: Ask, capsys: Captured, order: str
+) -> None:
+    """A document that was read in a dropped run was not "seen in 0 rows; 0 skipped"."""
+    texts = {"web": write_texts(tmp_path, "web", 1)}
+    address = served(serve, texts).address
+    with NumpyBatches(address, 4, 15, order=order) as feed:
+        for count in (5, 3, 6):
+            for _ in range(count):
+                next(feed)
+            feed.skip(8)
+        whole = feed.state_dict()
+    sample, parts = read_state(whole)
+    runs = read_history(whole).runs
+    cut = json.loads(json.dumps(write_state(sample, parts, history_of(list(runs[1:])))))
+    names = ("sample", "order", "seed", "context_length", "fingerprint")
+    first = {"version": 1, **{name: whole[name] for name in names}}
+    paths = {}
+    for name, state in (("whole", whole), ("cut", cut), ("first", first)):
+        paths[name] = tmp_path / f"{name}.json"
+        paths[name].write_text(json.dumps(state))
+    words = (
+        "find", address, "--file", "web-0.ds", "--token", 0, "--tokens", 400,
+        "--end-sample", sample, "--rows-max", 1000,
+    )  # fmt: skip
+
+    complete = ask(*words, "--state", paths["whole"])
+    assert (complete["is_complete"], complete["first_step"]) == (True, 0)
+    begin = runs[1].first_sample
+    assert any(row["sample"] < begin for row in complete["rows"] if row["when"] == "seen")
+    assert any(row["sample"] >= begin for row in complete["rows"] if row["when"] == "seen")
+    assert complete["counts"]["unknown"] == 0
+    for name, known in (("cut", begin), ("first", sample)):
+        found = ask(*words, "--state", paths[name])
+        assert (found["is_complete"], found["counts"]["skipped"]) == (False, 0)
+        assert found["first_step"] == (runs[1].first_batch if name == "cut" else 0)
+        assert len(found["rows"]) == len(complete["rows"])
+        for row, same in zip(found["rows"], complete["rows"], strict=True):
+            is_seen = same["when"] == "seen" and row["sample"] >= known
+            assert row["when"] == ("seen" if is_seen else "unknown")
+            assert row["places"] == (same["places"] if is_seen else [])
+        assert found["known"].endswith("is unknown")
+
+    assert main([*map(str, words), "--state", str(paths["cut"])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith(
+        "; the history begins with step 5, and what was read before is unknown"
+    )
+    counts = ask(*words, "--state", paths["cut"])["counts"]
+    assert lines[-1] == (
+        f"seen in {counts['seen']} rows; {counts['unknown']} unknown, which the history does not "
+        "reach, 0 to come"
+    ).replace("in 1 rows", "in 1 row")
+    for name in paths:
+        (run, *_) = _manifest(capsys, address, paths[name])
+        assert run["is_complete"] == (name == "whole")
+        title = _title(capsys, address, paths[name], 3)
+        assert ("sample 3, read at step 0 " in title) == (name == "whole")
+        assert ("sample 3, unknown whether it was read, by" in title) == (name != "whole")
+        assert "not read so far, by" in _title(capsys, address, paths[name], sample)
+
+
+def _manifest(capsys: Captured, address: str, state: Path) -> list[dict[str, Any]]:
+    assert main(["manifest", address, "--state", str(state)]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def _title(capsys: Captured, address: str, state: Path, sample: int) -> str:
+    assert main(["explain", address, "--state", str(state), "--sample", str(sample)]) == 0
+    return capsys.readouterr().out.splitlines()[0]
+
+
 def test_a_long_search_shows_how_far_it_is() -> None:
     """The order random has no inverse: a run of 10^9 samples is scanned for minutes."""
     stream = io.StringIO()
@@ -209,12 +284,13 @@ def test_a_long_search_shows_how_far_it_is() -> None:
         ([], "--document: has to be given by one of --document, --id, or --file with --token"),
         (["--document", "1", "--id", "x"], "--document: has to be given by one of"),
         (["--document", "-1"], "--document: -1 is not in"),
-        (["--document", "999"], "document: 999 is not"),
-        (["--id", "elsewhere"], "elsewhere"),
+        (["--document", "999"], "--document: 999 is not"),
+        (["--id", "elsewhere"], "--id: no document of 'web' has the id 'elsewhere'"),
         (["--file", "web-0.ds"], "--token: is missing"),
-        (["--file", "other.ds", "--token", "0"], "other.ds"),
+        (["--file", "other.ds", "--token", "0"], "--file: 'other.ds' is not in the dataset"),
+        (["--file-number", "7", "--token", "0"], "--file-number: 7 is not in"),
         (["--file", "web-0.ds", "--token", "5", "--tokens", "0"], "--tokens: 0 is not in"),
-        (["--file", "web-0.ds", "--token", "99999"], "99999"),
+        (["--file", "web-0.ds", "--token", "99999"], "--token: [99999, 100000) has no token"),
         (["--document", "1", "--order", "random"], "--end-sample: the order random has no epochs"),
         (["--document", "1", "--order", "random", "--epochs", "2"], "--epochs: the order random"),
         (["--document", "1", "--epochs", "0"], "--epochs: 0 is not in"),

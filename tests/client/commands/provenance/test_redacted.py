@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from client.__main__ import main
 from client.batches.arrays import NumpyBatches
 from client.transport.channel import describe
 from tests.client.commands.provenance.conftest import Ask
@@ -52,7 +53,11 @@ def has_document(row: dict[str, Any]) -> bool:
 
 @pytest.mark.timeout(60)
 def test_rows_say_what_was_redacted_and_what_was_deleted(
-    target: str, texts: dict[str, Texts], tmp_path: Path, ask: Ask
+    target: str,
+    texts: dict[str, Texts],
+    tmp_path: Path,
+    ask: Ask,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Before the redaction, after it, and once its tokens are erased."""
     hashed = redact(texts["code"], "--document", str(DOCUMENT), "--fill", "42")
@@ -89,6 +94,23 @@ def test_rows_say_what_was_redacted_and_what_was_deleted(
         assert row["is_deleted"] == is_gone
         if not is_gone:
             assert row == before
+        assert bool(row["deleted"]) == is_gone
         assert [each["tokens"] for each in row["ranges"]] == [
             each["tokens"] for each in before["ranges"]
         ]
+    gone = next(row["sample"] for row in held if row["sample"] < begin)
+    step = ("explain", target, "--state", state, "--step", gone // 3, "--row", gone % 3)
+    (row,) = ask(*step)["rows"]
+    assert row["is_deleted"]
+    (span,) = row["deleted"]
+    for words in (step, (*step, "--tokenizer", "bytes")):
+        assert main([*map(str, words)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1].endswith(f", tokens [{span[0]}, {span[1]}) of the row are deleted")
+        assert lines[-1] == "    deleted"
+    found = ["find", target, "--dataset", "code", "--document", str(DOCUMENT)]
+    assert main([*found, "--state", str(state)]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("seen: "):
+            sample = int(re.findall("sample ([0-9]+)", line)[0])
+            assert line.endswith(", redacted" if sample >= begin else ", deleted")

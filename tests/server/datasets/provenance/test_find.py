@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from server.datasets.dataset import corpora_of
 from server.datasets.open_local import LocalDatasets
 from server.datasets.provenance import find as find_module
 from tests.server.datasets.provenance.corpora import (
@@ -15,13 +18,16 @@ from tests.server.datasets.provenance.corpora import (
     local,
     made_rows,
     message_of,
+    opened,
     stream_of,
     write_documents,
     write_mixture,
 )
 from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
-from tokenfeed.errors import InvalidRequest, NotFound
+from tests.support.redacted_corpora import begin_erasure, write_lists
+from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
@@ -159,6 +165,76 @@ def test_pages_lose_and_repeat_nothing(
                 patched.setattr(find_module, name, limit)
                 asked.first_candidate = 0
                 assert found_rows(datasets, asked) == whole
+
+
+@pytest.mark.parametrize("source", [0, 1, 2])
+def test_found_rows_say_what_is_redacted_and_deleted_as_locate_does(
+    tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each source of a mixture, also where pages are cut by these marks."""
+    web, books, spec, first = write_mixture(tmp_path)
+
+    with opened(web) as one, opened(books) as other:
+        (listed,) = write_lists(one, 0, [(0, 5, 60), (0, 61, 62), (2, 0, 90)])
+        write_lists(other, 0, [(0, 0, 70), (1, 3, 40)])
+        begin_erasure(other)
+        assert other.redactions is not None
+        other.redactions.find(bytes(32))  # looks at the file at once
+        datasets = LocalDatasets([one, other], lambda: False, polls=False)
+        made_rows(datasets, spec)
+        spec = replace(spec, redactions=(Redaction(first, 0, listed), Redaction(first, 2, listed)))
+        stream = message_of(replace(spec, planes=(53,)), first, first + 400, batch_size=1)
+        marks = {row.sample: row for row in located(datasets, stream)}
+        asked = pb.FindRequest(
+            stream=stream, source=source, range=pb.FileRange(file=0, first_token=0, end_token=80)
+        )
+        monkeypatch.setattr(find_module, "SPANS_MAX", 5)
+        count = 0
+        while True:
+            answer = datasets.provenance.find(asked)
+            for row in answer.rows:
+                same = marks[row.sample]
+                assert (row.redacted, row.deleted) == (same.redacted, same.deleted)
+                count += len(row.deleted if source == 1 else row.redacted)
+            if not answer.HasField("next_candidate"):
+                break
+            asked.first_candidate = answer.next_candidate
+        assert count > 3
+
+
+@pytest.mark.parametrize("redacted", [False, True])
+def test_another_stream_than_the_expected_one_is_not_searched(
+    tmp_path: Path, redacted: bool
+) -> None:
+    """Its rows would be those of another run; and so is what samples of it hold."""
+    corpus = write_documents(tmp_path, [[40, 50]], "ids")
+
+    with opened(corpus) as dataset:
+        (listed,) = write_lists(dataset, 0, [(0, 5, 60)])
+        datasets = LocalDatasets([dataset], lambda: False, polls=False)
+        spec = stream_of("shuffled")
+        if redacted:
+            spec = replace(spec, redactions=(Redaction(0, 0, listed),))
+        stream = message_of(spec, 0, 9, batch_size=1)
+        stream.identity_version = spec.identity_version
+        samples = [pb.SampleSpan(first_sample=0, end_sample=2)]
+        for identity, is_right in (
+            (spec.identity(corpora_of(spec, [dataset])), True),
+            (bytes(31) + b"1", False),
+        ):
+            stream.expected_identity = identity
+            for ask in (
+                partial(datasets.provenance.find, pb.FindRequest(stream=stream, document=0)),
+                partial(
+                    datasets.provenance.coverage,
+                    pb.CoverageRequest(stream=stream, samples=samples),
+                ),
+            ):
+                if is_right:
+                    ask()
+                    continue
+                with pytest.raises(StreamMismatch, match="is not this stream's identity"):
+                    ask()
 
 
 def test_an_id_finds_the_rows_of_all_of_its_documents(tmp_path: Path) -> None:

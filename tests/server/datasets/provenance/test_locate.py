@@ -174,6 +174,40 @@ def test_redacted_tokens_of_a_row_are_those_of_plane_53(tmp_path: Path, order: s
         assert not any(row.redacted for row in located(datasets, plain))
 
 
+@pytest.mark.parametrize("order", ["shuffled", "packed"])
+def test_erased_tokens_of_a_row_are_marked_unless_a_redaction_replaces_them(
+    tmp_path: Path, order: str
+) -> None:
+    """A row that GetBatch refuses would look like an ordinary one."""
+    corpus = write_documents(tmp_path, random_lengths(4, 16), "ids")
+    wanted = [(0, 5, 62), (2, 0, 200)]
+
+    with opened(corpus) as dataset:
+        (listed,) = write_lists(dataset, 0, wanted)
+        datasets = LocalDatasets([dataset], lambda: False, polls=False)
+        spec = stream_of(order)
+        made_rows(datasets, spec)
+        plain = message_of(spec, 16, batches=30)
+        before = located(datasets, plain)
+        assert not any(row.deleted for row in before)
+        begin_erasure(dataset)
+        redacted = message_of(
+            replace(spec, planes=(53,), redactions=(Redaction(8, 0, listed),)), 16, batches=30
+        )
+        replaced = located(datasets, redacted)
+        assert not any(row.deleted for row in replaced)
+        found = located(datasets, plain)
+        marks = [[(one.first_token, one.end_token) for one in row.deleted] for row in found]
+        assert marks == [
+            [(one.first_token, one.end_token) for one in row.redacted] for row in replaced
+        ]
+        assert any(marks)
+        assert not all(marks)
+        for row in found:
+            del row.deleted[:]
+        assert found == before
+
+
 def test_pages_are_cut_where_they_would_be_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
