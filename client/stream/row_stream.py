@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tokenfeed.errors import BadFrame, Unreachable
-from tokenfeed.wire import frame
+from tokenfeed.wire import frame, redacted_runs
 from tokenfeed.wire.request import StreamRequest, to_message
 
 from ..runtime.counters import Counters
@@ -179,6 +179,7 @@ class RowStream(BackgroundRows):
                 rows = frame.decode(message).rows(call.stream, self._received_row)
                 if rows.planes:
                     require_valid(rows, is_mixture=call.stream.spec.mixture is not None)
+                    rows = redacted_runs.with_runs(rows)
                 if self._received_row + len(rows) > call.end_row:
                     raise BadFrame("call", "the server sent more rows than were requested")
                 if self._is_resuming:

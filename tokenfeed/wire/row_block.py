@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from ..stream.planes import TOKEN_COUNTS
+
+Run = tuple[int, int, int]
+RUN_BYTES = 8
+"""Of a run of plane 53: its first token and its end, 4 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +21,14 @@ class Plane:
     """Data that accompanies the tokens of rows. Ragged: each row has its own number of bytes.
 
     kind: its field number in a frame (planes.py).  row_lengths: uint32[rows], bytes of each row.
-    content: uint8[n], row after row, as on the wire.
+    content: uint8[n], row after row, as on the wire.  runs: the content of plane 53, if it was read
+    already (redacted_runs.py): row, first token and end of each run, ascending.
     """
 
     kind: int
     row_lengths: npt.NDArray[np.uint32]
     content: npt.NDArray[np.uint8]
+    runs: Sequence[Run] | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, rows: slice) -> Plane:
         """Return the plane of consecutive rows, without a copy of its content."""
@@ -28,6 +36,11 @@ class Plane:
         lengths = self.row_lengths[first : max(first, end)]
         if not self.content.size:
             return Plane(self.kind, lengths, self.content)
+        if self.runs is not None:
+            begin, stop = bisect_left(self.runs, (first,)), bisect_left(self.runs, (end,))
+            own = [(row - first, token, behind) for row, token, behind in self.runs[begin:stop]]
+            content = self.content[RUN_BYTES * begin : RUN_BYTES * stop]
+            return Plane(self.kind, lengths, content, own)
         # Not by their method `sum`, which takes twice as long for a few.
         first_byte = int(np.add.reduce(self.row_lengths[:first]))
         end_byte = first_byte + int(np.add.reduce(lengths))
