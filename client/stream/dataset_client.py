@@ -311,7 +311,6 @@ class DatasetClient(Supervised):
         timeout_seconds: float,
         open_calls: set[DescribeCall],
     ) -> pb.DescribeResponse:
-        """Return the answer of one server."""
         return describe_sources(
             self._request.spec,
             context_length,
