@@ -317,8 +317,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         The history begins with the first batch of a loaded state, or of this feed. If first_batch
         of the first run is above 0, there were more than 1,000 runs and the oldest were dropped.
         """
-        _, _, history = self._cursor.now
-        return as_dicts(history)
+        return as_dicts(self._cursor.now[2])
 
     @property
     def position(self) -> FeedPosition:

@@ -224,8 +224,7 @@ class DatasetClient(Supervised):
 
     def require_redactions(self, redactions: Redactions) -> None:
         """Ask all servers whether they have the lists of redactions; those without them are logged.
-        Waits like `await_described`, and raises the same; ListMissing if none has them all, also
-        after 3 s.
+        Waits like `await_described`, and raises the same; ListMissing if after 3 s none has all.
         """
         self.await_described()
         self._await(partial(self._describe_all, self._context_length, redactions=redactions))
@@ -312,7 +311,6 @@ class DatasetClient(Supervised):
         timeout_seconds: float,
         open_calls: set[DescribeCall],
     ) -> pb.DescribeResponse:
-        """Return the answer of one server."""
         return describe_sources(
             self._request.spec,
             context_length,

@@ -292,7 +292,7 @@ def test_a_feed_that_is_refused_is_not_counted(monkeypatch: pytest.MonkeyPatch) 
     be compared with others.
     """
     counted: list[Any] = []
-    monkeypatch.setattr("client.feed.feed.rank_agreement", lambda *arguments: counted.append(1))
+    monkeypatch.setattr("client.feed.streamed.asked.rank_agreement", lambda *_: counted.append(1))
 
     with pytest.raises(InvalidRequest, match="device"):
         RemoteBatches("localhost:1", 3, 5, device="no such device")
