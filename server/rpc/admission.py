@@ -33,11 +33,10 @@ CALLS_PER_STREAM = 2
 """A client has one call that it reads and one ahead."""
 CALLS_SPARE = 16
 """Extra threads of a pool, which refuse calls above the limit."""
-_REQUEST_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 _BUSY_SECONDS = 1.0
 _JITTER = (0.5, 1.5)
-_SHUTTING_DOWN = ("server", "is shutting down; retry on another server")
+SHUTTING_DOWN = ("server", "is shutting down; retry on another server")
 
 Parsed = TypeVar("Parsed", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -48,16 +47,22 @@ class StreamLimits:
     """streams: maximum number of concurrent streams.  peer_streams: the same for one peer, which is
     an address without its port.  send_timeout_seconds: how long a frame may wait for its client to
     read.  by_option: whether the command line has options for the first two.
+    request_timeout_seconds: how long a call may wait for its client to send a request.
     """
 
     streams: int = 512
     peer_streams: int = 256
     send_timeout_seconds: float = 30.0
     by_option: bool = True
+    request_timeout_seconds: float = 10.0
 
-    def option(self, name: str) -> str:
-        """Return the option of a limit, as an error shows it."""
-        return f" ({name})" if self.by_option else ""
+    def shown(self, streams: int, option: str) -> tuple[str, str]:
+        """Return a limit and its option, as an error shows them: a service without options is not
+        one of streams, so its limit is that of calls.
+        """
+        if self.by_option:
+            return str(streams), f" ({option})"
+        return f"{CALLS_PER_STREAM * streams} calls", ""
 
 
 DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
@@ -205,6 +210,11 @@ class AdmissionControl:
         return self._draining.is_set()
 
     @property
+    def has_calls(self) -> bool:
+        """Whether any call is open."""
+        return bool(self._open)
+
+    @property
     def streams_max(self) -> int:
         """Maximum number of concurrent streams."""
         return self._limits.streams
@@ -234,7 +244,7 @@ class AdmissionControl:
         call.connection.sent_bytes += len(message)
         on_sent(True)
         if self._draining.is_set():
-            raise CallDrained(*_SHUTTING_DOWN)
+            raise CallDrained(*SHUTTING_DOWN)
 
     def request(self, call: ActiveCall, messages: Iterator[bytes]) -> bytes:
         """Return the request of a call. It may arrive long after the call's headers.
@@ -251,7 +261,7 @@ class AdmissionControl:
         call in time.  Raises: grpc.RpcError if the client went away, or at the timeout.
         """
         while True:
-            call.start_timer("request_timeout", _REQUEST_SECONDS)
+            call.start_timer("request_timeout", self._limits.request_timeout_seconds)
             try:
                 message = next(messages)
             except StopIteration:
@@ -268,19 +278,21 @@ class AdmissionControl:
         self._require_not_draining()
         limits = self._limits
         if len(self._open) >= self.calls_max:
-            problem = f"the server is at its limit of {limits.streams}"
-            option = limits.option("--max-streams")
+            limit, option = limits.shown(limits.streams, "--max-streams")
+            problem = f"the server is at its limit of {limit}"
         elif self._of_peer[peer] >= CALLS_PER_STREAM * limits.peer_streams:
-            problem = f"the server is at its limit of {limits.peer_streams} for one address"
-            option = limits.option("--max-streams-per-peer")
+            limit, option = limits.shown(limits.peer_streams, "--max-streams-per-peer")
+            problem = f"the server is at its limit of {limit} for one address"
         else:
             return
         cure = f"retry in {_BUSY_SECONDS:.0f} s"
-        raise Busy("streams", f"{problem}{option}; {cure}", _BUSY_SECONDS)
+        raise Busy(
+            "streams" if limits.by_option else "calls", f"{problem}{option}; {cure}", _BUSY_SECONDS
+        )
 
     def _require_not_draining(self) -> None:
         if self._draining.is_set():
-            raise ServerUnavailable(*_SHUTTING_DOWN)
+            raise ServerUnavailable(*SHUTTING_DOWN)
 
     def _expire(self) -> None:
         while not self._draining.wait(_POLL_SECONDS):

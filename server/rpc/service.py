@@ -98,6 +98,11 @@ class TokenFeed:
             row_bytes_max=frame.ROW_BYTES_MAX,
         )
 
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a stream waits for rows, or receives them: it has a call then."""
+        return self._calls.has_calls
+
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler that a grpc.Server needs to route calls here.
 

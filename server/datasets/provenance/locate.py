@@ -23,8 +23,12 @@ from .spans import Near, Parts, cut
 
 Numbers = npt.NDArray[np.int64]
 
-ROWS_MAX = PLAN_ROWS
+ROWS_MAX = min(1024, PLAN_ROWS)
+"""In an answer; with PAGE_RANGES, about 10 ms of work: streams wait meanwhile."""
+PAGE_RANGES = 2048
+"""In an answer of several rows."""
 RANGES_MAX = 65536
+"""In one row."""
 _RANGE_BYTES = 64
 """About the size of a range in an answer, without an id."""
 _ANSWER_BYTES = 3 << 20
@@ -149,8 +153,8 @@ def _near(sources: Sources, spans: Spans) -> list[_NearDocuments]:
 
 
 def _rows_within(spans: Spans, near: list[_NearDocuments], samples: Numbers) -> int:
-    """Return how many rows have few enough ranges together, found before any is made: a row of
-    millions of tokens may have millions of documents.
+    """Return how many rows have few enough ranges together, or one, found before any is made: a
+    row of millions of tokens may have millions of documents.
 
     Raises: LimitExceeded if the first row has too many.
     """
@@ -158,11 +162,10 @@ def _rows_within(spans: Spans, near: list[_NearDocuments], samples: Numbers) -> 
     for one in near:
         counts[one.spans] = one.ranges_max
     row_ends = np.cumsum(counts)[spans.first_span[1:] - 1]
-    count = int(np.searchsorted(row_ends, RANGES_MAX, side="right"))
-    if len(spans) and not count:
+    if len(spans) and row_ends[0] > RANGES_MAX:
         problem = f"sample {samples[0]} has {row_ends[0]} ranges of tokens, above the limit"
         raise LimitExceeded("context_length", f"{problem} of this server, {RANGES_MAX}")
-    return count
+    return max(int(np.searchsorted(row_ends, PAGE_RANGES, side="right")), min(1, len(spans)))
 
 
 def _parts(spans: Spans, near: list[_NearDocuments]) -> Parts:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -80,6 +81,26 @@ def test_a_peer_gets_its_limit_and_no_more() -> None:
                 pass
         with calls.admit(greedy):
             pass
+    finally:
+        calls.drain()
+
+
+def test_a_service_without_streams_says_its_limit_of_calls() -> None:
+    """As the docs do, and not the half of it, which counts streams."""
+    calls = AdmissionControl(StreamLimits(streams=2, peer_streams=1, by_option=False))
+    contexts = [Context(f"ipv4:10.0.0.{peer}:1") for peer in (1, 1, 2, 2)]
+    try:
+        with ExitStack() as admitted:
+            for context in contexts[:2]:
+                admitted.enter_context(calls.admit(context))
+            with pytest.raises(Busy, match=r"calls: .* limit of 2 calls for one address; retry"):
+                admitted.enter_context(calls.admit(contexts[0]))
+            for context in contexts[2:]:
+                admitted.enter_context(calls.admit(context))
+            with pytest.raises(Busy, match="limit of 4 calls; retry"):
+                admitted.enter_context(calls.admit(contexts[0]))
+            assert calls.has_calls
+        assert not calls.has_calls
     finally:
         calls.drain()
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +19,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from client import NumpyBatches
+from server.rpc.admission import CallCounts, abort_on_error, add_service
+from server.rpc.provenance import Turns
 from tests.conftest import Serve
 from tests.server.datasets.provenance.corpora import (
     documents_in,
@@ -181,3 +189,166 @@ def test_a_draining_server_admits_no_more_questions(serve: Serve, corpus: Corpus
 
         assert eventually(is_refused)
     assert server.process.wait(timeout=10) == 0
+
+
+METHOD = f"/{SERVICE}/Locate"
+
+
+@dataclass(eq=False)
+class Held:
+    """A server whose calls take their turns, and stay until they are released."""
+
+    turns: Turns
+    channel: grpc.Channel
+    release: threading.Event = field(default_factory=threading.Event)
+    began_at: list[float] = field(default_factory=list)
+
+    def answer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with abort_on_error(context, CallCounts()), self.turns.take(context):
+            self.began_at.append(time.monotonic())
+            self.release.wait(10)
+            return b"answer"
+        return b""
+
+    def ask(self, seconds: float = 10.0) -> grpc.Future:
+        return self.channel.unary_unary(METHOD).future(b"", timeout=seconds)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    turns = Turns(lambda: True)
+    server = grpc.server(ThreadPoolExecutor(8))
+    port = server.add_insecure_port("127.0.0.1:0")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        held = Held(turns, channel)
+        add_service(
+            server, SERVICE, {"Locate": (grpc.stream_unary_rpc_method_handler, held.answer)}, 8
+        )
+        server.start()
+        yield held
+        held.release.set()
+        turns.close()
+        server.stop(None).wait()
+
+
+def test_questions_are_answered_one_at_a_time(held: Held) -> None:
+    """Each holds the interpreter, which streams need."""
+    calls = [held.ask() for _ in range(3)]
+    assert eventually(lambda: held.turns.waiting == 3)
+    assert len(held.began_at) == 1
+
+    held.release.set()
+    assert [call.result() for call in calls] == [b"answer"] * 3
+
+
+def test_a_call_that_ends_waits_no_longer(held: Held) -> None:
+    """By its deadline or its caller: the next one must not wait behind it."""
+    first = held.ask()
+    assert eventually(lambda: len(held.began_at) == 1)
+    late, cancelled = held.ask(0.2), held.ask()
+    assert eventually(lambda: held.turns.waiting == 3)
+
+    cancelled.cancel()
+    assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert eventually(lambda: held.turns.waiting == 1)
+    held.release.set()
+    assert first.result() == b"answer"
+    assert len(held.began_at) == 1
+
+
+def test_a_drain_ends_the_waiting(held: Held) -> None:
+    """A shutdown does not wait for a queue of questions; the one that computes is answered."""
+    first = held.ask()
+    assert eventually(lambda: len(held.began_at) == 1)
+    waiting = held.ask()
+    assert eventually(lambda: held.turns.waiting == 2)
+
+    held.turns.close()
+    assert waiting.code() is grpc.StatusCode.UNAVAILABLE
+    assert "shutting down" in waiting.details()
+    held.release.set()
+    assert first.result() == b"answer"
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_streams_have_the_processor_after_an_answer(is_streaming: bool) -> None:
+    """Without streams nothing is waited for."""
+    turns = Turns(lambda: is_streaming)
+    ends = []
+
+    def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with turns.take(context):
+            began, began_at = time.thread_time(), time.monotonic()
+            while time.thread_time() - began < 0.1:
+                pass
+            ends.append((began_at, time.monotonic()))
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    port = server.add_insecure_port("127.0.0.1:0")
+    add_service(server, SERVICE, {"Locate": (grpc.stream_unary_rpc_method_handler, answer)}, 2)
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for _ in range(2):
+            channel.unary_unary(METHOD)(b"", timeout=10)
+    server.stop(None).wait()
+    (_, end), (begin, _) = ends
+    # The pause is of 0.4 s.
+    assert (begin - end >= 0.39) == is_streaming
+
+
+def test_questions_leave_most_of_a_core_to_an_open_stream(serve: Serve, corpus: Corpus) -> None:
+    """A loop of them brought streams to a tenth of their speed. Without streams none waits."""
+    server = serve(*corpus.words)
+    request = pb.LocateRequest(rows=message_of(stream_of("shuffled"), end_sample=2**40))
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(METHOD)
+
+        def fastest_seconds() -> float:
+            times = [time.monotonic()]
+            for _ in range(20):
+                assert len(call(request.SerializeToString(), timeout=10)) > 10_000
+                times.append(time.monotonic())
+            return min(after - before for before, after in pairwise(times[1:]))
+
+        alone = fastest_seconds()
+        is_over = threading.Event()
+
+        def read() -> None:
+            with NumpyBatches(server.address, B, T) as feed:
+                for _ in feed:
+                    if is_over.is_set():
+                        break
+
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(read)
+            try:
+                # At first it may not be open yet.
+                assert eventually(lambda: fastest_seconds() > 2.5 * alone)
+            finally:
+                is_over.set()
+            reader.result()
+
+
+def test_a_caller_that_sends_nothing_is_soon_gone(serve: Serve, corpus: Corpus) -> None:
+    """It has the calls of everybody behind its address."""
+    server = serve(*corpus.words)
+    silent = threading.Event()
+    with grpc.insecure_channel(server.address) as channel:
+        calls = [channel.stream_unary(METHOD).future(waiting_for(silent)) for _ in range(4)]
+        try:
+            code, details = refused(server.address, "Locate", b"")
+            while code != "RESOURCE_EXHAUSTED":  # until all of them have arrived
+                code, details = refused(server.address, "Locate", b"")
+            assert "limit of 4 calls for one address" in details
+            began = time.monotonic()
+            assert [call.code() for call in calls] == [grpc.StatusCode.CANCELLED] * 4
+            assert time.monotonic() - began < 8
+        finally:
+            silent.set()
+
+
+def waiting_for(event: threading.Event) -> Iterator[bytes]:
+    """Yield nothing, once the event is set."""
+    event.wait(15)
+    yield from ()
