@@ -68,9 +68,9 @@ class Search:
 class KnownRun:
     """What a run has read and will read.
 
-    history: what it has read; all that is asked for is still to come if it is empty.  parts,
-    sample: of the next batch.  coming: the batches from there on, as a history; None if their steps
-    are unknown.  end_sample: where to stop looking.
+    history: what it has read.  parts, sample: of the next batch.  coming: the batches from there on,
+    as a history; None if their steps are unknown.  end_sample: where to stop looking.  is_recorded:
+    whether a sample before the next one that is not in the history was skipped.
     """
 
     history: History
@@ -78,6 +78,7 @@ class KnownRun:
     sample: int
     coming: History | None
     end_sample: int
+    is_recorded: bool = True
 
 
 def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
@@ -117,13 +118,14 @@ def _spans(run: KnownRun) -> Iterator[tuple[StreamParts, int, int]]:
     """Yield what was read and skipped, in the order of the run, and what is to come."""
     runs = run.history.runs
     # What was before the oldest known batch may have been dropped from the history.
-    before: tuple[int, int | None] | None = None if run.history.first_batch else (0, None)
+    is_known = run.is_recorded and not run.history.first_batch
+    before: tuple[int, int | None] | None = (0, None) if is_known else None
     for each in runs:
         if before is not None and before[1] in (None, each.spec.context_length):
             yield each.spec, before[0], each.first_sample
         yield each.spec, each.first_sample, each.end_sample
         before = each.end_sample, each.spec.context_length
-    if before is not None and before[1] == run.parts.context_length:
+    if before is not None and before[1] in (None, run.parts.context_length):
         yield run.parts, before[0], min(run.sample, run.end_sample)
     yield run.parts, run.sample, run.end_sample
 
@@ -247,12 +249,11 @@ def redacted_spans(
 def end_of_epoch(
     corpora: Corpora, parts: StreamParts, number: int, epochs: int | None, sample: int
 ) -> int | None:
-    """Return the sample of a stream at which a source has ended epochs; None for an order without
-    epochs.
+    """Return the sample of a stream at which a source has ended epochs, or behind its last sample if
+    a later stage drops it before; None for an order without epochs.
 
-    number: of the source.  epochs: how many; None is those that have ended at
-    a sample, and the next one.
-    sample: of the stream; it is returned if no later sample is of the source.
+    number: of the source.  epochs: how many; None is those that have ended at a sample, and the
+    next one.  sample: of the stream.
     """
     spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
     rows = corpora.rows_per_epoch(spec)
@@ -260,13 +261,13 @@ def end_of_epoch(
         return None
     before = _own_before(parts, number, sample)
     wanted = rows * (epochs if epochs is not None else before // rows + 1)
+    last = SAMPLE_END - 1
     if not parts.stages:
-        return min(wanted, SAMPLE_END - 1)
-    low, high = 0, sample + 1
+        return min(wanted, last)
+    wanted = min(wanted, _own_before(parts, number, last))
+    low, high = 0, min(sample + 1, last)
     while _own_before(parts, number, high) < wanted:
-        if high >= SAMPLE_END - 1:
-            return sample
-        low, high = high, min(2 * high, SAMPLE_END - 1)
+        low, high = high, min(2 * high, last)
     while low < high:
         middle = (low + high) // 2
         if _own_before(parts, number, middle) < wanted:

@@ -30,7 +30,8 @@ class AskedRun:
     corpora: what the target serves.  parts: the stream of the next sample.  sample: the next one.
     history: what was delivered; of an assumed run, all that it would deliver, or nothing if its
     steps are unknown.  is_assumed: whether there is no state.  words: where the history is from, or
-    what was assumed.
+    what was assumed.  is_recorded: whether samples before the next one that are not in the history
+    were skipped; else it is unknown whether they were read.
     """
 
     corpora: Corpora
@@ -39,6 +40,7 @@ class AskedRun:
     history: History
     is_assumed: bool
     words: str
+    is_recorded: bool = True
 
     @property
     def steps(self) -> int:
@@ -72,7 +74,8 @@ def _saved(arguments: argparse.Namespace, corpora: Corpora) -> AskedRun:
     history = read_history(found.state)
     of = f", {found.where}" if found.where else ""
     words = f"by the history in {escaped(arguments.state)}{of}"
-    return AskedRun(corpora, parts, sample, history, False, words)
+    is_recorded = found.state["version"] > 1  # that had no history
+    return AskedRun(corpora, parts, sample, history, False, words, is_recorded)
 
 
 def _assumed(arguments: argparse.Namespace, corpora: Corpora) -> AskedRun:

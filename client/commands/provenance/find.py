@@ -106,7 +106,8 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
         coming = asked.history if asked.history.runs else None
         return KnownRun(History(), asked.parts, 0, coming, end_sample)
     coming = None
-    if asked.history.runs or (arguments.batch_size and arguments.world_size):
+    has_sizes = asked.history.runs or (arguments.batch_size and arguments.world_size)
+    if has_sizes and asked.sample < SAMPLE_END:
         coming = future(
             asked.history,
             asked.parts,
@@ -115,7 +116,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
             world_size=arguments.world_size,
         )
     end_sample = max(end_sample, asked.sample)
-    return KnownRun(asked.history, asked.parts, asked.sample, coming, end_sample)
+    return KnownRun(asked.history, asked.parts, asked.sample, coming, end_sample, asked.is_recorded)
 
 
 def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
@@ -123,12 +124,13 @@ def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
     epochs, name = arguments.epochs, arguments.dataset
     if epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
+    if asked.sample >= SAMPLE_END:
+        return asked.sample  # the end of the run
     names = [source.dataset for source in asked.parts.sources]
-    if names and name not in names:
+    if names and (name or names[0]) not in names:
         return asked.sample  # an earlier stream may have read it
-    end = end_of_epoch(
-        asked.corpora, asked.parts, names.index(name) if names else 0, epochs, asked.sample
-    )
+    number = names.index(name or names[0]) if names else 0
+    end = end_of_epoch(asked.corpora, asked.parts, number, epochs, asked.sample)
     if end is not None:
         return end
     if epochs is not None or asked.is_assumed:

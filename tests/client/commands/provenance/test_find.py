@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client import Mixture
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
 from client.commands.provenance.progress import Progress
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
-from tests.support.seen_runs import SeenRun, Texts, local, served, write_texts
+from tests.support.seen_runs import SeenRun, T, Texts, local, served, write_texts
 
 Captured = pytest.CaptureFixture[str]
 Pieces = dict[tuple[str, int], list[tuple[int, int, int]]]
@@ -189,6 +190,68 @@ def test_a_run_of_epochs_has_read_a_document_in_each(
     assert set(by_epoch[1]) == {2}
     assert len(by_epoch[0]) == len(by_epoch[1]) == len(by_epoch[2])
     assert found["times_seen"] == 3 * len(by_epoch[0])
+
+
+def test_what_a_later_stage_drops_is_to_come_until_then(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """The source never ends its epoch, but its last rows are still read."""
+    target, path = local(texts), tmp_path / "state.json"
+    mixture = Mixture({"web": 2, "code": 1}, order="shuffled", block=3)
+    with NumpyBatches(target, 1, T, mixture=mixture) as feed:
+        batches = feed.batches()
+        for _ in range(21):
+            next(batches)
+        feed.change_mixture({"code": 1}, at_sample=30)
+        path.write_text(json.dumps(feed.state_dict()))
+
+    coming = set()
+    for number in range(len(texts["web"].ids)):
+        found = ask(
+            "find", target, "--dataset", "web", "--document", number, "--state", path,
+            "--rows-max", 1000,
+        )  # fmt: skip
+        assert found["end_sample"] in (29, 30)
+        coming |= {row["sample"] for row in found["rows"] if row["when"] == "to come"}
+
+    rows = ask("explain", target, "--state", path, "--step", 21, "--batch-size", 9)["rows"]
+    assert coming == {row["sample"] for row in rows if row["dataset"] == "web"}
+    assert len(coming) == 6
+
+
+def test_a_skip_counts_before_a_batch_has_followed_it(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """At the begin of a run too."""
+    target, path = local({"web": texts["web"]}), tmp_path / "state.json"
+    for steps in (0, 5):
+        with NumpyBatches(target, 1, T, order="sequential") as feed:
+            batches = feed.batches()
+            for _ in range(steps):
+                next(batches)
+            feed.skip(20)
+            path.write_text(json.dumps(feed.state_dict()))
+        found = ask("find", target, "--file-number", 0, "--token", 0, "--tokens", 300, "--state",
+                    path)  # fmt: skip
+        # A window shares its last token with the next one.
+        counts = found["counts"]
+        assert (counts["seen"], counts["skipped"]) == (steps, 20 - steps)
+
+
+def test_a_state_of_version_1_does_not_say_what_was_skipped(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """It has no history, so its rows may have been read."""
+    target, path = local({"web": texts["web"]}), tmp_path / "state.json"
+    with NumpyBatches(target, 1, T, order="sequential") as feed:
+        feed.skip(20)
+        state = feed.state_dict()
+    state = {key: state[key] for key in state if key not in ("history", "history_from", "specs")}
+    path.write_text(json.dumps(state | {"version": 1}))
+
+    found = ask("find", target, "--document", 0, "--state", path)
+
+    assert found["counts"]["skipped"] == 0
 
 
 def test_a_long_search_shows_how_far_it_is() -> None:
