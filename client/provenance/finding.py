@@ -68,9 +68,9 @@ class Search:
 class KnownRun:
     """What a run has read and will read.
 
-    history: what it has read.  parts, sample: of the next batch.  coming: the batches from there on,
-    as a history; None if their steps are unknown.  end_sample: where to stop looking.  is_recorded:
-    whether a sample before the next one that is not in the history was skipped.
+    history: what it has read.  parts, sample: of the next batch.  coming: the batches from there
+    on, as a history; None if their steps are unknown.  end_sample: where to stop looking.
+    is_recorded: whether a sample before the next one that is not in the history was skipped.
     """
 
     history: History
@@ -90,7 +90,8 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
     of that name.
     """
     of_stream: dict[StreamParts, list[tuple[int, int]]] = {}
-    for parts, first, end in _spans(run):
+    for parts, first, last in _spans(run):
+        end = min(last, SAMPLE_END - 1)  # a request cannot name 2^63
         if first < end:
             of_stream.setdefault(parts, []).append((first, end))
     result, mismatch = [], None
@@ -249,8 +250,8 @@ def redacted_spans(
 def end_of_epoch(
     corpora: Corpora, parts: StreamParts, number: int, epochs: int | None, sample: int
 ) -> int | None:
-    """Return the sample of a stream at which a source has ended epochs, or behind its last sample if
-    a later stage drops it before; None for an order without epochs.
+    """Return the sample of a stream at which a source has ended epochs, or behind its last sample
+    if a later stage drops it before; None for an order without epochs.
 
     number: of the source.  epochs: how many; None is those that have ended at a sample, and the
     next one.  sample: of the stream.

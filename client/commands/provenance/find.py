@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts
@@ -44,6 +45,7 @@ _NUMBER_END = 1 << 63
 
 def run_find(arguments: argparse.Namespace) -> None:
     """Print which rows hold a document or a range of tokens."""
+    require_stdout()
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     what = _what(arguments)
     with printable_errors():
