@@ -96,7 +96,7 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
             of_stream.setdefault(parts, []).append((first, end))
     result, mismatch = [], None
     for parts, spans in of_stream.items():
-        number = _number_of(parts, dataset)
+        number = number_of(parts, dataset)
         if number is None:
             continue
         try:
@@ -131,8 +131,11 @@ def _spans(run: KnownRun) -> Iterator[tuple[StreamParts, int, int]]:
     yield run.parts, run.sample, run.end_sample
 
 
-def _number_of(parts: StreamParts, dataset: str) -> int | None:
-    """Return the number of a dataset among the sources; None if it is none of them."""
+def number_of(parts: StreamParts, dataset: str) -> int | None:
+    """Return the number of a dataset among the sources; None if it is none of them.
+
+    dataset: "" if there is only one.  Raises: InvalidRequest if there are several.
+    """
     if not parts.stages:
         return 0
     names = [each.dataset for each in parts.sources]
@@ -276,6 +279,23 @@ def end_of_epoch(
         else:
             high = middle
     return high
+
+
+def epochs_between(
+    corpora: Corpora, parts: StreamParts, number: int, first_sample: int, end_sample: int
+) -> int:
+    """Return how many epochs of a source samples of a stream have; 0 for an order without epochs.
+
+    number: of the source.
+    """
+    spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
+    rows = corpora.rows_per_epoch(spec)
+    if rows is None:
+        return 0
+    first, end = (
+        _own_before(parts, number, min(each, SAMPLE_END - 1)) for each in (first_sample, end_sample)
+    )
+    return (end - first) // rows
 
 
 def _own_before(parts: StreamParts, number: int, sample: int) -> int:

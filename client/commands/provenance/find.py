@@ -26,7 +26,9 @@ from ...provenance.finding import (
     Search,
     When,
     end_of_epoch,
+    epochs_between,
     find_rows,
+    number_of,
     redacted_spans,
     searches,
 )
@@ -41,6 +43,8 @@ from .words import counted, escaped, printable_errors, span, step_place
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
 _NUMBER_END = 1 << 63
+_EPOCHS_MAX = 10_000
+"""Still to come that are looked at."""
 
 
 def run_find(arguments: argparse.Namespace) -> None:
@@ -105,6 +109,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
     else:
         end_sample = _default_end(asked, arguments)
     if asked.is_assumed:
+        _require_few_epochs(asked, arguments, end_sample)
         coming = asked.history if asked.history.runs else None
         return KnownRun(History(), asked.parts, 0, coming, end_sample)
     coming = None
@@ -118,6 +123,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
             world_size=arguments.world_size,
         )
     end_sample = max(end_sample, asked.sample)
+    _require_few_epochs(asked, arguments, end_sample)
     return KnownRun(asked.history, asked.parts, asked.sample, coming, end_sample, asked.is_recorded)
 
 
@@ -128,10 +134,9 @@ def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
         require_range("epochs", epochs, 1, _NUMBER_END)
     if asked.sample >= SAMPLE_END:
         return asked.sample  # the end of the run
-    names = [source.dataset for source in asked.parts.sources]
-    if names and (name or names[0]) not in names:
+    number = number_of(asked.parts, name)
+    if number is None:
         return asked.sample  # an earlier stream may have read it
-    number = names.index(name or names[0]) if names else 0
     end = end_of_epoch(asked.corpora, asked.parts, number, epochs, asked.sample)
     if end is not None:
         return end
@@ -140,6 +145,18 @@ def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
         problem = "the order random has no epochs; pass --end-sample"
         raise InvalidRequest(name, problem)
     return asked.sample
+
+
+def _require_few_epochs(asked: AskedRun, arguments: argparse.Namespace, end_sample: int) -> None:
+    """Raise InvalidRequest if the rows would be found again in very many epochs to come."""
+    name = "end_sample" if arguments.end_sample is not None else "epochs"
+    number = number_of(asked.parts, arguments.dataset)
+    if number is None or getattr(arguments, name) is None:
+        return
+    epochs = epochs_between(asked.corpora, asked.parts, number, asked.sample, end_sample)
+    if epochs > _EPOCHS_MAX:
+        problem = f"is {epochs:,} epochs of the dataset ahead, and each has the same tokens"
+        raise InvalidRequest(name, f"{problem}; the maximum is {_EPOCHS_MAX:,}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +185,8 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     times = 0
     looked_for: Sequence[pb.LocatedRange] = ()
     files: dict[int, str] = {}
-    with Progress() as progress:
+    samples = sum(int((each.ranges[:, 1] - each.ranges[:, 0]).sum()) for each in wanted)
+    with Progress(samples) as progress:
         for page in pages:
             looked_for = page.looked_for
             files.update((each.file, each.name) for each in page.files)

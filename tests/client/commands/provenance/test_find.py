@@ -259,11 +259,28 @@ def test_a_long_search_shows_how_far_it_is() -> None:
     stream = io.StringIO()
     clock = iter([0.0, 0.5, 1.2, 1.3, 2.4])
 
-    with Progress(stream, lambda: next(clock)) as progress:
+    with Progress(4, stream, lambda: next(clock)) as progress:
         for done in (0.1, 0.25, 0.3, 0.5):
             progress.show(done)
 
     assert stream.getvalue() == "looked at 25.0 % of the rows\nlooked at 50.0 % of the rows\n"
+
+
+def test_a_search_of_days_says_so_once() -> None:
+    """ "0.0 %" for ever does not tell that it is hopeless."""
+    stream = io.StringIO()
+    clock = iter([0.0, 2.0, 4.0])
+
+    with Progress(1 << 40, stream, lambda: next(clock)) as progress:
+        progress.show(1e-6)
+        progress.show(2e-6)
+
+    assert stream.getvalue().splitlines() == [
+        "warning: to look at 1,099,511,627,776 samples takes about 23 days at this rate; Ctrl-C "
+        "ends it, and an earlier --end-sample takes less",
+        "looked at 0.0 % of the rows",
+        "looked at 0.0 % of the rows",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -283,6 +300,11 @@ def test_a_long_search_shows_how_far_it_is() -> None:
         (["--file", "web-0.ds", "--token", "99999"], "99999"),
         (["--document", "1", "--order", "random"], "--end-sample: the order random has no epochs"),
         (["--document", "1", "--order", "random", "--epochs", "2"], "--epochs: the order random"),
+        (
+            ["--document", "1", "--epochs", "10001"],
+            "--epochs: is 10,001 epochs of the dataset ahead",
+        ),
+        (["--document", "1", "--end-sample", str((1 << 63) - 1)], "; the maximum is 10,000"),
         (["--document", "1", "--epochs", "0"], "--epochs: 0 is not in"),
         (["--document", "1", "--epochs", "1", "--end-sample", "5"], "--epochs: is given together"),
     ],
