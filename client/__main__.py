@@ -25,6 +25,9 @@ from .commands.options import build_parser
 
 __all__ = ["build_parser", "main"]
 
+_SAVED = ("context_length", "long", "order", "seed")
+"""Options that a state takes the place of."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.  Returns: 0 on success, 1 after an error, 130 after Ctrl-C; for doctor also
@@ -52,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _option(subject: str, arguments: argparse.Namespace) -> str:
-    """Return the subject of an error as the user typed it: "--batch-size" for batch_size."""
+    """Return the subject of an error as the user typed it: "--batch-size" for batch_size; or what
+    is wrong in a state.
+    """
+    is_saved = getattr(arguments, "state", None) and getattr(arguments, subject, None) is None
+    if is_saved and subject in _SAVED:
+        return f"state.{subject}"
     if subject in vars(arguments) and subject != "target":
         return f"--{subject.replace('_', '-')}"
     return subject

@@ -14,7 +14,12 @@ import numpy as np
 
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
-from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
+from tokenfeed.commands.output import (
+    flush_stdout,
+    print_error,
+    print_stdout_error,
+    stdout_of_any_path,
+)
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.stream.position import require_range
 
@@ -59,10 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Inspect.  Returns: 0, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
-    # A path may contain bytes that are not text.
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(stream=sys.stderr, level="WARNING", format="%(message)s")
     try:
+        stdout_of_any_path()
         if arguments.vocab_size is not None:
             require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
         checks = TokenChecks(arguments.vocab_size, serves=False)

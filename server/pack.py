@@ -18,7 +18,12 @@ from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
+from tokenfeed.commands.output import (
+    flush_stdout,
+    print_error,
+    print_stdout_error,
+    stdout_of_any_path,
+)
 from tokenfeed.errors import InvalidRequest, TokenfeedError, WriteFailed
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
@@ -104,12 +109,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Pack.  Returns: 0 when done, 1 after an error in one line, 130 after Ctrl-C or SIGTERM."""
     arguments = build_parser().parse_args(argv)
-    # A path may contain bytes that are not text.
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     # `docker stop` sends SIGTERM, which by default does not end the first process of a container.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        stdout_of_any_path()
         key = key_of(arguments.order, arguments.context_length, arguments.long)
         source, options = parse_dataset(arguments)
         planes = parse_planes(arguments, [source.name], arguments.cache_dir)[source.name]

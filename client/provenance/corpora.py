@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tokenfeed.errors import StreamMismatch
+from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
@@ -126,14 +126,21 @@ class Corpora:
         return spec, Expected(identity, spec.identity_version)
 
     def rows_per_epoch(self, spec: StreamSpec, place: int = 0) -> int | None:
-        """Return the rows of an epoch of a source; None for an order without epochs.
+        """Return the rows of an epoch of a source, at least 1; None for an order without epochs.
 
         place: of the source among the sources.
+        Raises: TokenfeedError; InvalidRequest if there is no row.
         """
         order = spec.sources[place].order
         if not order.HAS_EPOCHS:
             return None
-        return counted_rows(self.described(spec)[place], order.NAME)
+        dataset = self.described(spec)[place]
+        rows = counted_rows(dataset, order.NAME)
+        if not rows:
+            length, longest = spec.context_length, dataset.longest_file_tokens
+            problem = f"{length} leaves no row of {dataset.name!r}: the longest file has {longest}"
+            raise InvalidRequest("context_length", f"{problem} tokens")
+        return rows
 
 
 def source_of(parts: StreamParts, number: int) -> SourceValues:

@@ -95,12 +95,13 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
     of that name.
     """
     of_stream: dict[StreamParts, list[tuple[int, int]]] = {}
-    for parts, first, end in _spans(run):
+    for parts, first, last in _spans(run):
+        end = min(last, SAMPLE_END - 1)  # a request cannot name 2^63
         if first < end:
             of_stream.setdefault(parts, []).append((first, end))
     result, mismatch = [], None
     for parts, spans in of_stream.items():
-        number = _number_of(parts, dataset)
+        number = number_of(parts, dataset)
         if number is None:
             continue
         try:
@@ -122,7 +123,7 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
 def _spans(run: KnownRun) -> Iterator[tuple[StreamParts, int, int]]:
     """Yield what was read and skipped, in the order of the run, and what is to come."""
     runs = run.history.runs
-    end_sample, context_length = 0, runs[0].spec.context_length if runs else None
+    end_sample, context_length = 0, (runs[0].spec if runs else run.parts).context_length
     for each in runs:
         if each.spec.context_length == context_length:
             yield each.spec, end_sample, each.first_sample
@@ -134,8 +135,11 @@ def _spans(run: KnownRun) -> Iterator[tuple[StreamParts, int, int]]:
     yield run.parts, run.sample, run.end_sample
 
 
-def _number_of(parts: StreamParts, dataset: str) -> int | None:
-    """Return the number of a dataset among the sources; None if it is none of them."""
+def number_of(parts: StreamParts, dataset: str) -> int | None:
+    """Return the number of a dataset among the sources; None if it is none of them.
+
+    dataset: "" if there is only one.  Raises: InvalidRequest if there are several.
+    """
     if not parts.stages:
         return 0
     names = [each.dataset for each in parts.sources]
@@ -244,12 +248,11 @@ def _places(
 def end_of_epoch(
     corpora: Corpora, parts: StreamParts, number: int, epochs: int | None, sample: int
 ) -> int | None:
-    """Return the sample of a stream at which a source has ended epochs; None for an order without
-    epochs.
+    """Return the sample of a stream at which a source has ended epochs, or behind its last sample
+    if a later stage drops it before; None for an order without epochs.
 
-    number: of the source.  epochs: how many; None is those that have ended at
-    a sample, and the next one.
-    sample: of the stream; it is returned if no later sample is of the source.
+    number: of the source.  epochs: how many; None is those that have ended at a sample, and the
+    next one.  sample: of the stream.
     """
     spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
     rows = corpora.rows_per_epoch(spec)
@@ -257,13 +260,13 @@ def end_of_epoch(
         return None
     before = _own_before(parts, number, sample)
     wanted = rows * (epochs if epochs is not None else before // rows + 1)
+    last = SAMPLE_END - 1
     if not parts.stages:
-        return min(wanted, SAMPLE_END - 1)
-    low, high = 0, sample + 1
+        return min(wanted, last)
+    wanted = min(wanted, _own_before(parts, number, last))
+    low, high = 0, min(sample + 1, last)
     while _own_before(parts, number, high) < wanted:
-        if high >= SAMPLE_END - 1:
-            return sample
-        low, high = high, min(2 * high, SAMPLE_END - 1)
+        low, high = high, min(2 * high, last)
     while low < high:
         middle = (low + high) // 2
         if _own_before(parts, number, middle) < wanted:
@@ -271,6 +274,23 @@ def end_of_epoch(
         else:
             high = middle
     return high
+
+
+def epochs_between(
+    corpora: Corpora, parts: StreamParts, number: int, first_sample: int, end_sample: int
+) -> int:
+    """Return how many epochs of a source samples of a stream have; 0 for an order without epochs.
+
+    number: of the source.
+    """
+    spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
+    rows = corpora.rows_per_epoch(spec)
+    if rows is None:
+        return 0
+    first, end = (
+        _own_before(parts, number, min(each, SAMPLE_END - 1)) for each in (first_sample, end_sample)
+    )
+    return (end - first) // rows
 
 
 def _own_before(parts: StreamParts, number: int, sample: int) -> int:

@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
+from tokenfeed.commands.output import (
+    flush_stdout,
+    print_error,
+    print_stdout_error,
+    stdout_of_any_path,
+)
 from tokenfeed.errors import TokenfeedError
 
 from ..storage.choice import Storing
@@ -95,10 +100,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Redact.  Returns: 0 when done, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
-    # A path may contain bytes that are not text.
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     try:
+        stdout_of_any_path()
         found = redact(arguments)
         print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
         flush_stdout()

@@ -33,6 +33,8 @@ from ..storage.formats import FormatOptions
 from ..storage.store import TokenStore
 
 _RANGE = re.compile(r"(.+):([0-9]{1,19}):([0-9]{1,19})", re.DOTALL)
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_SHOWN = 200
 _WAIT_SECONDS_MAX = 3600.0
 FILL = 0
 """By default. Every corpus has this token, whatever its type."""
@@ -250,12 +252,7 @@ def ranges_of(dataset: Dataset, asked: Asked) -> TokenRanges:
     found = [*_document_ranges(dataset, asked), *_parsed_ranges(dataset.store, asked.ranges)]
     if not found:
         raise InvalidRequest("--document", "none of these documents has a token")
-    ranges = TokenRanges.of(found)
-    try:
-        ranges.require_within(dataset.store.shape.token_counts)
-    except ValueError as problem:
-        raise InvalidRequest("--range", f"tokens {problem}") from None
-    return ranges
+    return TokenRanges.of(found)
 
 
 def _document_ranges(dataset: Dataset, asked: Asked) -> Iterator[Triple]:
@@ -276,26 +273,38 @@ def _parsed_ranges(store: TokenStore, words: Sequence[str]) -> Iterator[Triple]:
     for word in words:
         match = _RANGE.fullmatch(word)
         if match is None:
-            problem = f"{word!r} is not FILE:FIRST:END, a file and two numbers of tokens"
+            problem = f"{_shown(word)} is not FILE:FIRST:END, a file and two numbers of tokens"
             raise InvalidRequest("--range", problem)
-        first, end = int(match[2]), int(match[3])
-        if not first < end < 1 << 63:
-            raise InvalidRequest("--range", f"{word!r} has no token: END is behind the last one")
-        yield _file_number(match[1], names), first, end
+        file, first, end = _file_number(match[1], names), int(match[2]), int(match[3])
+        if first >= end:
+            problem = f"{_shown(word)} has no token: END is behind the last one"
+            raise InvalidRequest("--range", problem)
+        count = int(store.shape.token_counts[file])
+        if end > count:
+            problem = f"tokens end at token {end} of file {file}, which has only {count} tokens"
+            raise InvalidRequest("--range", problem)
+        yield file, first, end
 
 
 def _file_number(word: str, names: Sequence[str]) -> int:
     """Return the number of a file.  Raises: InvalidRequest, NotFound."""
     numbers = [number for number, name in enumerate(names) if name == word]
     if len(numbers) > 1:
-        problem = f"{len(numbers)} files are named {word!r}"
+        problem = f"{len(numbers)} files are named {_shown(word)}"
         found = listed(list(map(str, numbers)))
         raise InvalidRequest("--range", f"{problem}; pass the number of one of them: {found}")
     if numbers:
         return numbers[0]
-    if word.isascii() and word.isdecimal() and int(word) < len(names):
+    # More digits than that are not a number of a file; Python may not even read them.
+    if _NUMBER.fullmatch(word) and int(word) < len(names):
         return int(word)
-    raise NotFound("--range", f"no file is named {word!r}, or has this number of {len(names)}")
+    problem = f"no file is named {_shown(word)}, or has this number of {len(names)}"
+    raise NotFound("--range", problem)
+
+
+def _shown(word: str) -> str:
+    """Return what was typed as an error shows it; long words are cut."""
+    return repr(word if len(word) <= _SHOWN else f"{word[:_SHOWN]}…")
 
 
 def _listed(dataset: Dataset, content: ListContent) -> Listed:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
 
-from tokenfeed.errors import TokenfeedError
+from tokenfeed.errors import TokenfeedError, WriteFailed
 
 
 def single_line(text: str) -> str:
@@ -21,6 +22,21 @@ def print_error(error: TokenfeedError) -> int:
     return 1
 
 
+def require_stdout() -> TextIO:
+    """Return stdout.  Raises: WriteFailed if it is closed."""
+    if sys.stdout is None:
+        raise WriteFailed("stdout", "cannot be written: it is closed")
+    return sys.stdout
+
+
+def stdout_of_any_path() -> None:
+    """Let stdout escape what it cannot encode: a path may contain bytes that are not text.
+
+    Raises: WriteFailed if it is closed.
+    """
+    require_stdout().reconfigure(errors="backslashreplace")  # type: ignore[attr-defined]
+
+
 def flush_stdout() -> None:
     """Write what is buffered, unless stdout is closed.  Raises: OSError."""
     if sys.stdout is not None:
@@ -31,6 +47,7 @@ def print_stdout_error(error: OSError) -> int:
     """Report that stdout cannot be written: its reader closed the pipe, or a disk is full. Buffered
     output is discarded.  Returns: the exit code, 1.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.stderr.write(f"error: stdout: cannot be written: {error.strerror or error}\n")
     return 1

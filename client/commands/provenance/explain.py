@@ -10,6 +10,7 @@ from itertools import repeat
 from typing import Any
 
 from tokenfeed.commands.decoding import decoder
+from tokenfeed.commands.output import require_stdout
 from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
@@ -33,6 +34,7 @@ Decode = Callable[[Sequence[int]], str]
 
 def run_explain(arguments: argparse.Namespace) -> None:
     """Print where rows come from."""
+    require_stdout()
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     decode = None if arguments.tokenizer is None else decoder(arguments.tokenizer)
     with printable_errors():

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamParts
@@ -25,7 +26,9 @@ from ...provenance.finding import (
     Search,
     When,
     end_of_epoch,
+    epochs_between,
     find_rows,
+    number_of,
     searches,
 )
 from ...provenance.runs import future
@@ -39,10 +42,13 @@ from .words import DELETED, counted, escaped, printable_errors, span, step_place
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
 _NUMBER_END = 1 << 63
+_EPOCHS_MAX = 10_000
+"""Still to come that are looked at."""
 
 
 def run_find(arguments: argparse.Namespace) -> None:
     """Print which rows hold a document or a range of tokens."""
+    require_stdout()
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     what = _what(arguments)
     with printable_errors():
@@ -114,10 +120,12 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
     else:
         end_sample = _default_end(asked, arguments)
     if asked.is_assumed:
+        _require_few_epochs(asked, arguments, end_sample)
         coming = asked.history if asked.history.runs else None
         return KnownRun(History(), True, asked.parts, 0, coming, end_sample)
     coming = None
-    if asked.history.runs or (arguments.batch_size and arguments.world_size):
+    has_sizes = asked.history.runs or (arguments.batch_size and arguments.world_size)
+    if has_sizes and asked.sample < SAMPLE_END:
         coming = future(
             asked.history,
             asked.parts,
@@ -126,6 +134,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
             world_size=arguments.world_size,
         )
     end_sample = max(end_sample, asked.sample)
+    _require_few_epochs(asked, arguments, end_sample)
     return KnownRun(asked.history, asked.is_complete, asked.parts, asked.sample, coming, end_sample)
 
 
@@ -134,12 +143,12 @@ def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
     epochs, name = arguments.epochs, arguments.dataset
     if epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
-    names = [source.dataset for source in asked.parts.sources]
-    if names and name not in names:
+    if asked.sample >= SAMPLE_END:
+        return asked.sample  # the end of the run
+    number = number_of(asked.parts, name)
+    if number is None:
         return asked.sample  # an earlier stream may have read it
-    end = end_of_epoch(
-        asked.corpora, asked.parts, names.index(name) if names else 0, epochs, asked.sample
-    )
+    end = end_of_epoch(asked.corpora, asked.parts, number, epochs, asked.sample)
     if end is not None:
         return end
     if epochs is not None or asked.is_assumed:
@@ -147,6 +156,18 @@ def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
         problem = "the order random has no epochs; pass --end-sample"
         raise InvalidRequest(name, problem)
     return asked.sample
+
+
+def _require_few_epochs(asked: AskedRun, arguments: argparse.Namespace, end_sample: int) -> None:
+    """Raise InvalidRequest if the rows would be found again in very many epochs to come."""
+    name = "end_sample" if arguments.end_sample is not None else "epochs"
+    number = number_of(asked.parts, arguments.dataset)
+    if number is None or getattr(arguments, name) is None:
+        return
+    epochs = epochs_between(asked.corpora, asked.parts, number, asked.sample, end_sample)
+    if epochs > _EPOCHS_MAX:
+        problem = f"is {epochs:,} epochs of the dataset ahead, and each has the same tokens"
+        raise InvalidRequest(name, f"{problem}; the maximum is {_EPOCHS_MAX:,}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +196,8 @@ def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: i
     times = 0
     looked_for: Sequence[pb.LocatedRange] = ()
     files: dict[int, str] = {}
-    with Progress() as progress:
+    samples = sum(int((each.ranges[:, 1] - each.ranges[:, 0]).sum()) for each in wanted)
+    with Progress(samples) as progress:
         for page in pages:
             looked_for = page.looked_for
             files.update((each.file, each.name) for each in page.files)

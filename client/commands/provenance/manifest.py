@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
 from tokenfeed.stream.spec import StreamParts
@@ -33,6 +34,8 @@ ROWS_AS_RANGES_MAX = 4096
 
 def run_manifest(arguments: argparse.Namespace) -> None:
     """Write everything that a run has read."""
+    if arguments.output is None:
+        require_stdout()
     if arguments.format == "parquet":
         require_parquet()
         if arguments.output is None:
@@ -54,6 +57,11 @@ def manifest_lines(
 
     expands: write ranges however many rows of an epoch were read.  Raises: TokenfeedError.
     """
+    # First, so that no line is written if a dataset is missing.
+    sources = [
+        _Source(index, use, ranges, asked, provenance)
+        for index, (use, ranges) in enumerate(consumed(asked.history).items())
+    ]
     yield {
         "kind": "run",
         **asked.plain,
@@ -62,8 +70,7 @@ def manifest_lines(
     }
     for parts, runs in by_stream(asked.history).items():
         yield _stream(parts, runs)
-    for index, (use, ranges) in enumerate(consumed(asked.history).items()):
-        source = _Source(index, use, ranges, asked, provenance)
+    for source in sources:
         yield from source.lines(expands=expands)
 
 

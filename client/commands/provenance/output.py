@@ -1,19 +1,22 @@
 """Where a manifest is written: lines of JSON, or a parquet file. A file is there as a whole, or not
-at all.
+at all; into a FIFO or a device, all is written as it comes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import signal
+import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tokenfeed.commands.extras import missing
-from tokenfeed.errors import InvalidRequest, WriteFailed
+from tokenfeed.commands.output import require_stdout
+from tokenfeed.errors import InvalidRequest, Unreadable, WriteFailed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,14 +66,28 @@ _PAIRS = {
 
 
 def write_jsonl(lines: Lines, path: str | None) -> None:
-    """Write a line of JSON for each, to a file, or to stdout.  Raises: WriteFailed."""
+    """Write a line of JSON for each, to a file, or to stdout.
+
+    Raises: InvalidRequest if the path is no file; Unreadable for what the lines are made of;
+    WriteFailed.
+    """
     if path is None:
-        for line in lines:
-            sys.stdout.write(_json(line))
+        stdout = require_stdout()
+        for line in _read(lines):
+            stdout.write(_json(line))
         return
-    with _whole_file(path) as beside, _write_errors(path), beside.open("w") as file:
-        for line in lines:
+    with _output(path) as place, _write_errors(path), open(place, "w") as file:
+        for line in _read(lines):
             file.write(_json(line))
+
+
+def _read(lines: Lines) -> Iterator[dict[str, Any]]:
+    """Yield lines; an OSError of theirs is not one of writing them."""
+    try:
+        yield from lines
+    except OSError as error:
+        subject = str(error.filename or "target")
+        raise Unreadable(subject, f"cannot be read: {error.strerror or error}") from None
 
 
 def _json(line: dict[str, Any]) -> str:
@@ -86,14 +103,14 @@ def require_parquet() -> None:
 
 
 def write_parquet(lines: Lines, path: str) -> None:
-    """Write a row of a parquet file for each line.  Raises: WriteFailed."""
+    """Write a row of a parquet file for each line.  Raises: as write_jsonl."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in _COLUMNS.items()])
-    with _whole_file(path) as beside, _write_errors(path):
-        with pq.ParquetWriter(beside, schema) as writer:
-            for table in _tables(lines, schema):
+    with _output(path) as place, _write_errors(path):
+        with pq.ParquetWriter(place, schema) as writer:
+            for table in _tables(_read(lines), schema):
                 writer.write_table(table)
 
 
@@ -124,17 +141,50 @@ def _columns(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _whole_file(path: str) -> Iterator[Path]:
-    """Lend a path beside another one, which is replaced at the end, unless there is an error."""
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+def _output(path: str) -> Iterator[str]:
+    """Lend where to write what will be at a path."""
+    if not os.path.basename(path) or os.path.isdir(path):
+        raise InvalidRequest("output", f"{path!r} is not the path of a file")
+    if _is_special(path):
+        yield path
+        return
+    # The file that a link leads to is replaced, and not the link.
+    with _whole_file(os.path.realpath(path)) as beside:
+        yield beside
+
+
+def _is_special(path: str) -> bool:
+    """Return whether something is written as it comes: a FIFO, a device, /dev/stdout."""
+    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        return True
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False  # there is none yet, or it is reported when it is opened
+
+
+@contextmanager
+def _whole_file(path: str) -> Iterator[str]:
+    """Lend a path beside another one, which is replaced at the end, unless there is an error, or
+    the process is told to end.
+    """
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.{os.getpid()}.part")
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _exit) if is_main else None
     try:
         yield beside
         with _write_errors(path):
-            os.replace(beside, target)
+            os.replace(beside, path)
     finally:
         with suppress(OSError):
-            beside.unlink()
+            os.unlink(beside)
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 @contextmanager

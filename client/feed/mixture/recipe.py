@@ -273,6 +273,8 @@ def _begins(name: str, prefix: str, values: Mapping[str, Any]) -> tuple[int | No
         for key in ("first_sample", "first_tokens")
     )
     for key, value in (("first_sample", first_sample), ("first_tokens", first_tokens)):
+        if isinstance(values.get(key), bool):  # to Python it is a number
+            raise InvalidRequest(f"{prefix}{key}", f"{values[key]} is not an integer")
         if value is not None:
             require_range(f"{prefix}{key}", value, 0, SAMPLE_END)
     if (first_sample is None) == (first_tokens is None):

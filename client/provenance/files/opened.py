@@ -56,7 +56,10 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise problem_of(path, "is neither a file nor a folder")
-        yield file, status.st_size
+        try:
+            yield file, status.st_size
+        except OSError as error:
+            raise problem_of(path, f"cannot be read: {error.strerror or error}") from None
 
 
 def _without_waiting(path: str, flags: int) -> int:

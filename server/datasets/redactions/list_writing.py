@@ -18,7 +18,7 @@ from .list_content import ListContent
 _LOG = logging.getLogger("tokenfeed.server")
 
 _LOCK_SUFFIX, _PARTIAL_SUFFIX = ".lock", ".partial"
-"""Of the files beside a list. That of the lock stays: to remove it would let two processes in."""
+"""Of the files beside a list."""
 
 
 @contextmanager
@@ -27,16 +27,51 @@ def locked_list(path: str) -> Iterator[None]:
 
     Raises: WriteFailed if its folder cannot be written.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock_path = path + _LOCK_SUFFIX
+    descriptor, is_new = _locked(path, lock_path)
     try:
-        descriptor = os.open(path + _LOCK_SUFFIX, flags, 0o666)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        _lock(path, descriptor)
         yield
+    except BaseException:
+        if is_new:
+            # Whoever waits for it sees that it is gone.
+            with suppress(OSError):
+                os.unlink(lock_path)
+        raise
     finally:
         os.close(descriptor)
+
+
+def _locked(path: str, lock_path: str) -> tuple[int, bool]:
+    """Return a descriptor of a file that this process has locked, and whether it has made it."""
+    while True:
+        try:
+            descriptor, is_new = _opened(lock_path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            _lock(path, descriptor)
+            if _is_there(lock_path, descriptor):
+                return descriptor, is_new
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _opened(lock_path: str) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(lock_path, flags | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(lock_path, flags, 0o666), False
+
+
+def _is_there(lock_path: str, descriptor: int) -> bool:
+    """Return whether a file was not removed since it was opened."""
+    try:
+        return os.path.samestat(os.stat(lock_path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(path: str, descriptor: int) -> None:

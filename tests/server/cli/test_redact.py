@@ -119,7 +119,10 @@ def test_an_id_is_all_of_its_documents(tmp_path: Path, capsys: pytest.CaptureFix
         (["--document=3"], "'train' are not known; pass --document-end-token to what reads its"),
         (["--id=x", *DELIMITER], "it has no ids"),
         (["--range=1:399:401"], "end at token 401 of file 1, which has only 400"),
+        (["--range=1:0:9223372036854775807"], "end at token 9223372036854775807 of file 1, which"),
+        (["--range=1:0:9999999999999999999"], "end at token 9999999999999999999 of file 1, which"),
         (["--range=2:0:1"], "no file is named '2'"),
+        (["--range=" + "9" * 5000 + ":0:1"], "no file is named '999"),
         (["--range=c.bin:0:1"], "no file is named 'c.bin'"),
         (["--range=0:5:5"], "has no token"),
         (["--range=0:-1:5"], "is not FILE:FIRST:END"),
@@ -141,8 +144,11 @@ def test_what_is_wrong_writes_nothing(
     given = words if words in ([], ["--erase"]) else [*words, "--range=0:50:60"]
     assert main([*named, *given]) == 1
 
-    assert problem in capsys.readouterr().err
-    assert not [path for path in Path(corpus[0]).parent.iterdir() if path.suffix == ".jsonl"]
+    error = capsys.readouterr().err
+    assert problem in error
+    assert len(error) < 500
+    left = [path for path in Path(corpus[0]).parent.iterdir() if path.suffix in (".jsonl", ".lock")]
+    assert not left
 
 
 def test_a_name_of_several_files_is_refused_with_their_numbers(
@@ -193,6 +199,28 @@ def test_two_at_once_lose_nothing(corpus: list[str], capsys: pytest.CaptureFixtu
     found = listed(capsys, *corpus)
     assert len(found["lists"]) == 4  # type: ignore[arg-type]
     assert triples(found["file"]) == [(0, first, first + 1) for first in range(0, 8, 2)]
+
+
+def test_a_list_that_is_no_list_gets_no_lock(
+    corpus: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shards of a dataset are not to have other files beside them."""
+    assert main([*corpus, "--range=0:1:9", "--list", corpus[0]]) == 1
+
+    assert "is damaged" in capsys.readouterr().err
+    assert not Path(f"{corpus[0]}.lock").exists()
+
+
+def test_a_closed_stdout_is_an_error_before_anything_is_written(corpus: list[str]) -> None:
+    """The hash of the list would be lost."""
+    command = [sys.executable, "-m", "server.cli.redact", *corpus, "--range=0:1:9"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (1, "error: stdout: cannot be written: it is closed\n")
+    assert not list(Path(corpus[0]).parent.glob(".*.jsonl"))
 
 
 def test_a_damaged_list_is_an_error_in_one_line(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client import Mixture
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
 from client.commands.provenance.progress import Progress
@@ -19,7 +20,7 @@ from client.feed.saved.state import read_history, read_state, write_state
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
-from tests.support.seen_runs import SeenRun, Texts, local, served, write_texts
+from tests.support.seen_runs import SeenRun, T, Texts, local, served, write_texts
 
 Captured = pytest.CaptureFixture[str]
 Pieces = dict[tuple[str, int], list[tuple[int, int, int]]]
@@ -266,16 +267,95 @@ def _title(capsys: Captured, address: str, state: Path, sample: int) -> str:
     return capsys.readouterr().out.splitlines()[0]
 
 
+def test_what_a_later_stage_drops_is_to_come_until_then(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """The source never ends its epoch, but its last rows are still read."""
+    target, path = local(texts), tmp_path / "state.json"
+    mixture = Mixture({"web": 2, "code": 1}, order="shuffled", block=3)
+    with NumpyBatches(target, 1, T, mixture=mixture) as feed:
+        batches = feed.batches()
+        for _ in range(21):
+            next(batches)
+        feed.change_mixture({"code": 1}, at_sample=30)
+        path.write_text(json.dumps(feed.state_dict()))
+
+    coming = set()
+    for number in range(len(texts["web"].ids)):
+        found = ask(
+            "find", target, "--dataset", "web", "--document", number, "--state", path,
+            "--rows-max", 1000,
+        )  # fmt: skip
+        assert found["end_sample"] in (29, 30)
+        coming |= {row["sample"] for row in found["rows"] if row["when"] == "to come"}
+
+    rows = ask("explain", target, "--state", path, "--step", 21, "--batch-size", 9)["rows"]
+    assert coming == {row["sample"] for row in rows if row["dataset"] == "web"}
+    assert len(coming) == 6
+
+
+def test_a_skip_counts_before_a_batch_has_followed_it(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """At the begin of a run too."""
+    target, path = local({"web": texts["web"]}), tmp_path / "state.json"
+    for steps in (0, 5):
+        with NumpyBatches(target, 1, T, order="sequential") as feed:
+            batches = feed.batches()
+            for _ in range(steps):
+                next(batches)
+            feed.skip(20)
+            path.write_text(json.dumps(feed.state_dict()))
+        found = ask("find", target, "--file-number", 0, "--token", 0, "--tokens", 300, "--state",
+                    path)  # fmt: skip
+        # A window shares its last token with the next one.
+        counts = found["counts"]
+        assert (counts["seen"], counts["skipped"]) == (steps, 20 - steps)
+
+
+def test_a_state_of_version_1_does_not_say_what_was_skipped(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """It has no history, so its rows may have been read."""
+    target, path = local({"web": texts["web"]}), tmp_path / "state.json"
+    with NumpyBatches(target, 1, T, order="sequential") as feed:
+        feed.skip(20)
+        state = feed.state_dict()
+    state = {key: state[key] for key in state if key not in ("history", "history_from", "specs")}
+    path.write_text(json.dumps(state | {"version": 1}))
+
+    found = ask("find", target, "--document", 0, "--state", path)
+
+    assert found["counts"]["skipped"] == 0
+
+
 def test_a_long_search_shows_how_far_it_is() -> None:
     """The order random has no inverse: a run of 10^9 samples is scanned for minutes."""
     stream = io.StringIO()
     clock = iter([0.0, 0.5, 1.2, 1.3, 2.4])
 
-    with Progress(stream, lambda: next(clock)) as progress:
+    with Progress(4, stream, lambda: next(clock)) as progress:
         for done in (0.1, 0.25, 0.3, 0.5):
             progress.show(done)
 
     assert stream.getvalue() == "looked at 25.0 % of the rows\nlooked at 50.0 % of the rows\n"
+
+
+def test_a_search_of_days_says_so_once() -> None:
+    """ "0.0 %" for ever does not tell that it is hopeless."""
+    stream = io.StringIO()
+    clock = iter([0.0, 2.0, 4.0])
+
+    with Progress(1 << 40, stream, lambda: next(clock)) as progress:
+        progress.show(1e-6)
+        progress.show(2e-6)
+
+    assert stream.getvalue().splitlines() == [
+        "warning: to look at 1,099,511,627,776 samples takes about 23 days at this rate; Ctrl-C "
+        "ends it, and an earlier --end-sample takes less",
+        "looked at 0.0 % of the rows",
+        "looked at 0.0 % of the rows",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -289,10 +369,19 @@ def test_a_long_search_shows_how_far_it_is() -> None:
         (["--file", "web-0.ds"], "--token: is missing"),
         (["--file", "other.ds", "--token", "0"], "--file: 'other.ds' is not in the dataset"),
         (["--file-number", "7", "--token", "0"], "--file-number: 7 is not in"),
+        (["--id", "\udcff"], r"--id: '\udcff' is not text"),
+        (["--file", "\udcff", "--token", "0"], r"--file: '\udcff' is not text"),
+        (["--document", "1", "--context-length", "1000000"], "--context-length: 1000000 leaves no"),
+        (["--file", "other.ds", "--token", "0"], "other.ds"),
         (["--file", "web-0.ds", "--token", "5", "--tokens", "0"], "--tokens: 0 is not in"),
         (["--file", "web-0.ds", "--token", "99999"], "--token: [99999, 100000) has no token"),
         (["--document", "1", "--order", "random"], "--end-sample: the order random has no epochs"),
         (["--document", "1", "--order", "random", "--epochs", "2"], "--epochs: the order random"),
+        (
+            ["--document", "1", "--epochs", "10001"],
+            "--epochs: is 10,001 epochs of the dataset ahead",
+        ),
+        (["--document", "1", "--end-sample", str((1 << 63) - 1)], "; the maximum is 10,000"),
         (["--document", "1", "--epochs", "0"], "--epochs: 0 is not in"),
         (["--document", "1", "--epochs", "1", "--end-sample", "5"], "--epochs: is given together"),
     ],

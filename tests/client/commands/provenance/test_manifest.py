@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
 from client.commands.provenance.manifest import ROWS_AS_RANGES_MAX
+from client.commands.provenance.output import write_jsonl
 from client.feed.history import History, Run
 from client.feed.saved.state import read_state, write_state
 from client.feed.stats import SourceStats
@@ -26,6 +29,7 @@ from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
 from tests.support.seen_runs import SeenRun, T, Texts, local, write_all
 from tests.support.waiting import eventually
+from tokenfeed.errors import Unreadable
 
 Captured = pytest.CaptureFixture[str]
 Line = dict[str, Any]
@@ -230,6 +234,123 @@ def test_stdout_has_the_lines_where_no_file_is_named(
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
 
 
+def test_a_link_stays_a_link_and_a_fifo_a_fifo(
+    checkpoint: Path, target: str, manifest: Manifest, tmp_path: Path
+) -> None:
+    """They are someone's on purpose: a reader waits at a FIFO."""
+    lines = manifest(target, checkpoint)
+    words = ["manifest", target, "--state", str(checkpoint), "--output"]
+    real, link, fifo = (tmp_path / name for name in ("real", "link", "fifo"))
+    real.write_text("an older one\n")
+    link.symlink_to("real")
+    os.mkfifo(fifo)
+
+    assert main([*words, str(link)]) == 0
+    with subprocess.Popen(["cat", fifo], stdout=subprocess.PIPE, text=True) as reader:
+        assert main([*words, str(fifo)]) == 0
+        assert reader.stdout is not None
+        piped = reader.stdout.read()
+    assert main([*words, os.devnull]) == 0
+
+    assert link.is_symlink()
+    assert fifo.is_fifo()
+    assert not Path(os.devnull).is_file()
+    for text in (real.read_text(), piped):
+        assert [json.loads(line) for line in text.splitlines()] == lines
+
+
+def test_a_missing_dataset_is_found_before_the_first_line(
+    checkpoint: Path, texts: dict[str, Texts], target: str, capsys: Captured
+) -> None:
+    """Half a manifest on stdout looks like a whole one."""
+    fewer = local({name: each for name, each in texts.items() if name != "chat"})
+
+    assert main(["manifest", fewer, "--state", str(checkpoint)]) == 1
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "chat" in captured.err
+
+
+def test_what_cannot_be_read_is_not_blamed_on_the_output(tmp_path: Path) -> None:
+    """Its reader would look at the wrong disk."""
+
+    def lines() -> Iterator[Line]:
+        yield {"kind": "run"}
+        raise OSError(errno.EIO, "Input/output error", "a.ds")
+
+    for path in (None, str(tmp_path / "m")):
+        with pytest.raises(Unreadable, match=r"^a\.ds: cannot be read: Input/output error"):
+            write_jsonl(lines(), path)
+
+
+@pytest.mark.parametrize("command", ["explain", "find", "manifest"])
+def test_a_closed_stdout_ends_in_one_line(
+    texts: dict[str, Texts], tmp_path: Path, command: str
+) -> None:
+    """A job of cron may have none."""
+    target, state = local(texts), tmp_path / "state.json"
+    with NumpyBatches(target, 1, T, order="shuffled", dataset="web") as feed:
+        next(feed.batches())
+        state.write_text(json.dumps(feed.state_dict()))
+    words = [sys.executable, "-m", "client", command, target, "--dataset", "web", "--state", state]
+    words += ["--document", "3"] if command == "find" else []
+
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *map(str, words)],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (1, "error: stdout: cannot be written: it is closed\n")
+
+
+@pytest.mark.parametrize("command", ["explain", "find", "manifest"])
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("context_length", 1 << 40, "state.context_length: 1099511627776 "),
+        ("order", "later-7", "state.order: "),
+    ],
+)
+def test_a_state_that_does_not_fit_ends_in_one_line(
+    texts: dict[str, Texts], tmp_path: Path, capsys: Captured, command: str,
+    name: str, value: object, problem: str,
+) -> None:  # fmt: skip
+    """It names the state, where no option was typed."""
+    target, path = local({"web": texts["web"]}), tmp_path / "state.json"
+    words = ["--document", "3"] if command == "find" else []
+
+    path.write_text(json.dumps(state_of_one_batch(target, name, value)))
+    assert main([command, target, "--state", str(path), *words]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {problem}")
+    assert error.count("\n") == 1
+
+
+def state_of_one_batch(target: str, name: str, value: object) -> dict[str, Any]:
+    """A state with another value, also in the stream of its history."""
+    with NumpyBatches(target, 4, T, order="shuffled") as feed:
+        next(feed.batches())
+        state = feed.state_dict() | {name: value}
+    names = ("order", "seed", "context_length", "fingerprint")
+    state["specs"] = [[state[each] for each in names] for _ in state["specs"]]
+    return state
+
+
+def test_a_run_at_its_end_has_no_step_to_come(
+    texts: dict[str, Texts], tmp_path: Path, capsys: Captured
+) -> None:
+    """Sample 2^63 is the state of a run that has ended, and not a wrong option."""
+    target, path = local({"web": texts["web"]}), tmp_path / "state.json"
+    path.write_text(json.dumps(state_of_one_batch(target, "sample", 1 << 63)))
+
+    assert main(["explain", target, "--state", str(path), "--step", "1"]) == 1
+
+    problem = "is at sample 2^63, the end of its run: no step is to come"
+    assert capsys.readouterr().err == f"error: --state: {problem}\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_manifest_leaves_no_half_file(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path, number: int
@@ -254,7 +375,7 @@ def test_an_interrupted_manifest_leaves_no_half_file(
         assert process.wait(timeout=10) != 0
 
     assert path.read_text() == "an older one\n"
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert list(output.iterdir()) == [path]
 
 
@@ -263,6 +384,10 @@ def test_an_interrupted_manifest_leaves_no_half_file(
     [
         (["--format", "parquet"], "--output: is missing"),
         (["--output", "/no/such/folder/m"], "/no/such/folder/m: cannot be written: No such file"),
+        *(
+            (["--output", each], f"--output: '{each}' is not the path of a file")
+            for each in ("", ".", "/", "/tmp/new/")
+        ),
     ],
 )
 def test_what_cannot_be_written_ends_in_one_line(
