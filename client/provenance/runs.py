@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.own_samples import merged
 from tokenfeed.stream.identity import Corpus
@@ -186,10 +186,10 @@ def future(
 
     history: before it.  parts, first_sample: of a state.  batch_size, world_size: by default those
     of the last batch.
-    Raises: InvalidRequest if they are not given and there is no batch, or if the run is at its end.
+    Raises: InvalidRequest if they are not given and there is no batch; SamplesExhausted at 2^63.
     """
     if first_sample >= SAMPLE_END:
-        raise InvalidRequest("state", "is at sample 2^63, the end of its run: no step is to come")
+        raise SamplesExhausted("state", "is at sample 2^63, the end of its run: no step is to come")
     last = history.last
     if batch_size is None or world_size is None:
         if last is None:

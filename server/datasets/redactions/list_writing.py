@@ -33,7 +33,7 @@ def locked_list(path: str) -> Iterator[None]:
         yield
     except BaseException:
         if is_new:
-            # Whoever waits for it sees that it is gone.
+            # A process that waits for it sees that it is gone.
             with suppress(OSError):
                 os.unlink(lock_path)
         raise

@@ -357,6 +357,8 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path: Path) -> None:
         assert str(found.value) == f"state: {shown} {problem}"
     with pytest.raises(InvalidRequest, match="/dev/zero is neither a file nor a folder"):
         read_states("/dev/zero")
+    with pytest.raises(InvalidRequest, match="/proc/self/mem cannot be read: Input/output error"):
+        read_states("/proc/self/mem")
 
 
 def test_a_fifo_within_a_checkpoint_does_not_hang(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_stdout_has_the_lines_where_no_file_is_named(
 def test_a_link_stays_a_link_and_a_fifo_a_fifo(
     checkpoint: Path, target: str, manifest: Manifest, tmp_path: Path
 ) -> None:
-    """They are someone's on purpose: a reader waits at a FIFO."""
+    """A reader waits at a FIFO, and a link leads where there is room."""
     lines = manifest(target, checkpoint)
     words = ["manifest", target, "--state", str(checkpoint), "--output"]
     real, link, fifo = (tmp_path / name for name in ("real", "link", "fifo"))

@@ -168,6 +168,11 @@ def test_what_a_mixture_does_not_say_is_the_feed_s() -> None:
             "redaction[0]: has to have either first_sample or first_tokens",
         ),
         (
+            {"weights": {"a": 1}, "redactions": [REDACTION | {"first_sample": True}]},
+            InvalidRequest,
+            "redaction[0].first_sample: True is not an integer",
+        ),
+        (
             {"weights": {"a": 1}, "redactions": [REDACTION | {"first_sample": -1}]},
             InvalidRequest,
             "redaction[0].first_sample: -1 is not in",
