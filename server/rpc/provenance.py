@@ -50,7 +50,7 @@ PAUSE = 4.0
 the processor that it took: all callers together take 20 % of a core.
 
 Batches per second of a stream of 8 x 512 tokens, and its longest wait, with loops of Locate, on
-two cores that others used too: 24,000 to 31,000 and 0.03 to 0.14 s without; before, with
+two cores that others used too: 22,000 to 31,000 and 0.03 to 0.14 s without; before, with
 answers of 49,000 ranges, 7,100 and 0.12 s beside one loop, 2,600 and 0.2 s beside two, 420 and
 0.36 s beside four; now 17,500 to 25,800 and 0.04 to 0.1 s, beside one, two or four. 2026-11.
 """
