@@ -279,14 +279,14 @@ def mutate_field(request: pb.GetBatchRequest, rng: random.Random) -> None:
     elif field == "planes":
         request.planes.extend(
             pb.WantedPlane(
-                kind=rng.choice((0, 1, 50, 51, 52, 99, 100, (1 << 32) - 1)),
+                kind=rng.choice((0, 1, 50, 51, 52, 53, 54, 99, 100, (1 << 32) - 1)),
                 expected_fingerprint=rng.randbytes(rng.choice((0, 31, 32))),
             )
             for _ in range(rng.choice((1, 2, 500)))
         )
         if rng.random() < 0.2:
             del request.planes[:]
-            for kind in rng.choice(((50,), (51,), (52,), (50, 51, 52), (51, 50))):
+            for kind in rng.choice(((50,), (51,), (52,), (53,), (50, 51, 52, 53), (51, 50))):
                 request.planes.add(kind=kind)
         if rng.random() < 0.2:
             del request.planes[1:]

@@ -10,6 +10,7 @@ import functools
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -111,6 +112,8 @@ class Feed:
 
     def plane_fingerprint(self, request: pb.GetBatchRequest, kind: int) -> bytes:
         """Return the fingerprint of a plane that a request may have."""
+        if kind == 53:
+            return bytes(32)
         entries = {
             name: [reference.document_entries(starts) for starts in files]
             for name, files in self.starts.items()
@@ -250,15 +253,13 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> Complaints:
         if is_known and len(given) == 32:
             is_same = given == feed.plane_fingerprint(request, plane.kind)
             require(is_same, "expected_fingerprint", "FAILED_PRECONDITION")
-    version = 2 if request.HasField("stage") else 1
+    version = 3 if request.redactions else 2 if request.HasField("stage") else 1
     require(len(request.expected_identity) in (0, 32), "expected_identity")
     require(request.identity_version > 0 or not request.expected_identity, "identity_version")
-    require(request.identity_version in (0, 1, 2), "identity_version")
-    if request.expected_identity and request.identity_version in (1, 2):
+    require(request.identity_version in (0, 1, 2, 3), "identity_version")
+    if request.expected_identity and request.identity_version in (1, 2, 3):
         require(request.identity_version == version, "identity_version", "FAILED_PRECONDITION")
-    for redaction in request.redactions:
-        require(len(redaction.list_hash) == 32, "list_hash")
-        require(False, "redactions", "FAILED_PRECONDITION")
+    require_redactions(found, request)
     require(is_understood(request), "request")
     require(context_length >= 1, "context_length")
     if request.order == MIXTURE:
@@ -289,6 +290,17 @@ def complaints(feed: Feed, request: pb.GetBatchRequest) -> Complaints:
             is_right = is_sound and given == feed.digests[source.dataset]
             require(is_right, "expected_digest", "FAILED_PRECONDITION")
     return found
+
+
+def require_redactions(found: Complaints, request: pb.GetBatchRequest) -> None:
+    """Check the redactions of a request; no dataset here has a list."""
+    keys = [(each.first_sample, each.source, each.list_hash) for each in request.redactions]
+    found.require(all(one < following for one, following in pairwise(keys)), "redactions")
+    numbers = [each.number for each in request.stage.sources] if request.order == MIXTURE else [0]
+    for _, source, list_hash in keys:
+        found.require(source in numbers, "redactions.source")
+        found.require(len(list_hash) == 32, "list_hash")
+        found.require(False, "redactions", "FAILED_PRECONDITION")
 
 
 def require_source(found: Complaints, feed: Feed, source: Source, context_length: int) -> None:
@@ -323,8 +335,8 @@ def planes_of(feed: Feed, request: pb.GetBatchRequest) -> set[int]:
     without one have no bytes of it.
     """
     if request.order == MIXTURE:
-        return {50, 51, 52}
-    own = {50} if request.dataset in feed.documents else set()
+        return {50, 51, 52, 53}
+    own = {50, 53} if request.dataset in feed.documents else {53}
     return own | ({52} if request.order in reference.DOCUMENT_ORDERS else set())
 
 
