@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.datasets import dataset as datasets
+from server.datasets import opening
 from server.datasets.content import Scan
 from server.datasets.open_local import open_local
 from server.datasets.opening import TokenChecks
@@ -55,14 +55,14 @@ def path(write_tokens: WriteTokens) -> Path:
 def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
     """Open a file, and return how many scans of its content that took."""
     count = 0
-    scan_content = datasets.scan_content
+    scan_content = opening.scan_content
 
     def counted(*arguments: object) -> object:
         nonlocal count
         count += 1
         return scan_content(*arguments)
 
-    monkeypatch.setattr(datasets, "scan_content", counted)
+    monkeypatch.setattr(opening, "scan_content", counted)
     fingerprints: dict[bytes, bytes] = {}
 
     def scans_of(path: Path, **options: str) -> int:
@@ -404,7 +404,7 @@ def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
     """Terabytes that all have to be checked: eight processes would each read them."""
     monkeypatch.setattr(shared_lock, "_WAIT_SECONDS", 2.0)
     monkeypatch.setattr(shared_lock, "_TOUCH_SECONDS", 0.1)
-    scan_content = datasets.scan_content
+    scan_content = opening.scan_content
     began = threading.Event()
     made = []
 
@@ -416,7 +416,7 @@ def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
             time.sleep(0.05)
         return scan_content(store, checks, stopped)
 
-    monkeypatch.setattr(datasets, "scan_content", slow)
+    monkeypatch.setattr(opening, "scan_content", slow)
     first = threading.Thread(target=scans, args=(path,))
     first.start()
     assert began.wait(10)
@@ -452,7 +452,7 @@ def test_the_others_wait_for_the_first_and_use_its_scan(
     path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node has many ranks and one disk."""
-    scan_content = datasets.scan_content
+    scan_content = opening.scan_content
     made = []
     began = threading.Event()
     may_end = threading.Event()
@@ -463,7 +463,7 @@ def test_the_others_wait_for_the_first_and_use_its_scan(
         assert may_end.wait(10)
         return scan_content(*arguments)
 
-    monkeypatch.setattr(datasets, "scan_content", slow)
+    monkeypatch.setattr(opening, "scan_content", slow)
     threads = [threading.Thread(target=scans, args=(path,)) for _ in range(4)]
     threads[0].start()
     assert began.wait(10)
@@ -494,12 +494,12 @@ def test_who_is_not_needed_any_more_does_not_wait_for_another_process(
 # Each prints its fingerprint, and a line for each scan that it makes.
 RANKS = """
 import os, sys
-from tokenfeed.server.datasets import dataset, open_local
-scan_content = dataset.scan_content
+from tokenfeed.server.datasets import open_local, opening
+scan_content = opening.scan_content
 def counted(*arguments):
     os.write(1, b"scanned\\n")
     return scan_content(*arguments)
-dataset.scan_content = counted
+opening.scan_content = counted
 come, go = os.pipe()
 for _ in range(8):
     if os.fork() == 0:
