@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from server.datasets.redactions.list_file import read_list
 from server.datasets.redactions.ranges import RedactionList, TokenRanges
 from server.inspect import main as inspect
 from tests.conftest import ROOT, Serve, WriteTokens
-from tests.server.ingest.corpus import make_tokenizer, write_jsonl
 from tests.server.ingest.running import ingested
 from tests.support.waiting import eventually
 
@@ -96,8 +96,11 @@ def test_more_is_added_to_the_list(corpus: list[str], capsys: pytest.CaptureFixt
     assert listed(capsys, *corpus) == again
 
 
+@pytest.mark.skipif(not find_spec("pyarrow"), reason="ingest needs pyarrow")
 def test_an_id_is_all_of_its_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A request to delete names what the source calls it."""
+    from tests.server.ingest.corpus import make_tokenizer, write_jsonl
+
     rows = ({"text": f"page {n}", "id": f"user {n % 20}"} for n in range(60))
     pages = write_jsonl(tmp_path / "pages.jsonl", rows)
     tokenizer = make_tokenizer(tmp_path / "tokenizer.json")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,7 @@ def test_headers_stay(open_: Open, tmp_path: Path, order: str) -> None:
     assert known(open_(path)) == before
 
 
+@pytest.mark.skipif(not find_spec("pyarrow"), reason="ingest needs pyarrow")
 def test_a_manifest_still_fits(tmp_path: Path, open_: Open) -> None:
     """Its fingerprint and digest are those of the ingest; ids and masks are not touched."""
     from tests.server.ingest.corpus import make_tokenizer, write_jsonl
