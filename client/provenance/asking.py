@@ -35,8 +35,8 @@ from ..transport.addresses import require_address
 from ..transport.channel import Channel, UnaryCall
 from ..transport.credentials import with_environment
 
-SPANS_MAX = 65536
-"""Ranges of samples in a CoverageRequest."""
+SPANS_MAX = 2048
+"""Ranges of samples in a CoverageRequest: at most 48 KiB, and servers take 64 KiB by default."""
 _CALL_SECONDS = 60.0
 """How long one answer may take: that of a cold index on a slow disk takes seconds."""
 _PATIENCE_SECONDS = 15.0
