@@ -88,10 +88,14 @@ class Answers:
     def _asked(self, message: feed_pb.GetBatchRequest) -> Asked:
         request, expected = from_message(message)
         datasets, rows = self._check(request, expected)
-        documents = [
-            self._documents.setdefault(dataset, DatasetDocuments(dataset)) for dataset in datasets
-        ]
+        documents = [self._documents_of(dataset) for dataset in datasets]
         return Asked(request, Sources(request.spec, datasets, documents), rows)
+
+    def _documents_of(self, dataset: Dataset) -> DatasetDocuments:
+        # Made once: it looks at the index of each file.
+        if (known := self._documents.get(dataset)) is None:
+            known = self._documents.setdefault(dataset, DatasetDocuments(dataset))
+        return known
 
 
 def _with_own_planes(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchRequest:
