@@ -6,8 +6,8 @@ import logging
 from copy import copy
 from typing import NamedTuple
 
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamParts
 
 from .history import HISTORY_RUNS_MAX, History
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 
 # 47 bytes per run as JSON, 93 at most, so below 100 KB in all. `state_dict` then takes 0.25 ms, and
 # a batch that begins a run 9 microseconds. Training in one loop has a few runs, in stages some

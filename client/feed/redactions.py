@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import StreamParts, StreamSpec
+from tokenfeed.stream.spec import StreamSpec
 
 from ..runtime.arguments import hash_digits, shown, text
 

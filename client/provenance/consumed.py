@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.sampling.own_samples import by_times, own_samples_of
+from tokenfeed.stream.parts import SourceValues, StreamParts
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.redactions import in_force
-from tokenfeed.stream.spec import SourceValues, StreamParts
 
 from ..feed.history import History
 from .runs import by_stream, ranges_of, spec_of
@@ -53,12 +53,9 @@ def consumed(history: History, dataset: str = "") -> dict[Use, list[Numbers]]:
 def _own_of(parts: StreamParts, dataset: str, ranges: Numbers) -> list[tuple[Use, Numbers]]:
     """Return the own samples in ranges of samples of a stream."""
     spec = spec_of(parts, dataset)
-    sources = parts.sources or (
-        SourceValues(
-            *(dataset, parts.order, parts.seed, parts.fingerprint),
-            *(parts.long_documents, parts.pieces),
-        ),
-    )
+    sources = parts.each_source
+    if not parts.sources:
+        sources = (sources[0]._replace(dataset=dataset),)
     begins = {each.first_sample for each in spec.redactions}
     found = []
     for first, end in pairwise(sorted({0, *begins, SAMPLE_END - 1})):

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling import orders
-from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.parts import SourceValues, StreamParts
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import Source, SourceValues, StreamParts, StreamSpec
+from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.wire.request import Expected, StreamRequest
 
 from ..local.choice import open_target
@@ -77,7 +77,7 @@ class Corpora:
         name = "" if parts.stages else self.name_of(parts.fingerprint)
         found = segments(parts, first_sample, end_sample, name)
         for spec in {id(each.spec): each.spec for each in found}.values():
-            self._require_same(spec, [source_of(parts, number) for number in spec.numbers])
+            self._require_same(spec, [parts.each_source[number] for number in spec.numbers])
         return found
 
     def name_of(self, fingerprint: str) -> str:
@@ -99,7 +99,7 @@ class Corpora:
         described = self.described(spec)
         corpora = corpora_of(spec, described)
         for values, dataset, now in zip(saved, described, corpora, strict=True):
-            before = _corpus(values)
+            before = values.corpus
             for field, what, cure in _PARTS:
                 old, new = getattr(before, field), getattr(now, field)
                 if old != new:
@@ -112,7 +112,8 @@ class Corpora:
     def alone(self, values: SourceValues, context_length: int) -> tuple[StreamSpec, Expected]:
         """Return a source as a stream of its own, and what is expected of a server.
 
-        values: as of `source_of`.  Raises: TokenfeedError; StreamMismatch, as `segments`.
+        values: of a stream (`StreamParts.each_source`).
+        Raises: TokenfeedError; StreamMismatch, as `segments`.
         """
         spec = StreamSpec.of_dataset(
             values.dataset or self.name_of(values.fingerprint),
@@ -122,7 +123,7 @@ class Corpora:
             long_documents=values.long_documents,
         )
         self._require_same(spec, [values])
-        identity = spec.identity([_corpus(values)])
+        identity = spec.identity([values.corpus])
         return spec, Expected(identity, spec.identity_version)
 
     def rows_per_epoch(self, spec: StreamSpec, place: int = 0) -> int | None:
@@ -141,16 +142,3 @@ class Corpora:
             problem = f"{length} leaves no row of {dataset.name!r}: the longest file has {longest}"
             raise InvalidRequest("context_length", f"{problem} tokens")
         return rows
-
-
-def source_of(parts: StreamParts, number: int) -> SourceValues:
-    """Return a source of a stream; of one dataset it has no name.  number: of the source."""
-    if parts.stages:
-        return parts.sources[number]
-    return SourceValues(
-        "", parts.order, parts.seed, parts.fingerprint, parts.long_documents, parts.pieces
-    )
-
-
-def _corpus(values: SourceValues) -> Corpus:
-    return Corpus(bytes.fromhex(values.fingerprint), bytes.fromhex(values.pieces))

@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch, listed
+from tokenfeed.sampling.own_samples import merged
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.spec import StreamParts
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..feed.history import History
 from ..feed.mixture.counts import samples_before
 from .asking import Provenance, found, stream_message
-from .corpora import Corpora, source_of
+from .corpora import Corpora
 from .runs import places_of
 
 Numbers = npt.NDArray[np.int64]
@@ -105,11 +106,11 @@ def searches(run: KnownRun, corpora: Corpora, dataset: str) -> list[Search]:
         if number is None:
             continue
         try:
-            corpora.alone(source_of(parts, number), parts.context_length)
+            corpora.alone(parts.each_source[number], parts.context_length)
         except StreamMismatch as error:
             mismatch = error  # a run may have read several datasets, one after the other
             continue
-        result.append(Search(parts, number, _merged(spans)))
+        result.append(Search(parts, number, merged([np.array(spans, dtype=np.int64)])))
     if not result and mismatch is not None:
         raise mismatch
     if not result and of_stream:
@@ -146,16 +147,6 @@ def number_of(parts: StreamParts, dataset: str) -> int | None:
     if not dataset and len(names) > 1:
         raise InvalidRequest("dataset", f"has to name one of the sources: {', '.join(names)}")
     return names.index(dataset or names[0]) if dataset in ("", *names) else None
-
-
-def _merged(spans: Sequence[tuple[int, int]]) -> Numbers:
-    merged: list[list[int]] = []
-    for first, end in sorted(spans):
-        if merged and first <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([first, end])
-    return np.array(merged, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +245,7 @@ def end_of_epoch(
     number: of the source.  epochs: how many; None is those that have ended at a sample, and the
     next one.  sample: of the stream.
     """
-    spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
+    spec, _ = corpora.alone(parts.each_source[number], parts.context_length)
     rows = corpora.rows_per_epoch(spec)
     if rows is None:
         return None
@@ -283,7 +274,7 @@ def epochs_between(
 
     number: of the source.
     """
-    spec, _ = corpora.alone(source_of(parts, number), parts.context_length)
+    spec, _ = corpora.alone(parts.each_source[number], parts.context_length)
     rows = corpora.rows_per_epoch(spec)
     if rows is None:
         return 0

@@ -8,7 +8,7 @@ into segments, each of which one request can ask for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,10 +18,10 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.own_samples import merged
-from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
-from tokenfeed.stream.redactions import Redaction, in_force
-from tokenfeed.stream.spec import Mixture, StreamParts, StreamSpec
+from tokenfeed.stream.redactions import Redaction
+from tokenfeed.stream.spec import Mixture, StreamSpec
 from tokenfeed.wire.request import Expected
 
 from ..feed.history import History, Run
@@ -262,27 +262,18 @@ def segments(
 
 def _segment(spec: StreamSpec, chain: tuple[bytes, ...], first: int, end: int) -> Segment:
     """Return the segment at a sample, which ends at the given end or before."""
-    place = 0
-    if (mixture := spec.mixture) is not None:
-        place = mixture.stage_of(first)
-        end = min(end, mixture.end_of(place) or end)
-        spec = spec.of_stage(place, chain[place])
-    end = min([end, *(each.first_sample for each in spec.redactions if each.first_sample > first)])
-    spec = replace(spec, redactions=in_force(spec.redactions, first))
+    place = 0 if spec.mixture is None else spec.mixture.stage_of(first)
+    spec, until = spec.part_at(first, lambda place: spec.of_stage(place, chain[place]))
+    end = end if until is None else min(end, until)
     expected = Expected(spec.redacted(chain[place + 1]), spec.identity_version)
     return Segment(spec, first, end, expected)
 
 
 @lru_cache(16)
 def _stream(parts: StreamParts, dataset: str) -> tuple[StreamSpec, tuple[bytes, ...]]:
-    """Return a stream, and its chain of identities without redactions; a stream of one dataset is
-    like a mixture with one stage.
-    """
+    """Return a stream, and its chain of identities."""
     spec = spec_of(parts, dataset)
-    plain = replace(spec, redactions=())
-    values = parts.sources or (parts,)
-    corpora = [Corpus(bytes.fromhex(one.fingerprint), bytes.fromhex(one.pieces)) for one in values]
-    return spec, tuple(plain.chain(corpora) if spec.mixture else (b"", plain.identity(corpora)))
+    return spec, tuple(spec.chain([source.corpus for source in parts.each_source]))
 
 
 def spec_of(parts: StreamParts, dataset: str = "") -> StreamSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 
 from tokenfeed.stream.identity import stage_plane_fingerprint
@@ -29,9 +28,7 @@ class KnownStream:
         spec, corpora = request.spec, corpora_of(request.spec, datasets)
         # A mixture may be one of its later stages alone.
         self._first_stage = spec.mixture.stages[0].index if spec.mixture else 0
-        # A stream of one dataset is like a mixture with one stage.
-        plain = replace(spec, redactions=())
-        self._chain = plain.chain(corpora) if spec.mixture else [b"", plain.identity(corpora)]
+        self._chain = spec.chain(corpora)
         # Not made again for each call: a stage may have hundreds of sources.
         self._of_stage = lru_cache(2)(partial(_of_stage, spec, self._chain))
 

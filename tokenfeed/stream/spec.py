@@ -8,10 +8,10 @@ of it: they select samples.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import InvalidRequest, shortened
 from .identity import (
@@ -23,9 +23,10 @@ from .identity import (
     stream_identity,
 )
 from .order import Order
+from .parts import RedactionValues, SourceValues, StageValues, StreamParts
 from .planes import require_known
 from .position import require_range
-from .redactions import SOURCES_END, Redactions, require_ascending
+from .redactions import SOURCES_END, Redactions, end_of, in_force, require_ascending
 from .stages import MIXTURE, Stage
 
 SEED_END = 1 << 64
@@ -77,63 +78,6 @@ def _long(order: Order, long_documents: str) -> str:
         problem = f"{shortened(long_documents)!r} is not one of {', '.join(known)} ({order.NAME})"
         raise InvalidRequest("long_documents", problem)
     return long_documents or known[0]
-
-
-class SourceValues(NamedTuple):
-    """A source of a mixture as plain values: name of its dataset, order, seed (0 if the order
-    ignores it), and fingerprint, 64 hexadecimal digits. For an order over documents also what it
-    does with long ones, and the hash of its pieces, 64 hexadecimal digits.
-    """
-
-    dataset: str
-    order: str
-    seed: int
-    fingerprint: str
-    long_documents: str = ""
-    pieces: str = ""
-
-
-class StageValues(NamedTuple):
-    """A stage of a mixture as plain values: where it begins, the weights of all sources, who asked
-    for it (stages.py), and at which sample.
-    """
-
-    first_sample: int
-    weights: tuple[int, ...]
-    origin: int
-    asked: int
-
-
-class RedactionValues(NamedTuple):
-    """A redaction as plain values: its first sample, the number of its source, and the hash of its
-    list, 64 hexadecimal digits.
-    """
-
-    first_sample: int
-    source: int
-    list_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class StreamParts:
-    """The parts of the identity of a stream as plain values of a saved state. They may come from a
-    release with other orders.
-
-    order: with its version.  seed: 0 if the order ignores it.  context_length: T.  fingerprint:
-    of the corpus, 64 hexadecimal digits; of a mixture the identity of its last stage, without
-    redactions.  sources, stages: of a mixture.  long_documents, pieces: of an order over documents,
-    as in SourceValues.  redactions: ascending.
-    """
-
-    order: str
-    seed: int
-    context_length: int
-    fingerprint: str
-    sources: tuple[SourceValues, ...] = ()
-    stages: tuple[StageValues, ...] = ()
-    long_documents: str = ""
-    pieces: str = ""
-    redactions: tuple[RedactionValues, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,12 +264,7 @@ class StreamSpec:
 
         corpora: of each source.
         """
-        if self.mixture is not None:
-            return self.redacted(self.chain(corpora)[-1])
-        (corpus,) = corpora
-        return self.redacted(
-            stream_identity(self.order, self.source.seed, self.context_length, *corpus)
-        )
+        return self.redacted(self.chain(corpora)[-1])
 
     def redacted(self, identity: bytes) -> bytes:
         """Return the identity of the same rows with all redactions of this stream.  identity: of
@@ -339,11 +278,15 @@ class StreamSpec:
 
     def chain(self, corpora: Sequence[Corpus]) -> list[bytes]:
         """Return the chain of identities of a mixture, 32 bytes each: what comes before the first
-        stage, and then the identity of each stage.
+        stage, and then the identity of each stage, without redactions. A stream of one dataset is
+        like a stage before which there is nothing.
 
         corpora: as for `identity`.
         """
-        assert self.mixture is not None
+        if self.mixture is None:
+            (corpus,) = corpora
+            alone = stream_identity(self.order, self.source.seed, self.context_length, *corpus)
+            return [b"", alone]
         stages = self.mixture.stages
         chain = [stages[0].previous or self.start_identity]
         for stage in stages:
@@ -386,9 +329,28 @@ class StreamSpec:
             previous,
         )
         sources = tuple(self.sources[number] for number in used)
+        numbers = {source.number for source in sources}
         return replace(
             self,
             sources=sources,
             mixture=Mixture(self.mixture.seed, (alone,)),
-            redactions=tuple(each for each in self.redactions if each.source in used),
+            redactions=tuple(each for each in self.redactions if each.source in numbers),
         )
+
+    def part_at(
+        self, sample: int, of_stage: Callable[[int], StreamSpec] | None = None
+    ) -> tuple[StreamSpec, int | None]:
+        """Return the part of this stream that one request can ask for at a sample, and the sample
+        where it ends, None if it does not: a stage alone, with the redactions in force.
+
+        of_stage: returns a stage alone, by its place; by default without the identity before it.
+        """
+        spec, end = self, None
+        if self.mixture is not None:
+            place = self.mixture.stage_of(sample)
+            spec, end = (of_stage or self.of_stage)(place), self.mixture.end_of(place)
+        if spec.redactions:
+            begin = end_of(spec.redactions, sample)
+            end = min(filter(None, (begin, end)), default=None)
+            spec = replace(spec, redactions=in_force(spec.redactions, sample))
+        return spec, end

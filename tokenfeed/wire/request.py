@@ -14,7 +14,7 @@ from ..sampling import orders
 from ..stream.identity import VERSIONS_SERVED
 from ..stream.planes import REDACTED
 from ..stream.position import SAMPLE_END, Position, require_range
-from ..stream.redactions import Redaction, Redactions, end_of, in_force
+from ..stream.redactions import Redaction, Redactions
 from ..stream.spec import Mixture, Source, StreamSpec
 from ..stream.stages import BLOCK_MAX, MIXTURE, Stage
 from ..v1 import tokenfeed_pb2 as pb
@@ -113,19 +113,11 @@ class StreamRequest:
         of_stage: returns the mixture of one stage alone, by its place; by default without the
         identity before it.
         """
-        spec, end_sample, batch_size = self.spec, self.end_sample, self.position.batch_size
-        if (mixture := spec.mixture) is not None:
-            place = mixture.stage_of(self.position.sample_of(first_row))
-            spec = (of_stage or spec.of_stage)(place)
-            if (end := mixture.end_of(place)) is not None:
-                end_sample = end if end_sample is None else min(end, end_sample)
-                end_row = min(end_row, self.position.rows_before(end))
-        if spec.redactions:
-            sample, redactions = self.position.sample_of(first_row), spec.redactions
-            spec = replace(spec, redactions=in_force(redactions, sample))
-            if (end := end_of(redactions, sample)) is not None:
-                end_sample = end if end_sample is None else min(end, end_sample)
-                end_row = min(end_row, self.position.rows_before(end))
+        end_sample, batch_size = self.end_sample, self.position.batch_size
+        spec, end = self.spec.part_at(self.position.sample_of(first_row), of_stage)
+        if end is not None:
+            end_sample = end if end_sample is None else min(end, end_sample)
+            end_row = min(end_row, self.position.rows_before(end))
         batch, row = divmod(first_row, batch_size)
         return replace(
             self,

@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import SEED_END, StreamParts, StreamSpec
+from tokenfeed.stream.spec import SEED_END, StreamSpec
 
 from ...feed.history import History
 from ...feed.mixture.past import require_same_length_and_seed

@@ -8,8 +8,9 @@ from typing import Any
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
-from tokenfeed.stream.spec import StreamParts, StreamSpec
+from tokenfeed.stream.spec import StreamSpec
 
 from ...feed.history import History
 from ...feed.mixture.recipe import long_argument

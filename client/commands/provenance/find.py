@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import StreamParts
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...feed.history import History

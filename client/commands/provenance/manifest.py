@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 
 from ...feed.history import Run
 from ...provenance.asking import Provenance, covered, open_provenance

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import StreamParts
 
 from ...feed.history import History, Run
 from ...provenance.runs import by_stream, future, places_of, rows_of_step

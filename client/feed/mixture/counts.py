@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from tokenfeed.sampling.mixture import locate
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.stages import AskedStage, Stage, scheduled
 
 from ..history import History

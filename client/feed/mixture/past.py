@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tokenfeed.errors import StreamMismatch
-from tokenfeed.stream.spec import StreamParts, StreamSpec
+from tokenfeed.stream.parts import StreamParts
+from tokenfeed.stream.spec import StreamSpec
 
 
 def require_same_length_and_seed(saved: StreamParts, own: StreamSpec) -> None:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.sampling import orders
+from tokenfeed.stream.parts import SourceValues, StreamParts
 from tokenfeed.stream.spec import Mixture as MixtureSpec
-from tokenfeed.stream.spec import Source, SourceValues, StreamParts, StreamSpec
+from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.stream.stages import (
     CHANGED,
     DEFINED,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 
 from ...runtime.arguments import shown
 from ...stream.wanted_planes import PLANE_NAMES

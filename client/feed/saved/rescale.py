@@ -12,8 +12,8 @@ from collections.abc import Collection
 
 from tokenfeed.errors import SamplesExhausted, StreamMismatch
 from tokenfeed.sampling import orders
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.spec import StreamParts
 from tokenfeed.stream.stages import MIXTURE
 
 from .comparing import MID_EPOCH

@@ -40,17 +40,9 @@ from typing import Any, TypeAlias
 
 from tokenfeed.errors import InvalidRequest, RequestError
 from tokenfeed.sampling import orders
-from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.parts import RedactionValues, SourceValues, StageValues, StreamParts
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
-from tokenfeed.stream.spec import (
-    SEED_END,
-    Mixture,
-    RedactionValues,
-    SourceValues,
-    StageValues,
-    StreamParts,
-    StreamSpec,
-)
+from tokenfeed.stream.spec import SEED_END, Mixture, StreamSpec
 from tokenfeed.stream.stages import BLOCK_MAX, CHANGED, RESUMED, AskedStage, scheduled
 
 from ...runtime.arguments import hash_digits, integer, shown, text
@@ -308,12 +300,7 @@ def _require_consistent(name: str, parts: StreamParts) -> None:
     if any(source.order not in orders.ORDERS for source in parts.sources):
         return  # of a later release
     spec = StreamSpec(parts.context_length, sources_of(parts), Mixture(parts.seed, stages))
-    identity = spec.identity(
-        [
-            Corpus(bytes.fromhex(source.fingerprint), bytes.fromhex(source.pieces))
-            for source in parts.sources
-        ]
-    )
+    identity = spec.identity([source.corpus for source in parts.sources])
     if (parts.order, parts.fingerprint) != (spec.order_name, identity.hex()):
         problem = f"{parts.fingerprint} is not the identity of these sources and stages"
         raise InvalidRequest(f"{name}.fingerprint", f"{problem}, {identity.hex()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.wire.request import StreamRequest
 
 from ...device.host_transfer import Pair, Transfer

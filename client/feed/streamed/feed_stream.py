@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import StreamParts, StreamSpec
+from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from ...runtime.arguments import integer

@@ -19,8 +19,8 @@ import client.feed.history
 from client.feed.cursor import Cursor
 from client.feed.history import HISTORY_RUNS_MAX, History, as_dicts
 from client.feed.saved.state import read_history, read_state, write_state
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamParts
 
 SPEC = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
 SPECS = [SPEC, StreamParts("shuffled-1", 2**64 - 1, 4096, "ab" * 32)]

@@ -15,8 +15,9 @@ from client.feed.redactions import (
 )
 from tokenfeed.errors import StreamMismatch
 from tokenfeed.sampling import orders
+from tokenfeed.stream.parts import RedactionValues, StreamParts
 from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import RedactionValues, StreamParts, StreamSpec
+from tokenfeed.stream.spec import StreamSpec
 
 ONE, OTHER = bytes([1]) * 32, bytes([2]) * 32
 

@@ -30,7 +30,7 @@ from client.provenance.checkpoint import FoundState, chosen, read_states
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support import mixtures
 from tests.support.commands import torchrun
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 
 T = 8
 PARTS = StreamParts("shuffled-1", 2**63 + 1, T, "ab" * 32)

@@ -26,9 +26,10 @@ from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import Mixture, Source, StreamParts, StreamSpec
+from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import AskedStage, scheduled
 from tokenfeed.wire.request import StreamRequest
 

@@ -11,6 +11,7 @@ from tests.support import reference
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.redactions import Redaction
 from tokenfeed.stream.spec import Mixture, Source, StreamSpec
 from tokenfeed.stream.stages import Stage
 
@@ -117,6 +118,32 @@ def test_the_identity_of_a_mixture_is_the_published_one_of_version_2() -> None:
     alone = spec.of_stage(1, second)
     assert alone.sources == (OTHER,)
     assert alone.identity(corpora[1:]) == third
+
+
+def test_a_stage_alone_keeps_the_redactions_of_its_sources_whatever_their_numbers() -> None:
+    """A source has its number in all stages, and another place among those of one stage."""
+    later = Stage(1, 10, (0, 3), (5, 5))
+    redactions = (Redaction(4, 0, bytes(32)), Redaction(12, 1, bytes(32)))
+    spec = StreamSpec(2, (ONE, OTHER), Mixture(7, (*HALVES.stages, later)), (), redactions)
+
+    alone = spec.of_stage(1)
+    assert alone.redactions == redactions[1:]
+    assert alone.of_stage(0) == alone
+
+
+def test_a_part_ends_at_the_next_stage_or_where_another_redaction_begins() -> None:
+    """Clients, and who asks where rows come from, cut a stream at the same samples."""
+    later = Stage(1, 10, (0, 3), (5, 5))
+    redactions = (Redaction(4, 0, bytes(32)), Redaction(12, 1, bytes(32)))
+    spec = StreamSpec(2, (ONE, OTHER), Mixture(7, (*HALVES.stages, later)), (), redactions)
+
+    found = [spec.part_at(sample) for sample in (0, 3, 4, 9, 10, 12)]
+
+    assert [end for _, end in found] == [4, 4, 10, 10, 12, None]
+    in_force = [part.redactions for part, _ in found]
+    assert in_force == [(), (), redactions[:1], redactions[:1], (), redactions[1:]]
+    assert [part.sources for part, _ in found] == [(ONE, OTHER)] * 4 + [(OTHER,)] * 2
+    assert spec_of().part_at(5) == (spec_of(), None)
 
 
 def test_its_identity_is_the_published_one_of_version_1() -> None:

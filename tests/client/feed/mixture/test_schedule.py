@@ -10,7 +10,7 @@ from client.feed.mixture.recipe import Mixture
 from client.feed.mixture.schedule import Schedule
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.stream.identity import Corpus
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.stages import CHANGED
 
 NAMES = ("web", "code", "math", "news")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from client.feed.saved.rescale import is_rescaled, rescaled
 from tokenfeed.errors import SamplesExhausted, StreamMismatch
-from tokenfeed.stream.spec import StreamParts
+from tokenfeed.stream.parts import StreamParts
 
 LONG = StreamParts("shuffled-1", 3, 2048, "ab" * 32)
 SHORT = replace(LONG, context_length=1024)

@@ -19,7 +19,8 @@ from client.feed.saved.state import read_history, read_planes, read_state, write
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.identity import Corpus
-from tokenfeed.stream.spec import RedactionValues, Source, StreamParts
+from tokenfeed.stream.parts import RedactionValues, StreamParts
+from tokenfeed.stream.spec import Source
 
 PARTS = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
 STATE = write_state(2**62 + 1, PARTS)
