@@ -323,12 +323,11 @@ def _listed(dataset: Dataset, content: ListContent) -> Listed:
 
 def _whole(documents: DatasetDocuments, ranges: TokenRanges, file: int) -> int:
     """Return how many documents of a file have all of their tokens, at least one, in ranges."""
-    of_file = slice(*np.searchsorted(ranges.files, (file, file + 1)))
-    known = documents.of_file(file)
+    own, known = ranges.of_file(file), documents.of_file(file)
     has_tokens = known.first_tokens < known.end_tokens
     firsts, ends = known.first_tokens[has_tokens], known.end_tokens[has_tokens]
-    at = np.searchsorted(ranges.first_tokens[of_file], firsts, side="right") - 1
-    return int(np.count_nonzero((at >= 0) & (ends <= ranges.end_tokens[of_file][at])))
+    at = np.searchsorted(own.first_tokens, firsts, side="right") - 1
+    return int(np.count_nonzero((at >= 0) & (ends <= own.end_tokens[at])))
 
 
 def of_list(planes: PlaneOptions, path: str | None) -> PlaneOptions:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +110,37 @@ def read_part(path: str, first_byte: int, size_bytes: int) -> bytes:
         return os.pread(descriptor, size_bytes, first_byte)
     finally:
         os.close(descriptor)
+
+
+def read_regular(path: str, bytes_max: int) -> bytes:
+    """Return the content of a regular file of limited size, but not of one that a link leads to.
+
+    Raises: OSError; ValueError if it is no such file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
+            raise ValueError(f"is not a regular file of at most {bytes_max} bytes")
+        return file.read(bytes_max)
+
+
+def replace_file(path: str, content: bytes, mode: int = 0o666) -> None:
+    """Write a small file, durably: whole or not at all; one process at a time.
+
+    mode: of a new file, before the umask.  Raises: OSError.
+    """
+    partial = f"{path}.partial"
+    with suppress(FileNotFoundError):
+        os.unlink(partial)  # of a process that was killed
+    # O_EXCL: a shared folder may hold a malicious link.
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(partial, path)
+    sync_folder(os.path.dirname(path))
 
 
 def sync_folder(folder: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,10 +20,10 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.store import PIECE_BYTES, TokenStore
+from ...storage.files import read_regular, replace_file
+from ...storage.store import TokenStore
 from .list_content import BYTES_MAX, Damaged, ListContent
 from .list_file import SUFFIX, read_list
-from .list_writing import replace_file
 from .ranges import TokenRanges
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -61,7 +60,7 @@ def mark_files(store: TokenStore, ranges: TokenRanges, fill: int) -> None:
     for file in np.unique(ranges.files).tolist():
         path = _marker_path(store.shards[file].path)
         try:
-            own = _of_file(ranges, file)
+            own = ranges.of_file(file)
             known = _read_marker(path, file)
             if known is not None:
                 own = own.union(known.ranges)
@@ -123,7 +122,7 @@ def unlisted(store: TokenStore, path: str, content: ListContent | None) -> Itera
     erasure = None if content is None else content.erasure
     listed = TokenRanges.of(()) if erasure is None else erasure.ranges
     for found in _recorded(store, path):
-        own = _of_file(listed, found.file)
+        own = listed.of_file(found.file)
         if own.union(found.ranges).token_count > own.token_count:
             yield found
 
@@ -174,7 +173,7 @@ def _of_list(store: TokenStore, path: str, files: dict[str, int]) -> Iterator[Er
     for number, name in named:
         if (file := files.get(name)) is None:
             continue
-        own = _of_file(ranges, number)
+        own = ranges.of_file(number)
         moved = TokenRanges(np.full_like(own.files, file), own.first_tokens, own.end_tokens)
         found = ErasedFile(path, file, moved, content.fill)
         try:
@@ -189,23 +188,15 @@ def _filled(
     store: TokenStore, found: ErasedFile
 ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """Yield which tokens of its ranges are the fill token, a MiB at once."""
-    token_bytes = store.stored.itemsize
-    for _, first, end in found.ranges.triples():
-        for begin in range(first * token_bytes, end * token_bytes, PIECE_BYTES):
-            size_bytes = min(PIECE_BYTES, end * token_bytes - begin)
-            content = store.read(found.file, begin, size_bytes)
-            yield np.frombuffer(content, store.stored) == found.fill
+    for _, first, end in found.ranges.pieces(store.stored.itemsize):
+        content = store.read(found.file, first, end - first)
+        yield np.frombuffer(content, store.stored) == found.fill
 
 
 def _said(problem: OSError | Damaged) -> str:
     if isinstance(problem, OSError):
         return f"cannot be used: {problem.strerror}"
     return str(problem)
-
-
-def _of_file(ranges: TokenRanges, file: int) -> TokenRanges:
-    own = slice(*np.searchsorted(ranges.files, (file, file + 1)))
-    return TokenRanges(ranges.files[own], ranges.first_tokens[own], ranges.end_tokens[own])
 
 
 def _marker_path(path: str) -> str:
@@ -216,20 +207,18 @@ def _marker_path(path: str) -> str:
 def _read_marker(path: str, file: int) -> ErasedFile | None:
     """Return what is recorded of a file; None if nothing is.  Raises: OSError, Damaged."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        content = read_regular(path, BYTES_MAX)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with open(descriptor, "rb") as content:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > BYTES_MAX:
-            raise Damaged(f"is not a regular file of at most {BYTES_MAX} bytes")
-        try:
-            facts = json.loads(content.read(BYTES_MAX))
-            if facts["tokenfeed_erased"] != _VERSION or type(facts["fill"]) is not int:
-                raise Damaged(f"is of another version than {_VERSION}")
-            ranges = TokenRanges.of([(file, first, end) for first, end in facts["ranges"]])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, Damaged):
-                raise
-            raise Damaged("is damaged") from error
+    except ValueError as problem:
+        raise Damaged(str(problem)) from None
+    try:
+        facts = json.loads(content)
+        if facts["tokenfeed_erased"] != _VERSION or type(facts["fill"]) is not int:
+            raise Damaged(f"is of another version than {_VERSION}")
+        ranges = TokenRanges.of([(file, first, end) for first, end in facts["ranges"]])
+    except Damaged:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged("is damaged") from error
     return ErasedFile(path, file, ranges, facts["fill"])

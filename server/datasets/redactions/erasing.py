@@ -26,7 +26,7 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.store import PIECE_BYTES, StoredShard, TokenStore
+from ...storage.store import StoredShard, TokenStore
 from ..content import Content, fingerprint_of, full_digest
 from .erased_files import mark_files, names_of
 from .laid_over import LaidOver, Read
@@ -133,7 +133,7 @@ def _to_erase(
     token_bytes = store.stored.itemsize
     token_max = 0
     left: list[Triple] = []
-    for file, first_byte, end_byte in _pieces(listed, token_bytes):
+    for file, first_byte, end_byte in listed.pieces(token_bytes):
         content = store.read(file, first_byte, end_byte - first_byte)
         tokens = np.frombuffer(content, store.stored)
         token_max = max(token_max, int(tokens.max()))
@@ -143,18 +143,10 @@ def _to_erase(
     return TokenRanges.of(left), token_max
 
 
-def _pieces(ranges: TokenRanges, token_bytes: int) -> Iterator[Triple]:
-    """Yield file, first byte and end byte of ranges, whole tokens of up to a MiB at once."""
-    for file, first, end in ranges.triples():
-        end_byte = end * token_bytes
-        for begin in range(first * token_bytes, end_byte, PIECE_BYTES):
-            yield file, begin, min(begin + PIECE_BYTES, end_byte)
-
-
 def _is_erased(store: TokenStore, ranges: TokenRanges, over: LaidOver) -> bool:
     return all(
         store.read(file, first, end - first) == over.filled(first, end)
-        for file, first, end in _pieces(ranges, store.stored.itemsize)
+        for file, first, end in ranges.pieces(store.stored.itemsize)
     )
 
 
@@ -164,7 +156,7 @@ def _overwrite(store: TokenStore, ranges: TokenRanges, over: LaidOver) -> None:
     Raises: InvalidCorpus, WriteFailed.
     """
     done, total, logged_at = 0, ranges.token_count * store.stored.itemsize, time.monotonic()
-    for file, pieces in groupby(_pieces(ranges, store.stored.itemsize), itemgetter(0)):
+    for file, pieces in groupby(ranges.pieces(store.stored.itemsize), itemgetter(0)):
         shard = store.shards[file]
         # Also what a killed process has written is synced.
         with _opened(shard) as descriptor, _write_errors(shard.path):

@@ -12,13 +12,13 @@ from datetime import datetime, timezone
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.files import sync_folder
+from ...storage.files import replace_file
 from .list_content import ListContent
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-_LOCK_SUFFIX, _PARTIAL_SUFFIX = ".lock", ".partial"
-"""Of the files beside a list."""
+_LOCK_SUFFIX = ".lock"
+"""Of the file beside a list."""
 
 
 @contextmanager
@@ -95,21 +95,6 @@ def write_list(path: str, content: ListContent) -> None:
         replace_file(path, written)
     except OSError as error:
         raise _unwritable(path, error) from error
-
-
-def replace_file(path: str, content: bytes) -> None:
-    """Write a file, durably; one process at a time.  Raises: OSError."""
-    partial = path + _PARTIAL_SUFFIX
-    with suppress(FileNotFoundError):
-        os.unlink(partial)  # of a process that was killed
-    # O_EXCL: a shared folder may hold a malicious link.
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    os.replace(partial, path)
-    sync_folder(os.path.dirname(path))
 
 
 def now() -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.stream.identity import redaction_list_hash
+
+from ...storage.store import PIECE_BYTES
 
 Numbers = npt.NDArray[np.int64]
 Triple = tuple[int, int, int]
@@ -93,6 +95,20 @@ class TokenRanges:
         """Return (file, first token, end token) of each."""
         columns = (self.files, self.first_tokens, self.end_tokens)
         return list(zip(*(each.tolist() for each in columns), strict=True))
+
+    def of_file(self, file: int) -> TokenRanges:
+        """Return those of one file."""
+        own = slice(*np.searchsorted(self.files, (file, file + 1)))
+        return TokenRanges(self.files[own], self.first_tokens[own], self.end_tokens[own])
+
+    def pieces(self, token_bytes: int) -> Iterator[Triple]:
+        """Yield file, first byte and end byte of each, whole tokens of up to a MiB at once; bytes
+        are counted from the first token of the file.
+        """
+        for file, first, end in self.triples():
+            end_byte = end * token_bytes
+            for begin in range(first * token_bytes, end_byte, PIECE_BYTES):
+                yield file, begin, min(begin + PIECE_BYTES, end_byte)
 
     def require_within(self, token_counts: Numbers) -> None:
         """Raise ValueError unless they are within files.  token_counts: int64[files]."""

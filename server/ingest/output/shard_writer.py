@@ -242,17 +242,8 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 def write_whole(path: str, text: str) -> None:
     """Write a small file atomically.  Raises: WriteFailed."""
-    partial = f"{path}.partial"
     with write_errors(path):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        descriptor = os.open(partial, flags, 0o644)
-        try:
-            _write_all(descriptor, text.encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(partial, path)
-        sync_folder(os.path.dirname(path))
+        files.replace_file(path, text.encode(), 0o644)
 
 
 def sync_folder(folder: str) -> None:

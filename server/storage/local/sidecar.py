@@ -11,11 +11,11 @@ import hashlib
 import json
 import logging
 import os
-import stat
 import tempfile
 from collections.abc import Sequence
 
 from ...runtime.exceptions import log_exception, log_safe_name
+from ..files import read_regular
 from ..formats import Stored
 from ..store import StoredShard
 from .shard import Shard
@@ -45,7 +45,7 @@ def read_sidecar(shards: Sequence[Shard], dtype: Stored) -> bytes:
     """Return the stored digest, 32 bytes; b"" if there is none, or one of other files."""
     path = sidecar_path(shards, dtype)
     try:
-        kept = json.loads(_read_regular(path, _BYTES_MAX + _SHARD_BYTES_MAX * len(shards)))
+        kept = json.loads(read_regular(path, _BYTES_MAX + _SHARD_BYTES_MAX * len(shards)))
         known = bytes.fromhex(kept.pop("digest"))
     except FileNotFoundError:
         return b""
@@ -77,16 +77,6 @@ def write_sidecar(shards: Sequence[Shard], dtype: Stored, digest: bytes) -> str:
         os.unlink(partial)
         raise
     return path
-
-
-def _read_regular(path: str, bytes_max: int) -> bytes:
-    """Return the content of a regular file of limited size.  Raises: OSError, ValueError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
-            raise ValueError(f"is not a regular file of at most {bytes_max} bytes")
-        return file.read(bytes_max)
 
 
 def _facts(shards: Sequence[Shard], dtype: Stored) -> dict[str, object]:
