@@ -5,7 +5,6 @@ Every answer comes in pages, which are asked for one after the other, as they ar
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,10 +29,8 @@ from tokenfeed.wire.request import Expected, StreamRequest, to_message
 
 from ..local.provenance import LocalProvenance
 from ..local.target import is_local_target
-from ..runtime.threads import Outcome, start_thread
-from ..transport.addresses import require_address
-from ..transport.channel import Channel, UnaryCall
 from ..transport.credentials import with_environment
+from ..transport.one_server import OneServer
 
 SPANS_MAX = 2048
 """Ranges of samples in a CoverageRequest: at most 48 KiB, and servers take 64 KiB by default."""
@@ -42,7 +39,6 @@ _CALL_SECONDS = 60.0
 _PATIENCE_SECONDS = 15.0
 """How long a server that is unavailable is asked again."""
 _PAUSE_SECONDS_FIRST, _PAUSE_SECONDS_MAX = 0.1, 2.0
-_CLOSE_SECONDS = 1.0
 
 Answer = TypeVar("Answer", bound=Message)
 Ranges = npt.NDArray[np.int64]
@@ -117,56 +113,32 @@ class _Server:
     """One server, asked over one connection."""
 
     def __init__(self, target: str) -> None:
-        require_address(target)
-        self._target = target
-        self._credentials = with_environment()
-        self._generations = itertools.count()
-        self._channel: Channel | None = None
-        self._has_answered = False
+        self._server = OneServer(
+            target,
+            with_environment(),
+            thread_name="tokenfeed-provenance",
+            explain=lambda error: _explained(error, target),
+        )
 
     def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
-        return self._answer(lambda channel: channel.locate(request, _CALL_SECONDS))
+        return self._server.ask(lambda channel: channel.locate(request, _CALL_SECONDS)).wait()
 
     def find(self, request: pb.FindRequest) -> pb.FindResponse:
-        return self._answer(lambda channel: channel.find(request, _CALL_SECONDS))
+        return self._server.ask(lambda channel: channel.find(request, _CALL_SECONDS)).wait()
 
     def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
-        return self._answer(lambda channel: channel.coverage(request, _CALL_SECONDS))
+        return self._server.ask(lambda channel: channel.coverage(request, _CALL_SECONDS)).wait()
 
     def close(self) -> None:
-        closed: Outcome[None] = Outcome()
-        start_thread(partial(closed.run, self._disconnect), "tokenfeed-provenance-close")
-        closed.wait_for(_CLOSE_SECONDS)
+        self._server.close()
 
-    def _answer(self, begin: Callable[[Channel], UnaryCall[Answer]]) -> Answer:
-        # Not in the caller's thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
-        outcome: Outcome[Answer] = Outcome()
-        start_thread(partial(outcome.run, partial(self._ask, begin)), "tokenfeed-provenance")
-        try:
-            return outcome.wait()
-        except NotATokenfeedServer:
-            raise NotATokenfeedServer(
-                self._target,
-                "does not tell where rows come from: it was started with --no-locate, or it is an "
-                "older tokenfeed server",
-            ) from None
 
-    def _ask(self, begin: Callable[[Channel], UnaryCall[Answer]]) -> Answer:
-        if self._channel is None:
-            self._channel = Channel(self._target, next(self._generations), self._credentials)
-        try:
-            answer = begin(self._channel).result(is_first_contact=not self._has_answered)
-        except TokenfeedError:
-            # A new connection is tried at once, and not after gRPC's growing pauses.
-            self._disconnect()
-            raise
-        self._has_answered = True
-        return answer
-
-    def _disconnect(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+def _explained(error: TokenfeedError, target: str) -> TokenfeedError:
+    """Return an error with the cure that is one here."""
+    if isinstance(error, NotATokenfeedServer):
+        problem = "does not tell where rows come from: it was started with --no-locate, or it is an"
+        return NotATokenfeedServer(target, f"{problem} older tokenfeed server")
+    return error
 
 
 def stream_message(
