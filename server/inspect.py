@@ -14,13 +14,7 @@ import numpy as np
 
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
-from tokenfeed.commands.output import (
-    flush_stdout,
-    print_error,
-    print_stdout_error,
-    stdout_of_any_path,
-)
-from tokenfeed.errors import TokenfeedError
+from tokenfeed.commands.output import exit_code, stdout_of_any_path
 from tokenfeed.stream.position import require_range
 
 from .cli.dataset_options import (
@@ -65,26 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Inspect.  Returns: 0, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="WARNING", format="%(message)s")
-    try:
-        stdout_of_any_path()
-        if arguments.vocab_size is not None:
-            require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
-        checks = TokenChecks(arguments.vocab_size, serves=False)
-        storing = Storing(arguments.read)
-        source, options = parse_dataset(arguments)
-        planes = parse_planes(arguments, [source.name])[source.name]
-        planes = replace(planes, redactions=arguments.redactions)
-        with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
-            dataset.search_now()
-            show(dataset, arguments.tokens, arguments.tokenizer)
-            flush_stdout()
-    except TokenfeedError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        return print_stdout_error(error)
-    return 0
+    return exit_code(partial(_inspect, arguments))
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    stdout_of_any_path()
+    if arguments.vocab_size is not None:
+        require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
+    checks = TokenChecks(arguments.vocab_size, serves=False)
+    storing = Storing(arguments.read)
+    source, options = parse_dataset(arguments)
+    planes = parse_planes(arguments, [source.name])[source.name]
+    planes = replace(planes, redactions=arguments.redactions)
+    with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
+        dataset.search_now()
+        show(dataset, arguments.tokens, arguments.tokenizer)
 
 
 def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:

@@ -15,16 +15,12 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import (
-    flush_stdout,
-    print_error,
-    print_stdout_error,
-    stdout_of_any_path,
-)
-from tokenfeed.errors import InvalidRequest, TokenfeedError, WriteFailed
+from tokenfeed.commands.output import exit_code, stdout_of_any_path
+from tokenfeed.errors import InvalidRequest, WriteFailed
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
 from tokenfeed.stream.position import require_range
@@ -112,24 +108,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     # `docker stop` sends SIGTERM, which by default does not end the first process of a container.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        stdout_of_any_path()
-        key = key_of(arguments.order, arguments.context_length, arguments.long)
-        source, options = parse_dataset(arguments)
-        planes = parse_planes(arguments, [source.name], arguments.cache_dir)[source.name]
-        # Before a thread is started: workers are forks.
-        with workers_of(arguments.executor, arguments.workers) as run:
-            how = workers_named(arguments.executor, arguments.workers)
-            pack(source, options, Storing(arguments.read), planes, key, run, how)
-        flush_stdout()
-    except TokenfeedError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        print("interrupted: rows are stored when all are made", file=sys.stderr)
-        return 130
-    except OSError as error:
-        return print_stdout_error(error)
-    return 0
+    return exit_code(partial(_run, arguments), interrupted="rows are stored when all are made")
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    stdout_of_any_path()
+    key = key_of(arguments.order, arguments.context_length, arguments.long)
+    source, options = parse_dataset(arguments)
+    planes = parse_planes(arguments, [source.name], arguments.cache_dir)[source.name]
+    # Before a thread is started: workers are forks.
+    with workers_of(arguments.executor, arguments.workers) as run:
+        how = workers_named(arguments.executor, arguments.workers)
+        pack(source, options, Storing(arguments.read), planes, key, run, how)
 
 
 def key_of(order: str, context_length: int, long_documents: str) -> RowsKey:

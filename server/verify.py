@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error
-from tokenfeed.errors import InvalidCorpus, TokenfeedError
+from tokenfeed.commands.output import exit_code
+from tokenfeed.errors import InvalidCorpus
 
 from .cli.dataset_options import (
     add_dataset_arguments,
@@ -48,17 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Verify.  Returns: 0 if it is intact, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
-    try:
-        verify(*parse_dataset(arguments), Storing(arguments.read), arguments.redactions)
-        flush_stdout()
-    except TokenfeedError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        print("interrupted: no digest was stored", file=sys.stderr)
-        return 130
-    except OSError as error:
-        return print_stdout_error(error)
-    return 0
+    return exit_code(
+        lambda: verify(*parse_dataset(arguments), Storing(arguments.read), arguments.redactions),
+        interrupted="no digest was stored",
+    )
 
 
 def verify(

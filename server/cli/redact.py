@@ -15,13 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import (
-    flush_stdout,
-    print_error,
-    print_stdout_error,
-    stdout_of_any_path,
-)
-from tokenfeed.errors import TokenfeedError
+from tokenfeed.commands.output import exit_code, stdout_of_any_path
 
 from ..storage.choice import Storing
 from .dataset_options import (
@@ -101,19 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Redact.  Returns: 0 when done, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
-    try:
-        stdout_of_any_path()
-        found = redact(arguments)
-        print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
-        flush_stdout()
-    except TokenfeedError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        print("interrupted: run it again, which finishes what was begun", file=sys.stderr)
-        return 130
-    except OSError as error:
-        return print_stdout_error(error)
-    return 0
+    return exit_code(
+        partial(_run, arguments), interrupted="run it again, which finishes what was begun"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    stdout_of_any_path()
+    found = redact(arguments)
+    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
 
 
 def redact(arguments: argparse.Namespace) -> Listed:

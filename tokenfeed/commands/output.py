@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 from tokenfeed.errors import TokenfeedError, WriteFailed
@@ -51,3 +52,22 @@ def print_stdout_error(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.stderr.write(f"error: stdout: cannot be written: {error.strerror or error}\n")
     return 1
+
+
+def exit_code(run: Callable[[], None], *, interrupted: str = "") -> int:
+    """Run a command, and report how it ended.  interrupted: to be said after Ctrl-C.
+
+    Returns: 0 when done, 1 after an error in one line, 130 after Ctrl-C.
+    """
+    try:
+        run()
+        flush_stdout()
+    except TokenfeedError as error:
+        return print_error(error)
+    except KeyboardInterrupt:
+        if interrupted:
+            sys.stderr.write(f"interrupted: {interrupted}\n")
+        return 130
+    except OSError as error:
+        return print_stdout_error(error)
+    return 0

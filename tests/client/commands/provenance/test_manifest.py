@@ -93,7 +93,7 @@ def test_a_manifest_has_the_tokens_that_were_read_and_no_other(
 def test_totals_are_those_of_stats(
     run: SeenRun, checkpoint: Path, target: str, manifest: Manifest
 ) -> None:
-    """Whoever compares both finds the same numbers; and the parts add up to the whole."""
+    """An auditor compares both; and the parts add up to the whole."""
     lines = manifest(target, checkpoint)
 
     (whole,) = of_kind(lines, "run")
