@@ -17,12 +17,10 @@ from tokenfeed.wire.request import StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
 from ..feed.mixture.recipe import long_argument
-from ..local.choice import open_target
+from ..local.choice import open_to_look
 from ..runtime.arguments import first_position, text
 from ..runtime.counters import Counters
 from ..stream.row_stream import PREFETCH_BYTES
-from ..stream.wanted_planes import WantedPlanes
-from ..transport.timeouts import Timeouts
 from . import WAIT_SECONDS
 
 _TOKENS_SHOWN = 16
@@ -46,12 +44,7 @@ def run_show(arguments: argparse.Namespace) -> None:
         first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
         num_batches=1,
     )
-    dataset = open_target(
-        arguments.target,
-        request,
-        timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS),
-        planes=WantedPlanes(loss_mask=False),
-    )
+    dataset = open_to_look(arguments.target, request, WAIT_SECONDS)
     rows = dataset.open_rows(request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     rows.start()
     try:

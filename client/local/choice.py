@@ -54,3 +54,18 @@ def open_target(
         agreement=agreement,
         planes=planes,
     )
+
+
+def open_to_look(
+    target: Targets, request: StreamRequest, wait_seconds: float
+) -> StreamClient | LocalFiles:
+    """Return the dataset of a target for a command, which trains nothing: loss masks are not read.
+
+    wait_seconds: how long no server may answer.  Otherwise as `open_target`.
+    """
+    return open_target(
+        target,
+        request,
+        timeouts=Timeouts(reconnect_seconds=wait_seconds),
+        planes=WantedPlanes(loss_mask=False),
+    )

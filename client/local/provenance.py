@@ -9,7 +9,8 @@ from tokenfeed.wire.request import from_message
 from .local_files import LocalAnswers, LocalFiles
 from .target import parse_local_target
 
-_PATIENCE_SECONDS = 15.0
+QUESTION_SECONDS = 15.0
+"""How long a question is asked again while files cannot be read, or no server answers."""
 
 
 class LocalProvenance:
@@ -49,6 +50,6 @@ class LocalProvenance:
         names = tuple(source.dataset for source in request.spec.sources)
         if names not in self._opened:
             self._opened[names] = LocalFiles(
-                self._target, request, reconnect_seconds=_PATIENCE_SECONDS
+                self._target, request, reconnect_seconds=QUESTION_SECONDS
             )
         return self._opened[names].await_provenance()

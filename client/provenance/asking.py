@@ -27,7 +27,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as request_pb
 from tokenfeed.wire.request import Expected, StreamRequest, to_message
 
-from ..local.provenance import LocalProvenance
+from ..local.provenance import QUESTION_SECONDS, LocalProvenance
 from ..local.target import is_local_target
 from ..transport.credentials import with_environment
 from ..transport.one_server import OneServer
@@ -36,8 +36,6 @@ SPANS_MAX = 2048
 """Ranges of samples in a CoverageRequest: at most 48 KiB, and servers take 64 KiB by default."""
 _CALL_SECONDS = 60.0
 """How long one answer may take: that of a cold index on a slow disk takes seconds."""
-_PATIENCE_SECONDS = 15.0
-"""How long a server that is unavailable is asked again."""
 _PAUSE_SECONDS_FIRST, _PAUSE_SECONDS_MAX = 0.1, 2.0
 
 Answer = TypeVar("Answer", bound=Message)
@@ -71,7 +69,7 @@ def open_provenance(target: str) -> Provenance:
 class Patient:
     """Asks again for as long as there is progress, and a while longer."""
 
-    def __init__(self, provenance: Provenance, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    def __init__(self, provenance: Provenance, patience_seconds: float = QUESTION_SECONDS) -> None:
         """patience_seconds: how long the same problem may last."""
         self._provenance = provenance
         self._patience_seconds = patience_seconds

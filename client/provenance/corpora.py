@@ -12,17 +12,14 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.wire.request import Expected, StreamRequest
 
-from ..local.choice import open_target
+from ..local.choice import open_to_look
+from ..local.provenance import QUESTION_SECONDS
 from ..local.target import is_local_target
 from ..stream.usable import Datasets, corpora_of, counted_rows
-from ..stream.wanted_planes import WantedPlanes
 from ..transport.channel import describe
 from ..transport.credentials import with_environment
-from ..transport.timeouts import Timeouts
 from .runs import Segment, segments
 
-_WAIT_SECONDS = 15.0
-"""How long to wait for a server."""
 _PARTS = (
     ("fingerprint", "the fingerprint", "ask a server with that corpus, or pass --dataset"),
     ("pieces", "pieces of documents with the hash", "serve it with the same document borders"),
@@ -51,12 +48,8 @@ class Corpora:
         key = spec.sources, spec.context_length
         if key not in self._described:
             plain = replace(spec, redactions=(), planes=())
-            dataset = open_target(
-                self._target,
-                StreamRequest(plain, Position(0, 1)),
-                timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
-                planes=WantedPlanes(loss_mask=False),
-            )
+            request = StreamRequest(plain, Position(0, 1))
+            dataset = open_to_look(self._target, request, QUESTION_SECONDS)
             try:
                 self._described[key] = dataset.await_described()
             finally:
@@ -86,7 +79,7 @@ class Corpora:
             return self._dataset
         if self._served is None:
             answer = describe(
-                self._target, timeout_seconds=_WAIT_SECONDS, credentials=with_environment()
+                self._target, timeout_seconds=QUESTION_SECONDS, credentials=with_environment()
             )
             self._served = {each.fingerprint: each.name for each in reversed(answer.datasets)}
         return self._served.get(bytes.fromhex(fingerprint), "")

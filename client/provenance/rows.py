@@ -10,15 +10,11 @@ import numpy.typing as npt
 from tokenfeed.errors import BadFrame, Deleted
 from tokenfeed.stream.spec import StreamSpec
 
-from ..local.choice import open_target
+from ..local.choice import open_to_look
+from ..local.provenance import QUESTION_SECONDS
 from ..runtime.counters import Counters
 from ..stream.row_stream import PREFETCH_BYTES
-from ..stream.wanted_planes import WantedPlanes
-from ..transport.timeouts import Timeouts
 from .asking import stream_request
-
-_WAIT_SECONDS = 15.0
-"""How long to wait for a server."""
 
 Tokens = npt.NDArray[np.unsignedinteger]
 
@@ -33,12 +29,7 @@ def read_rows(
     Raises: TokenfeedError.
     """
     request = stream_request(spec, first_sample, end_sample)
-    dataset = open_target(
-        target,
-        request,
-        timeouts=Timeouts(reconnect_seconds=_WAIT_SECONDS),
-        planes=WantedPlanes(loss_mask=False),
-    )
+    dataset = open_to_look(target, request, QUESTION_SECONDS)
     try:
         at, row_count = first_sample, end_sample - first_sample
         while at < end_sample:

@@ -20,10 +20,8 @@ from ...feed.mixture.past import require_same_sources
 from ...feed.mixture.recipe import Mixture
 from ...feed.mixture.toml_text import mixture_toml
 from ...feed.stats import SourceStats
-from ...local.choice import open_target
+from ...local.choice import open_to_look
 from ...stream.usable import corpora_of, counted_rows, target_share
-from ...stream.wanted_planes import WantedPlanes
-from ...transport.timeouts import Timeouts
 from .. import WAIT_SECONDS
 from .input import ORDER, Asked, read_asked, read_end_sample, read_tokens
 from .picture import draw, require_png
@@ -96,12 +94,7 @@ def _described(target: str, asked: Asked) -> tuple[pb.Dataset, ...]:
     not those of the state.
     """
     request = StreamRequest(asked.spec, Position(0, 1))
-    dataset = open_target(
-        target,
-        request,
-        timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS),
-        planes=WantedPlanes(loss_mask=False),
-    )
+    dataset = open_to_look(target, request, WAIT_SECONDS)
     try:
         described = dataset.await_described()
     finally:
