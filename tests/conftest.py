@@ -1,12 +1,14 @@
-"""What the tests share: real servers on free ports, and small corpora in files."""
+"""What the tests share: real servers on free ports, small corpora in files, and how they run in
+parallel.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from tests.support import lanes
+from tests.support.server_process import ForkedServer, start_server
+
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = Path(os.environ.get("TOKENFEED_TEST_DATA", ROOT.parent / "shared" / "data"))
 
@@ -22,12 +27,55 @@ SHARED_DATA = Path(os.environ.get("TOKENFEED_TEST_DATA", ROOT.parent / "shared" 
 settings.register_profile("tokenfeed", derandomize=True, deadline=None)
 settings.load_profile("tokenfeed")
 
+# Most tests wait most of the time: for processes that start, and for timers.
+PROCESSES_PER_CORE = 2
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run folders in parallel, and single files in this process: where output can be seen."""
+    if any(Path(argument.partition("::")[0]).is_file() for argument in config.args):
+        return 0
+    return PROCESSES_PER_CORE * len(os.sched_getaffinity(0))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> lanes.FileScheduling:
+    return lanes.FileScheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lanes.arrange(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    # Outside of the test's own limit of time.
+    with lanes.turn_to_run(_folder_of_run(item.config), bool(item.get_closest_marker("alone"))):
+        return (yield)
+
+
+def _folder_of_run(config: pytest.Config) -> Path:
+    """The folder that all processes of this run share."""
+    base: Path = config._tmp_path_factory.getbasetemp()
+    return base.parent if hasattr(config, "workerinput") else base
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[lanes.lane_of(report.nodeid)] += report.duration
+    terminalreporter.section("seconds by lane, of all processes together")
+    for lane, spent in seconds.most_common():
+        terminalreporter.write_line(f"{spent:7.1f} {lane}")
+
 
 @dataclass
 class Server:
     """A server process that accepts connections at address, "localhost:PORT"."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedServer
     address: str
     stderr_path: Path
 
@@ -60,6 +108,8 @@ Serve = Callable[..., Server]
 def serving(folder: Path) -> Iterator[Serve]:
     """Lend what starts `python -m server` with some arguments, on a free port, and waits until it
     listens. The servers are stopped behind the with block.  folder: for their logs.
+
+    timers: constants that the server has instead of its own, as tests.support.timers takes them.
     """
     servers: list[Server] = []
 
@@ -68,21 +118,12 @@ def serving(folder: Path) -> Iterator[Serve]:
         port: int = 0,
         wrapper: Sequence[str] = (),
         stderr: int | None = None,
+        timers: Mapping[str, float] | None = None,
     ) -> Server:
         stderr_path = folder / f"server-{len(servers)}.log"
-        command = [
-            *wrapper,
-            sys.executable,
-            "-m",
-            "server",
-            *map(str, arguments),
-            "--port",
-            str(port),
-        ]
+        words = [*map(str, arguments), "--port", str(port)]
         with stderr_path.open("w") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr or log, text=True
-            )
+            process = start_server(words, stderr or log.fileno(), wrapper, timers)
         server = Server(process, "", stderr_path)
         servers.append(server)
         assert process.stdout is not None

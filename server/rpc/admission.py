@@ -33,7 +33,10 @@ CALLS_PER_STREAM = 2
 """A client has one call that it reads and one ahead."""
 CALLS_SPARE = 16
 """Extra threads of a pool, which refuse calls above the limit."""
-_POLL_SECONDS = 1.0
+REQUEST_SECONDS = 10.0
+"""How long a call may wait for its client to send a request."""
+POLL_SECONDS = 1.0
+"""How often timers of calls are looked at."""
 _BUSY_SECONDS = 1.0
 _JITTER = (0.5, 1.5)
 SHUTTING_DOWN = ("server", "is shutting down; retry on another server")
@@ -47,14 +50,15 @@ class StreamLimits:
     """streams: maximum number of concurrent streams.  peer_streams: the same for one peer, which is
     an address without its port.  send_timeout_seconds: how long a frame may wait for its client to
     read.  by_option: whether the command line has options for the first two.
-    request_timeout_seconds: how long a call may wait for its client to send a request.
+    request_timeout_seconds: how long a call may wait for its client to send a request; None is
+    REQUEST_SECONDS.
     """
 
     streams: int = 512
     peer_streams: int = 256
     send_timeout_seconds: float = 30.0
     by_option: bool = True
-    request_timeout_seconds: float = 10.0
+    request_timeout_seconds: float | None = None
 
     def shown(self, streams: int, option: str) -> tuple[str, str]:
         """Return a limit and its option, as an error shows them: a service without options is not
@@ -260,8 +264,9 @@ class AdmissionControl:
         """Yield all requests of a call, and cancel it if the client neither sends one nor ends the
         call in time.  Raises: grpc.RpcError if the client went away, or at the timeout.
         """
+        seconds = self._limits.request_timeout_seconds or REQUEST_SECONDS
         while True:
-            call.start_timer("request_timeout", self._limits.request_timeout_seconds)
+            call.start_timer("request_timeout", seconds)
             try:
                 message = next(messages)
             except StopIteration:
@@ -295,7 +300,7 @@ class AdmissionControl:
             raise ServerUnavailable(*SHUTTING_DOWN)
 
     def _expire(self) -> None:
-        while not self._draining.wait(_POLL_SECONDS):
+        while not self._draining.wait(POLL_SECONDS):
             now = time.monotonic()
             with self._lock:
                 expired = [

@@ -28,23 +28,14 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _EXIT_SECONDS = 0.5
 
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_send_message_length", -1),
-    # Connections are closed without a handshake, without an answer to pings, and without calls.
-    ("grpc.server_handshake_timeout_ms", 20_000),
-    ("grpc.http2.settings_timeout", 20_000),
-    ("grpc.keepalive_time_ms", 10_000),
-    # gRPC 1.62 obeys the first option, and any received data counts as an answer. gRPC 1.85 obeys
-    # the second (60 s by default) and counts only the answer to the ping, but passes the first to
-    # the kernel (TCP_USER_TIMEOUT). An answer queues behind data in transit: with 10 s in either
-    # option, connections of 30 to 100 KB/s were closed repeatedly. A silent peer was closed after
-    # 80 s, now after 45. 2026-11.
-    ("grpc.keepalive_timeout_ms", 35_000),
-    ("grpc.http2.ping_timeout_ms", 35_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_connection_idle_ms", 300_000),
-)
+# Connections are closed without a handshake, without an answer to pings, and without calls.
+HANDSHAKE_SECONDS = 20.0
+PING_SECONDS = 10.0
+# Any received data counts as an answer to gRPC 1.62, and only the answer itself to gRPC 1.85. An
+# answer queues behind data in transit: with 10 s, connections of 30 to 100 KB/s were closed
+# repeatedly. A silent peer was closed after 80 s, now after 45. 2026-11.
+PING_ANSWER_SECONDS = 35.0
+_IDLE_SECONDS = 300.0
 
 
 def allow_connections() -> None:
@@ -73,8 +64,29 @@ def create_server(
     would take its refusals for permanent.
     """
     pool = ThreadPoolExecutor(calls_max + CALLS_SPARE, "tokenfeed-call")
-    options = (*_OPTIONS, ("grpc.max_receive_message_length", request_bytes_max))
-    return grpc.server(pool, handlers=[handler], interceptors=list(interceptors), options=options)
+    return grpc.server(
+        pool,
+        handlers=[handler],
+        interceptors=list(interceptors),
+        options=(
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", request_bytes_max),
+            ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_SECONDS)),
+            ("grpc.http2.settings_timeout", _milliseconds(HANDSHAKE_SECONDS)),
+            ("grpc.keepalive_time_ms", _milliseconds(PING_SECONDS)),
+            # gRPC 1.62 obeys the first option. gRPC 1.85 obeys the second (60 s by default), but
+            # passes the first to the kernel (TCP_USER_TIMEOUT).
+            ("grpc.keepalive_timeout_ms", _milliseconds(PING_ANSWER_SECONDS)),
+            ("grpc.http2.ping_timeout_ms", _milliseconds(PING_ANSWER_SECONDS)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_connection_idle_ms", _milliseconds(_IDLE_SECONDS)),
+        ),
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(1000 * seconds)
 
 
 def bind(

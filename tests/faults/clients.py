@@ -36,7 +36,14 @@ _STALLED_SECONDS_MAX = 120
 _STREAMS_KILLED = 20
 _ROUNDS_WARM = 12
 _MIB = 1 << 20
+_CONNECTIONS_WAITED_FOR = 50
+_SHORT_TIMERS = {
+    "server.rpc.listener.HANDSHAKE_SECONDS": 1.0,
+    "server.rpc.listener.PING_SECONDS": 0.5,
+    "server.rpc.listener.PING_ANSWER_SECONDS": 1.5,
+}
 _ROUNDS_MIN = 5
+"""Of rounds that are fewer, each is shorter and asks for less: their noise is larger."""
 KINDS = {MIXTURE: "mixtures", **dict.fromkeys(reference.DOCUMENT_ORDERS, "documents")}
 """Orders of requests that are counted apart."""
 
@@ -93,15 +100,16 @@ def neighbors(folder: Path, rounds: int, seed: int) -> Report:
     report = Report("a healthy neighbor of stalled readers", rounds)
     sentinel = Sentinel(folder, 2000)
     alone, contended = [], []
+    seconds = 2.0 if rounds >= _ROUNDS_MIN else 0.7
     with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
         for _ in range(rounds):
-            alone.append(_rate(sentinel, server.address, 2.0))
+            alone.append(_rate(sentinel, server.address, seconds))
             with ExitStack() as stack:
                 calls = [
                     _unread(stack.enter_context(grpc.insecure_channel(server.address)))
                     for _ in range(4)
                 ]
-                contended.append(_rate(sentinel, server.address, 2.0))
+                contended.append(_rate(sentinel, server.address, seconds))
                 report.hits += all(call.is_active() for call in calls)
         with sentinel.feed(server.address) as feed:
             sentinel.watch(feed, report)
@@ -120,11 +128,12 @@ def greedy_client(folder: Path, rounds: int, seed: int) -> Report:
     sentinel = Sentinel(folder, 2000)
     socket_path = folder / "feed.sock"
     alone, contended = [], []
+    seconds = 2.0 if rounds >= _ROUNDS_MIN else 0.7
     with replicas(folder, 1, "--data", sentinel.corpus, "--unix", socket_path) as (server,):
         for _ in range(rounds):
-            alone.append(_rate(sentinel, f"unix:{socket_path}", 2.0))
+            alone.append(_rate(sentinel, f"unix:{socket_path}", seconds))
             with _reading(server.address, _GREEDY_STREAMS) as greedy:
-                contended.append(_rate(sentinel, f"unix:{socket_path}", 2.0))
+                contended.append(_rate(sentinel, f"unix:{socket_path}", seconds))
                 report.hits += greedy.poll() is None
         with _reading(server.address, _GREEDY_STREAMS):
             with sentinel.feed(f"unix:{socket_path}") as feed:
@@ -201,7 +210,10 @@ def slow_loris(folder: Path, connections: int, seed: int) -> Report:
     chance = random.Random(seed)
     sentinel = Sentinel(folder, 500)
     openings = (b"", _PREFACE[:1], _PREFACE[:20], _PREFACE, _PREFACE + _SETTINGS_ACK)
-    with replicas(folder, 1, "--data", sentinel.corpus) as (server,), ExitStack() as stack:
+    # A few of them are waited for in a test.
+    timers = _SHORT_TIMERS if connections < _CONNECTIONS_WAITED_FOR else None
+    data = ("--data", sentinel.corpus)
+    with replicas(folder, 1, *data, timers=timers) as (server,), ExitStack() as stack:
         ends = []
         began = time.monotonic()
         for _ in range(connections):

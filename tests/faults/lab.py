@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from client import RemoteBatches, Timeouts
 from tests.support.offline import offline_rows
 from tests.support.ports import free_port
+from tests.support.server_process import ForkedServer, start_server
 
 ROOT = Path(__file__).parents[2]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -112,10 +112,12 @@ class Replica:
         *arguments: str | Path,
         host: str = "127.0.0.1",
         wrapper: Sequence[str] = (),
+        timers: Mapping[str, float] | None = None,
     ) -> None:
-        """Start it, and wait until it listens.  wrapper: words before the command."""
+        """Start it, and wait until it listens.  wrapper, timers: see start_server."""
         self._log = log
         self._wrapper = wrapper
+        self._timers = timers
         self._arguments = [str(argument) for argument in arguments]
         self.host = host
         self.port = free_port()
@@ -131,16 +133,11 @@ class Replica:
         """The log so far."""
         return self._log.read_text(errors="replace")
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> ForkedServer | subprocess.Popen[str]:
         """Start or restart it, and wait until it listens."""
-        command = [
-            *self._wrapper, sys.executable, "-m", "server", *self._arguments,
-            "--host", self.host, "--port", str(self.port),
-        ]  # fmt: skip
+        words = [*self._arguments, "--host", self.host, "--port", str(self.port)]
         with self._log.open("a") as stderr:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
-            )
+            self.process = start_server(words, stderr.fileno(), self._wrapper, self._timers)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "listening on" in line, self.stderr
@@ -180,13 +177,14 @@ def replicas(
     *arguments: str | Path,
     host: str = "127.0.0.1",
     wrapper: Sequence[str] = (),
+    timers: Mapping[str, float] | None = None,
 ) -> Iterator[list[Replica]]:
     """Yield servers of one corpus, and end them afterwards."""
     with ExitStack() as stack:
         started = []
         for index in range(count):
             log = folder / f"server-{index}.log"
-            replica = Replica(log, *arguments, host=host, wrapper=wrapper)
+            replica = Replica(log, *arguments, host=host, wrapper=wrapper, timers=timers)
             stack.callback(replica.close)
             started.append(replica)
         yield started

@@ -154,6 +154,7 @@ def test_files_that_take_long_to_open_are_said_to(
     assert said in caplog.text
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("slow_to_open")
 @pytest.mark.parametrize("mode", MODES)
 def test_closing_ends_the_wait_for_files_that_are_being_opened(
@@ -197,6 +198,7 @@ def test_an_interrupted_wait_for_files_is_continued_by_the_next_one(
     feed.close()
 
 
+@pytest.mark.alone
 def test_a_thread_that_never_starts_does_not_delay_the_end(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_changed_file_is_not_tried_again(files: Files, kind: str) -> None:
     assert blocks.reads == 2
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("close", ["rows", "files"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_closing_ends_a_wait_for_a_retry_at_once(files: Files, kind: str, close: str) -> None:

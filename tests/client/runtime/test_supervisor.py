@@ -62,6 +62,7 @@ def threads() -> list[str]:
     return [name for name in own if name.startswith("tokenfeed-")]
 
 
+@pytest.mark.alone
 def test_a_lock_of_grpc_s_that_is_held_for_good_holds_up_no_close_and_no_later_batch(
     scripted: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,6 +133,7 @@ def hangs_at(call: int, over: threading.Event) -> Callable[[], str]:
     return token
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("call", [1, 2], ids=["at the first contact", "later"])
 def test_closing_ends_a_wait_for_who_hangs_in_code_of_the_caller_s(
     scripted: ScriptedServer, call: int
@@ -209,6 +211,7 @@ def test_all_that_is_under_way_ends_before_the_connections_do() -> None:
     assert order == [True]
 
 
+@pytest.mark.alone
 def test_what_does_not_end_is_waited_for_not_for_ever() -> None:
     closed = threading.Event()
     work = Work(ends=False)

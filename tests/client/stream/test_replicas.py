@@ -434,6 +434,7 @@ def test_all_addresses_of_a_name_are_servers(
     assert second.requests != []
 
 
+@pytest.mark.alone
 def test_a_new_address_of_a_name_is_found_while_the_others_are_well(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +484,7 @@ def test_a_name_that_cannot_be_resolved_is_waited_for(resolver: Resolver) -> Non
             next(feed)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("hangs", [False, True])
 def test_closing_does_not_wait_for_a_name_that_cannot_be_resolved(
     resolver: Resolver, hangs: bool
@@ -500,6 +502,7 @@ def test_closing_does_not_wait_for_a_name_that_cannot_be_resolved(
     reading.join()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("hangs", [False, True])
 def test_closing_ends_the_wait_for_what_a_server_of_no_address_says_of_its_corpus(
     resolver: Resolver, hangs: bool
@@ -515,6 +518,7 @@ def test_closing_ends_the_wait_for_what_a_server_of_no_address_says_of_its_corpu
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.alone
 def test_giving_up_does_not_wait_for_a_resolver_that_hangs(resolver: Resolver) -> None:
     resolver.ready.clear()
     began = time.monotonic()

@@ -447,6 +447,7 @@ def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
             assert time.monotonic() < end
 
 
+@pytest.mark.alone
 def test_closing_ends_the_thread_although_no_server_answers() -> None:
     """A machine that accepts connections and says nothing must not hold up the end of a run."""
     with socket.create_server(("localhost", 0)) as black_hole:

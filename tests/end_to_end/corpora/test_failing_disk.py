@@ -155,6 +155,7 @@ def test_an_error_that_goes_away_fails_neither_a_call_nor_a_dataset(
     assert "dataset failed" not in server.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_that_lasts_ends_calls_as_unavailable_and_no_dataset(
     serve: Serve, disk: FailingDisk, sick: Path, write_tokens: WriteTokens, way: str
@@ -223,6 +224,7 @@ def test_a_failed_stat_does_not_fail_a_dataset(
     assert eventually(lambda: f"dataset failed dataset={name} " in server.stderr)
 
 
+@pytest.mark.alone
 def test_slow_stats_hold_up_neither_health_nor_tokens_nor_batches(
     serve: Serve, disk: FailingDisk, shards: Path, write_tokens: WriteTokens
 ) -> None:

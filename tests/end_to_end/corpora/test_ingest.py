@@ -427,6 +427,7 @@ def test_what_an_ingest_prints_is_part_of_a_log_in_json(
     assert errors[1]["what"] == str(broken)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_server_that_is_stopped_while_it_ingests_leaves_no_process(
     tmp_path: Path, log_format: str

@@ -69,6 +69,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_terabyte_is_ready_within_a_second_of_the_imports(serve: Serve, terabyte: Path) -> None:
@@ -81,6 +82,7 @@ def test_a_terabyte_is_ready_within_a_second_of_the_imports(serve: Serve, teraby
     assert ready_seconds - import_seconds < 1.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_first_batch_of_a_terabyte_comes_within_a_tenth_of_a_second(
     serve: Serve, terabyte: Path, order: str
@@ -95,6 +97,7 @@ def test_the_first_batch_of_a_terabyte_comes_within_a_tenth_of_a_second(
     assert seconds < 0.1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("order", ORDERS)
 def test_sample_ten_to_the_fourteen_costs_what_sample_zero_costs(
     serve: Serve, terabyte: Path, order: str
@@ -154,6 +157,7 @@ def test_tokens_anywhere_in_a_terabyte_are_found_where_they_were_written(
     assert np.isin(marks(place), x).sum() >= MARKED_TOKENS - T
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_ten_thousand_shards_are_ready_within_two_seconds_under_a_thousand_descriptors(

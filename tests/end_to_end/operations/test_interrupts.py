@@ -128,6 +128,7 @@ def test_a_signal_handler_may_take_the_state_and_close_the_feed(address: str) ->
     assert run(CLOSED_BY_HANDLER, address) == "ended\n"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ctrl_c_while_a_server_does_not_answer_is_quick(

@@ -87,6 +87,7 @@ WAYS_OUT = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_way_out_is_quick_and_silent(write_tokens: WriteTokens, path: Path) -> None:

@@ -264,6 +264,7 @@ print(time.monotonic() - began)
 """
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size_bytes", [256 << 20, 2 << 30], ids=["256 MiB", "2 GiB"])

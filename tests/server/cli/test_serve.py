@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, Serve, Server, WriteTokens
+from tests.support.server_process import start_server
 from tokenfeed import __version__
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
@@ -39,15 +41,21 @@ needs_ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
 
 def run(*arguments: str | Path, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run a server that is expected to end by itself."""
-    command = [*wrapper, sys.executable, "-m", "server", *map(str, arguments)]
-    if "--port" not in arguments:
-        command += ["--port", "0"]
-    try:
-        return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=START_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as still_running:
-        pytest.fail(f"it started: {still_running.stdout!r}")
+    words = list(map(str, arguments))
+    if "--port" not in words:
+        words += ["--port", "0"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = start_server(words, log.fileno(), wrapper)
+        assert process.stdout is not None
+        with process.stdout:
+            try:
+                code = process.wait(START_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+                pytest.fail(f"it started: {process.stdout.readline()!r}")
+            log.seek(0)
+            return subprocess.CompletedProcess(words, code, process.stdout.read(), log.read())
 
 
 def refusal(*arguments: str | Path, wrapper: tuple[str, ...] = ()) -> str:
@@ -639,6 +647,7 @@ def open_streams(server: Server, count: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_ends_the_server_within_two_seconds_with_streams_open(
@@ -647,7 +656,8 @@ def test_a_signal_ends_the_server_within_two_seconds_with_streams_open(
     """A rolling upgrade waits for this; clients request the missing rows elsewhere."""
     path = write_tokens(np.arange(20_000))
     seconds = []
-    for _ in range(3):
+    # The best of three: the machine has other things to do.
+    while min(seconds, default=STOP_SECONDS) >= STOP_SECONDS and len(seconds) < 3:
         server = serve("--data", path)
         with open_streams(server, 8):
             sent = time.monotonic()
@@ -655,7 +665,6 @@ def test_a_signal_ends_the_server_within_two_seconds_with_streams_open(
             seconds.append(time.monotonic() - sent)
         assert "Traceback" not in server.stderr
     print(f"\n{number.name}: {', '.join(f'{each:.2f} s' for each in seconds)}")
-    # The best of three: the machine has other things to do.
     assert min(seconds) < STOP_SECONDS
 
 

@@ -333,6 +333,7 @@ def answer(server: Server, digest: bytes) -> str:
             return f"{error.code().name} {error.details().partition(':')[0]}"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_server_that_computes_a_digest_stops_at_once(serve: Serve, large: Path) -> None:

@@ -315,6 +315,7 @@ def test_a_server_warms_up_by_default_unless_it_is_disabled(tmp_path: Path, serv
     assert "warm-up started dataset=train" not in told.stderr
 
 
+@pytest.mark.alone
 def test_a_server_that_is_warming_up_stops_at_once(tmp_path: Path, serve: Serve) -> None:
     """A restart must not wait until 16 GiB are read."""
     path = tmp_path / "train.bin"

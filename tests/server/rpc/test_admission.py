@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
+from server.rpc import admission
 from server.rpc.admission import ActiveCall, AdmissionControl, StreamLimits
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.waiting import eventually
@@ -30,6 +31,15 @@ ENDLESS = pb.GetBatchRequest(
     num_batches=1 << 30,
     client_name="run-17 rank 3",
 ).SerializeToString()
+
+
+POLLS = {"server.rpc.admission.POLL_SECONDS": 0.05}
+
+
+@pytest.fixture
+def polls_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timers of calls are looked at often, by what is made in this process."""
+    monkeypatch.setattr(admission, "POLL_SECONDS", 0.05)
 
 
 class Context:
@@ -159,6 +169,7 @@ def test_calls_over_unix_sockets_are_streams_of_their_own() -> None:
         calls.drain()
 
 
+@pytest.mark.usefixtures("polls_often")
 def test_a_call_that_is_not_read_is_closed_and_an_idle_one_is_not() -> None:
     """A client may pause as long as it likes while no frame waits for it."""
     calls = AdmissionControl(StreamLimits(send_timeout_seconds=0.2))
@@ -194,6 +205,7 @@ def test_the_frame_that_a_client_ends_its_call_with_counts_unless_it_was_late(
         calls.drain()
 
 
+@pytest.mark.usefixtures("polls_often")
 def test_a_large_frame_has_a_longer_timeout() -> None:
     """A row of 64 MiB over a slow link is not a stall."""
     calls = AdmissionControl(StreamLimits(send_timeout_seconds=0.1))
@@ -224,7 +236,7 @@ def test_a_server_that_shuts_down_ends_calls_with_their_next_frame() -> None:
 def test_a_client_that_stops_reading_is_closed_and_its_neighbor_is_not(
     serve: Serve, corpus: Path
 ) -> None:
-    server = serve("--data", corpus, "--send-timeout-seconds", "1")
+    server = serve("--data", corpus, "--send-timeout-seconds", "1", timers=POLLS)
     with grpc.insecure_channel(server.address) as channel:
         stalled, neighbor = (channel.unary_stream(METHOD)(ENDLESS) for _ in range(2))
         next(stalled)
@@ -238,10 +250,11 @@ def test_a_client_that_stops_reading_is_closed_and_its_neighbor_is_not(
         next(neighbor)
 
 
-@pytest.mark.timeout(60)
 def test_calls_without_a_request_are_closed_and_block_no_other(serve: Serve, corpus: Path) -> None:
     """Headers, and then no message: each of them occupies a thread."""
-    server = serve("--data", corpus, "--max-streams", "8", "--max-streams-per-peer", "8")
+    limits = ("--max-streams", "8", "--max-streams-per-peer", "8")
+    timers = {**POLLS, "server.rpc.admission.REQUEST_SECONDS": 3.0}
+    server = serve("--data", corpus, *limits, timers=timers)
 
     def nothing() -> Iterator[bytes]:
         assert never.wait(30)
@@ -288,6 +301,7 @@ def test_a_batch_above_the_limit_is_refused_without_a_retry_hint(
     assert caught.value.trailing_metadata() == ()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corpus: Path) -> None:
     """One client reads, another has stopped to, a third has sent half of a preface."""
@@ -314,27 +328,27 @@ def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corp
     assert max(seconds) < 4.0
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 def test_a_stopping_server_exits_in_time_whatever_it_reads(serve: Serve, tmp_path: Path) -> None:
-    """A chmod makes it reread each of them."""
-    paths = [tmp_path / f"{index}.bin" for index in range(3)]
-    for path in paths:
-        with path.open("wb") as file:
-            file.truncate((1 << 30) - 2)
-            file.seek(0, 2)
-            file.write(b"\1\0")
-    data = [word for path in paths for word in ("--data", path)]
-    server = serve(*data, "--dtype", "uint16", "--warm-up-bytes", "0", "--drain-seconds", "1")
-    readers = len(os.listdir(f"/proc/{server.process.pid}/task")) + 8
-    for path in paths:
-        path.chmod(0o640)
-    assert eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/task")) > readers)
+    """A chmod makes it reread a file, which takes it seconds."""
+    path = tmp_path / "train.bin"
+    with path.open("wb") as file:
+        file.truncate((1 << 30) - 2)
+        file.seek(0, 2)
+        file.write(b"\1\0")
+    options = ("--dtype", "uint16", "--warm-up-bytes", "0", "--drain-seconds", "1")
+    server = serve("--data", path, *options)
+    threads = len(os.listdir(f"/proc/{server.process.pid}/task"))
+    path.chmod(0o640)
+    assert eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/task")) > threads + 2)
 
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 2.0
 
 
+@pytest.mark.alone
 def test_a_stopping_server_exits_in_time_though_its_log_is_not_read(
     serve: Serve, corpus: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_request_that_is_garbage_is_the_callers_error(serve: Serve, two: list[
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.alone
 def test_a_watch_that_is_not_read_blocks_no_other_call(serve: Serve, two: list[Path]) -> None:
     """Neither other callers, nor the detection of a failed dataset, nor the exit."""
     server = serve("--data", two[0], "--data", two[1], "--drain-seconds", "1")
@@ -193,6 +194,7 @@ def h2(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
+@pytest.mark.alone
 def test_checks_without_a_request_block_no_other_call(serve: Serve, two: list[Path]) -> None:
     """Neither another peer's Check, nor a stream, nor the exit."""
     path = two[0].parent / "feed.sock"

@@ -141,6 +141,7 @@ def test_a_recent_page_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) ->
     assert page("").content == b"2"
 
 
+@pytest.mark.alone
 def test_closing_ends_connections_and_threads(server: HttpServer) -> None:
     """A server that stops does not wait for a browser."""
     with connect(server) as open_connection:

@@ -372,6 +372,7 @@ def test_the_number_of_opened_indices_is_limited(
     require_agreement(found.get(packed(41)), packed(41))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("end", ["stop", "close"])
 def test_a_making_that_is_ended_leaves_nothing(
     found: RowIndices,
@@ -423,6 +424,7 @@ dataset.close()
 """
 
 
+@pytest.mark.alone
 def test_a_process_ends_soon_in_the_middle_of_a_large_file(tmp_path: Path) -> None:
     """A server has two seconds; a step of the making of millions of documents is not waited for."""
     lengths = np.random.default_rng(1).geometric(0.003, 4_000_000)

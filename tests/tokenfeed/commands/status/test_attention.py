@@ -300,6 +300,7 @@ def test_sentences_show_hostile_names_harmlessly(name: str) -> None:
     assert len(text) < 250
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("world_size", [1, 2, 8, 1 << 40])
 def test_a_thousand_streams_are_judged_at_once(world_size: int) -> None:
     """A page is made in this time, whatever clients call themselves."""
@@ -313,6 +314,7 @@ def test_a_thousand_streams_are_judged_at_once(world_size: int) -> None:
     assert best_seconds(status(streams=streams)) < 0.5
 
 
+@pytest.mark.alone
 def test_runs_that_lack_nearly_all_of_their_ranks_are_judged_at_once() -> None:
     """Two clients that claim to be of a trillion must not keep a thread busy for seconds."""
     found = status(

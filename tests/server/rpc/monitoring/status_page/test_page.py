@@ -216,6 +216,7 @@ def test_nothing_can_be_loaded_or_run_that_the_page_did_not_bring() -> None:
     assert not re.search(rb"""(src|href)=(?!"data:,")""", found.content)
 
 
+@pytest.mark.alone
 def test_a_thousand_clients_are_rendered_within_a_second() -> None:
     """The largest page, with the worst of everything."""
     stalled: dict[str, Any] = {"idle_seconds": 9.0, "waits_for_client": 1.0}
