@@ -27,6 +27,10 @@ SHARED_DATA = Path(os.environ.get("TOKENFEED_TEST_DATA", ROOT.parent / "shared" 
 settings.register_profile("tokenfeed", derandomize=True, deadline=None)
 settings.load_profile("tokenfeed")
 
+# A shell starts what it runs in the background without SIGINT, and so would all children be.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Most tests wait most of the time: for processes that start, and for timers.
 PROCESSES_PER_CORE = 2
 
@@ -38,19 +42,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return PROCESSES_PER_CORE * len(os.sched_getaffinity(0))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> lanes.FileScheduling:
-    return lanes.FileScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> lanes.LaneScheduling:
+    return lanes.LaneScheduling(config, log, _folder_of_run(config))
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lanes.arrange(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lanes.arrange(items, _folder_of_run(config))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     # Outside of the test's own limit of time.
-    with lanes.turn_to_run(_folder_of_run(item.config), bool(item.get_closest_marker("alone"))):
+    with lanes.turn_to_run(item, _folder_of_run(item.config)):
         return (yield)
 
 
@@ -60,12 +64,15 @@ def _folder_of_run(config: pytest.Config) -> Path:
     return base.parent if hasattr(config, "workerinput") else base
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    alone = lanes.alone_in(_folder_of_run(config))
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds[lanes.lane_of(report.nodeid)] += report.duration
+                seconds[lanes.lane_of(report.nodeid, alone)] += report.duration
     terminalreporter.section("seconds by lane, of all processes together")
     for lane, spent in seconds.most_common():
         terminalreporter.write_line(f"{spent:7.1f} {lane}")

@@ -43,7 +43,6 @@ _SHORT_TIMERS = {
     "server.rpc.listener.PING_ANSWER_SECONDS": 1.5,
 }
 _ROUNDS_MIN = 5
-"""Of rounds that are fewer, each is shorter and asks for less: their noise is larger."""
 KINDS = {MIXTURE: "mixtures", **dict.fromkeys(reference.DOCUMENT_ORDERS, "documents")}
 """Orders of requests that are counted apart."""
 
@@ -100,7 +99,7 @@ def neighbors(folder: Path, rounds: int, seed: int) -> Report:
     report = Report("a healthy neighbor of stalled readers", rounds)
     sentinel = Sentinel(folder, 2000)
     alone, contended = [], []
-    seconds = 2.0 if rounds >= _ROUNDS_MIN else 0.7
+    seconds = 2.0 if rounds > 1 else 0.7
     with replicas(folder, 1, "--data", sentinel.corpus) as (server,):
         for _ in range(rounds):
             alone.append(_rate(sentinel, server.address, seconds))
@@ -128,7 +127,7 @@ def greedy_client(folder: Path, rounds: int, seed: int) -> Report:
     sentinel = Sentinel(folder, 2000)
     socket_path = folder / "feed.sock"
     alone, contended = [], []
-    seconds = 2.0 if rounds >= _ROUNDS_MIN else 0.7
+    seconds = 2.0 if rounds > 1 else 0.7
     with replicas(folder, 1, "--data", sentinel.corpus, "--unix", socket_path) as (server,):
         for _ in range(rounds):
             alone.append(_rate(sentinel, f"unix:{socket_path}", seconds))

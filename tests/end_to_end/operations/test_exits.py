@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import ROOT, Serve, WriteTokens
 
-TIMES = 20
 EXIT_SECONDS = 2.0
 
 # Imports torch once, which takes seconds; each process that leaves is a fork from there, and has no
@@ -63,22 +62,23 @@ WAYS_OUT = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("way", WAYS_OUT)
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.proof)])
 def test_every_way_out_is_quick_and_silent(
-    serve: Serve, write_tokens: WriteTokens, way: str
+    serve: Serve, write_tokens: WriteTokens, way: str, times: int
 ) -> None:
     """The thread is megabytes ahead when the trainer stops."""
     server = serve("--data", write_tokens(np.arange(2_000_000) % 60_000))
 
     status = 3 if "(3)" in WAYS_OUT[way] else 0
-    arguments = server.address, PREPARE + WAYS_OUT[way], str(TIMES // 2), str(status)
+    arguments = server.address, PREPARE + WAYS_OUT[way], str(times), str(status)
     with ThreadPoolExecutor(2) as threads:
         two = [threads.submit(run, LEAVE, *arguments, str(EXIT_SECONDS)) for _ in range(2)]
         for done in (one.result() for one in two):
             assert (done.returncode, done.stderr) == (0, "")
-            assert len(done.stdout.splitlines()) == TIMES // 2
+            assert len(done.stdout.splitlines()) == times
             assert max(map(float, done.stdout.splitlines())) < EXIT_SECONDS
 
 

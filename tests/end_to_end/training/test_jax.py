@@ -20,6 +20,7 @@ WINDOWS = 100
 END = 0
 """The token that ends a document."""
 PARTS = [(2, 3), (1, 2), (4, 3)]
+FEW_PARTS = [(2, 3), (1, 5)]
 """Of a run that stops and resumes: processes and steps."""
 
 # A process of the example; saves what each of its devices gets, and the losses.
@@ -97,8 +98,11 @@ def documents_of(row: np.ndarray) -> tuple[list[int], list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_processes_stop_and_one_and_then_four_go_on_as_if_there_had_been_one(
-    serve: Serve, write_tokens: WriteTokens, tmp_path: Path
+@pytest.mark.parametrize(
+    "parts", [FEW_PARTS, pytest.param(PARTS, marks=pytest.mark.proof)], ids=len
+)
+def test_some_processes_stop_and_fewer_or_more_go_on_as_if_there_had_been_one(
+    serve: Serve, write_tokens: WriteTokens, tmp_path: Path, parts: list[tuple[int, int]]
 ) -> None:
     """Each device gets its rows of the stream once, and the weights do not know of the stops."""
     random = np.random.default_rng(0)
@@ -108,13 +112,13 @@ def test_two_processes_stop_and_one_and_then_four_go_on_as_if_there_had_been_one
     options = ("--data", path, "--loss-mask", mask, "--document-end-token", str(END))
 
     found = []
-    for processes, steps in PARTS:
+    for processes, steps in parts:
         server = serve(*options)
         found.append(train(server.address, tmp_path, processes, steps))
         assert server.stop() == 0
     alone = tmp_path / "alone"
     alone.mkdir()
-    steps = sum(steps for _, steps in PARTS)
+    steps = sum(steps for _, steps in parts)
     undisturbed, undisturbed_losses = train(serve(*options).address, alone, 1, steps)
 
     samples = range(steps * B)

@@ -137,6 +137,21 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+def test_a_ray_cluster_makes_the_same_bytes(
+    cluster: Cluster, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short form of the next one."""
+    path = write_jsonl(tmp_path / "x.jsonl", ({"text": text} for text in documents(500)))
+    words = [str(path), "--tokenizer", str(tokenizer), "--append-token", END]
+    ingested(*words, "--out", tmp_path / "local")
+    cluster.add()
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    ingested(*words, "--out", tmp_path / "ray", "--executor", "ray")
+
+    assert tree(tmp_path / "ray") == tree(tmp_path / "local")
+
+
+@pytest.mark.proof
 @pytest.mark.timeout(700)
 def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
     cluster: Cluster, tokenizer: Path, tmp_path: Path
