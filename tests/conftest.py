@@ -4,6 +4,7 @@ parallel.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -49,6 +50,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> lanes.Lan
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     lanes.arrange(items, _folder_of_run(config))
+
+
+def pytest_collection_finish() -> None:
+    # What stays until the end is not looked through by each of the tests that collect garbage.
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

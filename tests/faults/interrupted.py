@@ -1,13 +1,17 @@
-"""A process whose main thread is interrupted repeatedly, as by Ctrl-C, while it uses feeds.
+"""Processes whose main thread is interrupted repeatedly, as by Ctrl-C, while it uses feeds.
 
-Started by interrupts.py: python -m tests.faults.interrupted WAY ADDRESS SEED COUNT
-[PREFETCH_BYTES]. Prints its result as JSON.
+Started by interrupts.py: python -m tests.faults.interrupted RUNS, a list in JSON of lists of the
+way, the address, the seed, the number of interrupts and the prefetched bytes. Each run is a fork of
+this process, which has imported torch, a few at a time. Prints their results as JSON, a line each,
+in the order of the runs.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
+import os
 import random
 import signal
 import sys
@@ -15,15 +19,16 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from typing import Any, TextIO
 
 import torch
 
 from client import RemoteBatches
-from client.stream.row_stream import PREFETCH_BYTES
 from tests.support.waiting import eventually
 
 from .lab import B, T
 
+AT_ONCE = 4
 HANG_SECONDS = 60
 DELAY_SECONDS = 0.01
 """The latest time of an interrupt."""
@@ -115,9 +120,36 @@ class Work:
 
 
 def main() -> None:
+    """Do all runs, and print their results; {"hung": what happened} of one that failed."""
+    runs = json.loads(sys.argv[1])
+    gc.freeze()
+    results: dict[int, dict[str, Any]] = {}
+    running: dict[int, tuple[int, TextIO]] = {}
+    while len(results) < len(runs):
+        begun = len(results) + len(running)
+        if begun < len(runs) and len(running) < AT_ONCE:
+            read, write = os.pipe()
+            if (process := os.fork()) == 0:
+                os.dup2(write, 1)
+                interrupt(*runs[begun])
+                sys.stdout.flush()
+                os._exit(0)
+            os.close(write)
+            running[process] = begun, open(read)
+            continue
+        process, status = os.wait()
+        index, output = running.pop(process)
+        with output:
+            said = output.read()
+        code = os.waitstatus_to_exitcode(status)
+        failed = {"hung": f"{runs[index]}, exit code {code}, see stderr: {said}"}
+        results[index] = failed if code else json.loads(said)
+    for index in sorted(results):
+        print(json.dumps(results[index]))
+
+
+def interrupt(way: str, address: str, seed: int, count: int, prefetch_bytes: int) -> None:
     """Interrupt one kind of work, and print the result."""
-    way, address, seed, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    prefetch_bytes = int(sys.argv[5]) if len(sys.argv) > 5 else PREFETCH_BYTES
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     torch.set_num_threads(1)
     swallowed: list[str] = []

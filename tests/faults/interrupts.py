@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from client.stream.row_stream import PREFETCH_BYTES
 
 from .lab import ROOT, Replica, Report, replicas, write_corpus
 
+Run = tuple[str, str, int, int, int]
+"""The way to use feeds, the address, the seed, the number of interrupts, the prefetched bytes."""
 WAYS = (
     "loop", "with_block", "copy_into", "epoch", "state_dict", "let_go", "stopped", "unresolved",
 )  # fmt: skip
-AT_ONCE = 4
 INTERRUPTS = 150
 SHARE_MAX = 0.005
 """Maximum share of interrupts without effect: Python swallows those in a callback of a weak
@@ -36,13 +36,10 @@ def anywhere(folder: Path, processes: int, seed: int) -> Report:
     swallowed: Counter[str] = Counter()
     with replicas(folder, 2, "--data", corpus, "--max-streams", "4096") as (serving, stopped):
         stopped.process.send_signal(signal.SIGSTOP)
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            runs = list(_runs(processes, seed, serving, stopped, corpus))
-            for (way, address, *_), outcome in zip(
-                runs, threads.map(lambda run: _run(*run), runs), strict=True
-            ):
-                _judge(f"{way} of {address}", outcome, report)
-                swallowed.update(outcome.get("swallowed", ()))
+        runs = list(_runs(processes, seed, serving, stopped, corpus))
+        for (way, address, *_), outcome in zip(runs, interrupted(runs), strict=True):
+            _judge(f"{way} of {address}", outcome, report)
+            swallowed.update(outcome.get("swallowed", ()))
         stopped.process.send_signal(signal.SIGCONT)
     missed = report.injected - report.hits
     share = missed / max(1, report.injected)
@@ -55,31 +52,36 @@ def anywhere(folder: Path, processes: int, seed: int) -> Report:
 
 def _runs(
     processes: int, seed: int, serving: Replica, stopped: Replica, corpus: Path
-) -> Iterator[tuple[str, str, int, int]]:
-    """Yield the work, the target, the seed and the prefetched bytes of each process."""
+) -> Iterator[Run]:
+    """Yield the work of each process."""
     chance = random.Random(seed)
     others = {"stopped": stopped.address, "unresolved": "dns:///nobody.invalid:1"}
     for way in WAYS:
         count = processes if way == "loop" else -(-processes // OTHERS_SHARE)
         for _ in range(count):
             seed = chance.randrange(1 << 30)
-            yield way, others.get(way, serving.address), seed, PREFETCH_BYTES
+            yield way, others.get(way, serving.address), seed, INTERRUPTS, PREFETCH_BYTES
             if way not in others:
                 # Without a server: by a thread, or by the interrupted thread itself.
-                yield way, f"file:{corpus}", seed, chance.choice((0, PREFETCH_BYTES))
+                prefetch_bytes = chance.choice((0, PREFETCH_BYTES))
+                yield way, f"file:{corpus}", seed, INTERRUPTS, prefetch_bytes
 
 
-def _run(way: str, address: str, seed: int, prefetch_bytes: int) -> dict[str, Any]:
-    """Run one process.  Returns: its result; {"hung": its last output} if it failed or hung."""
-    command = [sys.executable, "-m", "tests.faults.interrupted", way, address]
+def interrupted(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Do the runs, a few at a time, each in its own process.  Returns: what each printed;
+    {"hung": what happened} of one that failed or hung.
+    """
     done = subprocess.run(
-        [*command, str(seed), str(INTERRUPTS), str(prefetch_bytes)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-m", "tests.faults.interrupted", json.dumps(runs)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60 + 60 * len(runs), check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        return {"hung": f"{way}, seed {seed}, exit code {done.returncode}: {done.stderr[-4000:]}"}
-    outcome: dict[str, Any] = json.loads(done.stdout)
-    return outcome
+        return [{"hung": f"exit code {done.returncode}: {done.stderr[-4000:]}"} for _ in runs]
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    return [
+        {"hung": outcome["hung"] + done.stderr[-4000:]} if "hung" in outcome else outcome
+        for outcome in outcomes
+    ]
 
 
 def _judge(way: str, outcome: dict[str, Any], report: Report) -> None:

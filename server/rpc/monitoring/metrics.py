@@ -160,7 +160,7 @@ class _ServerCollector(Collector):
             (
                 "tokenfeed_start_time_seconds",
                 "When the process started, in seconds since 1970.",
-                use.STARTED,
+                use.started(),
             ),
         ):
             yield _gauge(name, what, (), {(): value})

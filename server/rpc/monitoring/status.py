@@ -89,7 +89,7 @@ class Status:
         used = use.process_use()
         return pb.GetStatusResponse(
             server_version=__version__,
-            started_ms=int(1000 * use.STARTED),
+            started_ms=int(1000 * use.started()),
             now_ms=int(1000 * time.time()),
             draining=state.calls.is_draining,
             threads=used.threads,

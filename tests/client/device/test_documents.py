@@ -210,10 +210,17 @@ def test_fixed_cu_seqlens_have_the_same_size_for_all_batches_of_a_shape(batch: B
     assert np.unique(found).tolist() == batch.documents.cu_seqlens().tolist()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("context_length", [1, 2, 7])
-@pytest.mark.parametrize("row_documents_max", [None, 1, 2, 5, 9])
-@pytest.mark.parametrize("max_seqlen", [None, 1, 2, 3, 7, 8])
+@given(
+    batch_size=st.integers(1, 3),
+    context_length=st.integers(1, 8),
+    row_documents_max=st.none() | st.integers(1, 9),
+    max_seqlen=st.none() | st.integers(1, 9),
+)
+@example(batch_size=1, context_length=1, row_documents_max=None, max_seqlen=None)
+@example(batch_size=3, context_length=7, row_documents_max=5, max_seqlen=3)
+@example(batch_size=3, context_length=7, row_documents_max=None, max_seqlen=7)
+@example(batch_size=3, context_length=7, row_documents_max=9, max_seqlen=8)
+@example(batch_size=3, context_length=2, row_documents_max=1, max_seqlen=1)
 def test_the_least_size_is_what_the_worst_batch_takes(
     batch_size: int, context_length: int, row_documents_max: int | None, max_seqlen: int | None
 ) -> None:

@@ -135,8 +135,9 @@ def test_ctrl_c_while_a_server_does_not_answer_is_quick(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
     """It is stopped, and another feed of the same process has the connection."""
-    seconds = []
-    for _ in range(3):
+    seconds: list[float] = []
+    # The best of three: the machine has other things to do.
+    while min(seconds, default=2.0) >= 2.0 and len(seconds) < 3:
         server = serve("--data", write_tokens(np.arange(1, 20_000)))
         process = subprocess.Popen(
             [sys.executable, "-c", WAITING, server.address],

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from client.__main__ import main
 from tests.conftest import ROOT, WriteTokens
+from tests.faults.interrupts import interrupted
 from tests.support.commands import run
 
 Captured = pytest.CaptureFixture[str]
@@ -115,22 +115,13 @@ def test_ctrl_c_at_any_moment_hangs_nothing_and_loses_no_row(
     path: Path, prefetch_bytes: int
 ) -> None:
     """Without a thread, the trainer's own thread reads. `python -m tests.faults` has more uses."""
-
-    def interrupted(way: str) -> dict[str, object]:
-        arguments = (way, f"file:{path}", "1", str(INTERRUPTS), str(prefetch_bytes))
-        found: dict[str, object] = json.loads(
-            run("-m", "tests.faults.interrupted", *arguments, seconds=90)
-        )
-        return found
-
-    with ThreadPoolExecutor(2) as threads:
-        for way, found in zip(WAYS, threads.map(interrupted, WAYS), strict=True):
-            assert found["wrong"] == 0, way
-            assert found["goes_on"], way
-            assert found["threads_left"] == [], way
-            raised = found["raised"]
-            assert isinstance(raised, int)
-            assert raised >= 0.9 * INTERRUPTS, way
+    runs = [(way, f"file:{path}", 1, INTERRUPTS, prefetch_bytes) for way in WAYS]
+    for way, found in zip(WAYS, interrupted(runs), strict=True):
+        assert "hung" not in found, found
+        assert found["wrong"] == 0, way
+        assert found["goes_on"], way
+        assert found["threads_left"] == [], way
+        assert found["raised"] >= 0.9 * INTERRUPTS, way
 
 
 # The handler runs between any two instructions of `next`.
