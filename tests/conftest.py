@@ -32,6 +32,9 @@ settings.load_profile("tokenfeed")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+NOTE = "note"
+"""The property of a test that is said at the end of the run."""
+
 # Most tests wait most of the time: for processes that start, and for timers.
 PROCESSES_PER_CORE = 2
 
@@ -75,10 +78,17 @@ def pytest_terminal_summary(
 ) -> None:
     alone = lanes.alone_in(_folder_of_run(config))
     seconds: Counter[str] = Counter()
+    notes = []
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[lanes.lane_of(report.nodeid, alone)] += report.duration
+                properties = report.user_properties if report.when == "call" else []
+                notes += [text for name, text in properties if name == NOTE]
+    if notes:
+        terminalreporter.section("measured, and no test")
+        for text in notes:
+            terminalreporter.write_line(str(text))
     terminalreporter.section("seconds by lane, of all processes together")
     for lane, spent in seconds.most_common():
         terminalreporter.write_line(f"{spent:7.1f} {lane}")

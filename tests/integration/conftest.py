@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import NOTE, ROOT
 from tests.integration.engine import BUILD_SECONDS, Container, docker, missing
 from tests.integration.pods import Cluster, write_corpus
 from tests.integration.stack import SERVER_IMAGE, Offline, Reading, Stack
 
 Note = Callable[[str], None]
 RunServer = Callable[..., Container]
-_FIGURES: list[str] = []
 
 
 @pytest.fixture
-def note() -> Note:
+def note(record_property: Callable[[str, object], None]) -> Note:
     """Have a line said at the end of the run: what was measured, and is no test."""
-    return _FIGURES.append
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _FIGURES:
-        terminalreporter.section("containers")
-        for line in _FIGURES:
-            terminalreporter.write_line(line)
+    return partial(record_property, NOTE)
 
 
 @pytest.fixture(scope="session")

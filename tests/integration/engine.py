@@ -18,7 +18,8 @@ def missing() -> str | None:
     if shutil.which("docker") is None:
         return "there is no docker"
     try:
-        subprocess.run(["docker", "info"], capture_output=True, timeout=60, check=True)
+        # .ci/engine lets this wait until it has what images are made from.
+        subprocess.run(["docker", "info"], capture_output=True, timeout=900, check=True)
     except subprocess.SubprocessError:
         return "no Docker engine answers"
     try:
