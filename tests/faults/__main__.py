@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -70,6 +71,9 @@ def main() -> int:
     """Run, and print the table.  Returns: 0 if every requirement was met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--long", action="store_true", help="as in docs/faults.md; 80 minutes")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="inject this share of them (default: %(default)s)"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="PATH")
@@ -83,6 +87,7 @@ def main() -> int:
         if arguments.only and experiment.name not in arguments.only:
             continue
         amount = experiment.long if arguments.long else experiment.short
+        amount = math.ceil(amount * arguments.share)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 report = experiment.inject(Path(folder), amount, arguments.seed)

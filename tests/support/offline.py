@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import torch
+from numpy.typing import ArrayLike
 
 from tests.support import reference
 
-Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+Batches = Iterable[tuple[ArrayLike, ArrayLike]]
 
 
 def offline_rows(
@@ -24,5 +24,5 @@ def offline_rows(
 
 def received_rows(batches: Batches) -> np.ndarray:
     """The rows of some batches, int64[n, T + 1], rebuilt from x and y."""
-    rows = [torch.cat([x, y[:, -1:]], dim=1) for x, y in batches]
-    return torch.cat(rows).numpy()
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in batches]
+    return np.concatenate([np.column_stack([x, y[:, -1:]]) for x, y in pairs])

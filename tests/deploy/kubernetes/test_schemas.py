@@ -56,7 +56,13 @@ POD_MONITOR = {
 }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "version",
+    [
+        *VERSIONS,
+        *(pytest.param(f"1.{minor}", marks=pytest.mark.proof) for minor in range(31, 37)),
+    ],
+)
 @pytest.mark.parametrize("name", ["base", *OVERLAYS, *JOBS, *ONCE])
 def test_each_manifest_has_the_fields_of_its_kind_and_no_others(name: str, version: str) -> None:
     """A cluster drops a misspelled field, or refuses the whole manifest."""

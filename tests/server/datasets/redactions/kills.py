@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -143,13 +144,13 @@ def check(folder: Path, call: str, number: int) -> str:
     return state
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Kill erasures, each at another moment."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--die", nargs=argparse.REMAINDER)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.die is not None:
         call, number, *rest = arguments.die
         return run_and_die(call, int(number), rest)

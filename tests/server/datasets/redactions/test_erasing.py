@@ -471,7 +471,12 @@ def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_pa
 
 @pytest.mark.parametrize(("call", "number"), [("pwrite", 12_000), ("fsync", 5), ("replace", 4)])
 def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int) -> None:
-    """In the middle of a write, before a sync of tokens, and before the list says that it is done.
-    `python -m tests.server.datasets.redactions.kills` stops it at twenty moments.
-    """
+    """In the middle of a write, before a sync, and before the list says that it is done."""
     assert kills.check(tmp_path, call, number) == "erasing"
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_an_erasure_that_is_killed_at_twenty_moments_is_finished() -> None:
+    """The long form of the one before: at most syncs and renames, and at writes."""
+    assert kills.main(["--kills", "20"]) == 0
