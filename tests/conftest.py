@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support import lanes
-from tests.support.server_process import ForkedServer, start_server
+from tests.support.forked import Process, start_server
 
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = Path(os.environ.get("TOKENFEED_TEST_DATA", ROOT.parent / "shared" / "data"))
@@ -98,7 +97,7 @@ def pytest_terminal_summary(
 class Server:
     """A server process that accepts connections at address, "localhost:PORT"."""
 
-    process: subprocess.Popen[str] | ForkedServer
+    process: Process
     address: str
     stderr_path: Path
 

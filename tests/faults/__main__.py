@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.server_process import COLD
+from tests.support.forked import COLD
 
 from . import clients, credentials, files, interrupts, network, processes
 from .lab import Report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,9 +14,9 @@ import numpy as np
 import torch
 
 from client import RemoteBatches, Timeouts
+from tests.support import forked
 from tests.support.offline import offline_rows
 from tests.support.ports import free_port
-from tests.support.server_process import ForkedServer, start_server
 
 ROOT = Path(__file__).parents[2]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -114,7 +113,7 @@ class Replica:
         wrapper: Sequence[str] = (),
         timers: Mapping[str, float] | None = None,
     ) -> None:
-        """Start it, and wait until it listens.  wrapper, timers: see start_server."""
+        """Start it, and wait until it listens.  wrapper, timers: see forked.start_server."""
         self._log = log
         self._wrapper = wrapper
         self._timers = timers
@@ -133,11 +132,11 @@ class Replica:
         """The log so far."""
         return self._log.read_text(errors="replace")
 
-    def start(self) -> ForkedServer | subprocess.Popen[str]:
+    def start(self) -> forked.Process:
         """Start or restart it, and wait until it listens."""
         words = [*self._arguments, "--host", self.host, "--port", str(self.port)]
         with self._log.open("a") as stderr:
-            self.process = start_server(words, stderr.fileno(), self._wrapper, self._timers)
+            self.process = forked.start_server(words, stderr.fileno(), self._wrapper, self._timers)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "listening on" in line, self.stderr

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, Serve, Server, WriteTokens
-from tests.support.server_process import start_server
+from tests.support.forked import start_server
 from tokenfeed import __version__
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.support import forked
 
 
 def ingest(
     *words: str | Path, module: str = "server.ingest", timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run it until it ends."""
+    """Run it until it ends.  module: to run another module instead, which starts from nothing."""
+    if module == "server.ingest":
+        return forked.run(module, *words, timeout=timeout)
     command = [sys.executable, "-m", module, *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
