@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,17 +31,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NOTE = "note"
-"""The property of a test that is said at the end of the run."""
+"""The name under which a test records a line for the end of the report."""
 
 # Most tests wait most of the time: for processes that start, and for timers.
 PROCESSES_PER_CORE = 2
+# Of a large machine, a container may have a few cores.
+PROCESSES_MAX = 16
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run folders in parallel, and single files in this process: where output can be seen."""
     if any(Path(argument.partition("::")[0]).is_file() for argument in config.args):
         return 0
-    return PROCESSES_PER_CORE * len(os.sched_getaffinity(0))
+    return min(PROCESSES_PER_CORE * len(os.sched_getaffinity(0)), PROCESSES_MAX)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> lanes.LaneScheduling:
@@ -51,18 +52,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> lanes.Lan
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    lanes.arrange(items, _folder_of_run(config))
+    if "proof" not in config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("proof")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("proof")]
+    lanes.sort_by_lane(items, _folder_of_run(config))
 
 
 def pytest_collection_finish() -> None:
-    # What stays until the end is not looked through by each of the tests that collect garbage.
+    # Tests that collect garbage need not look through what lives as long as the run.
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     # Outside of the test's own limit of time.
-    with lanes.turn_to_run(item, _folder_of_run(item.config)):
+    with lanes.lane_lock(item, _folder_of_run(item.config)):
         return (yield)
 
 
@@ -72,25 +77,13 @@ def _folder_of_run(config: pytest.Config) -> Path:
     return base.parent if hasattr(config, "workerinput") else base
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    alone = lanes.alone_in(_folder_of_run(config))
-    seconds: Counter[str] = Counter()
-    notes = []
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[lanes.lane_of(report.nodeid, alone)] += report.duration
-                properties = report.user_properties if report.when == "call" else []
-                notes += [text for name, text in properties if name == NOTE]
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, ())]
+    notes = [text for report in reports for name, text in report.user_properties if name == NOTE]
     if notes:
         terminalreporter.section("measured, and no test")
         for text in notes:
             terminalreporter.write_line(str(text))
-    terminalreporter.section("seconds by lane, of all processes together")
-    for lane, spent in seconds.most_common():
-        terminalreporter.write_line(f"{spent:7.1f} {lane}")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -50,15 +50,14 @@ class StreamLimits:
     """streams: maximum number of concurrent streams.  peer_streams: the same for one peer, which is
     an address without its port.  send_timeout_seconds: how long a frame may wait for its client to
     read.  by_option: whether the command line has options for the first two.
-    request_timeout_seconds: how long a call may wait for its client to send a request; None is
-    REQUEST_SECONDS.
+    request_timeout_seconds: how long a call may wait for its client to send a request.
     """
 
     streams: int = 512
     peer_streams: int = 256
     send_timeout_seconds: float = 30.0
     by_option: bool = True
-    request_timeout_seconds: float | None = None
+    request_timeout_seconds: float = field(default_factory=lambda: REQUEST_SECONDS)
 
     def shown(self, streams: int, option: str) -> tuple[str, str]:
         """Return a limit and its option, as an error shows them: a service without options is not
@@ -264,9 +263,8 @@ class AdmissionControl:
         """Yield all requests of a call, and cancel it if the client neither sends one nor ends the
         call in time.  Raises: grpc.RpcError if the client went away, or at the timeout.
         """
-        seconds = self._limits.request_timeout_seconds or REQUEST_SECONDS
         while True:
-            call.start_timer("request_timeout", seconds)
+            call.start_timer("request_timeout", self._limits.request_timeout_seconds)
             try:
                 message = next(messages)
             except StopIteration:

@@ -21,7 +21,7 @@ def in_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[object]]:
     monkeypatch.setattr(agreement, "has_process_group", lambda: True)
 
     def run(train: Train, world_size: int, make_feed: Callable[[int], Any]) -> list[object]:
-        import torch  # not everywhere is one
+        import torch  # tests of other fixtures run where there is none
 
         store = torch.distributed.HashStore()
         monkeypatch.setattr(agreement, "_default_store", lambda: store)

@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -126,20 +127,20 @@ def main() -> None:
     results: dict[int, dict[str, Any]] = {}
     running: dict[int, tuple[int, TextIO]] = {}
     while len(results) < len(runs):
-        begun = len(results) + len(running)
-        if begun < len(runs) and len(running) < AT_ONCE:
-            read, write = os.pipe()
+        next_index = len(results) + len(running)
+        if next_index < len(runs) and len(running) < AT_ONCE:
+            output = tempfile.TemporaryFile("w+")
             if (process := os.fork()) == 0:
-                os.dup2(write, 1)
-                interrupt(*runs[begun])
-                sys.stdout.flush()
-                os._exit(0)
-            os.close(write)
-            running[process] = begun, open(read)
+                os.dup2(output.fileno(), 1)
+                # Its end is that of the interpreter, which is part of the work.
+                interrupt(*runs[next_index])
+                return
+            running[process] = next_index, output
             continue
         process, status = os.wait()
         index, output = running.pop(process)
         with output:
+            output.seek(0)
             said = output.read()
         code = os.waitstatus_to_exitcode(status)
         failed = {"hung": f"{runs[index]}, exit code {code}, see stderr: {said}"}

@@ -72,7 +72,13 @@ class ForkedProcess:
             parent = _parent(words[0])
             socket.send_fds(parent, [size], [stdout, stderr, theirs.fileno()])
             parent.sendall(message)
-            self.pid = int(self._answers.readline())
+            self.pid = self._answer()
+
+    def _answer(self) -> int:
+        line = self._answers.readline()
+        if not line:
+            raise RuntimeError("the process that forks has ended")
+        return int(line)
 
     def poll(self) -> int | None:
         """Return its exit code if it has ended, else None."""
@@ -83,9 +89,11 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended and return its exit code.  Raises: subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._socket], [], [], timeout)[0]:
+            answer = select.poll()
+            answer.register(self._socket, select.POLLIN)
+            if not answer.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-            self.returncode = int(self._answers.readline())
+            self.returncode = self._answer()
             self._answers.close()
             self._socket.close()
         return self.returncode
@@ -166,6 +174,8 @@ def _parent(module: str) -> socket.socket:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()])
 
     def end() -> None:
+        # A child that a test has forked may have the socket open.
+        ours.shutdown(socket.SHUT_RDWR)
         ours.close()
         process.wait(timeout=10)
 
@@ -189,6 +199,8 @@ def _fork_processes(requests: socket.socket) -> None:
                 continue
             size, descriptors, _, _ = socket.recv_fds(requests, 4, 3)
             if not size:
+                for pid in answering:  # whoever waits for them has ended
+                    os.kill(pid, signal.SIGKILL)
                 return
             message = b""
             while len(message) < int.from_bytes(size, "big"):

@@ -20,7 +20,6 @@ WINDOWS = 100
 END = 0
 """The token that ends a document."""
 PARTS = [(2, 3), (1, 2), (4, 3)]
-FEW_PARTS = [(2, 3), (1, 5)]
 """Of a run that stops and resumes: processes and steps."""
 
 # A process of the example; saves what each of its devices gets, and the losses.
@@ -99,7 +98,7 @@ def documents_of(row: np.ndarray) -> tuple[list[int], list[int]]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "parts", [FEW_PARTS, pytest.param(PARTS, marks=pytest.mark.proof)], ids=len
+    "parts", [[(2, 3), (1, 5)], pytest.param(PARTS, marks=pytest.mark.proof)], ids=len
 )
 def test_some_processes_stop_and_fewer_or_more_go_on_as_if_there_had_been_one(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path, parts: list[tuple[int, int]]

@@ -1,4 +1,4 @@
-"""A whole run where neither torch nor anything newer than the lowest versions is installed."""
+"""A whole run that needs no torch: it runs on the lowest versions of all dependencies, too."""
 
 from __future__ import annotations
 
