@@ -120,7 +120,7 @@ def test_the_tensorboard_example_logs_what_the_feed_did(tmp_path: Path) -> None:
 
 
 def run_mixture_example(tmp_path: Path, shared_data: Path, steps: int) -> list[tuple[float, float]]:
-    """Run it, and return the losses on the text and on the documentation, at first, at the change of
+    """Run it, and return the losses on the text and the documentation, at first, at the change of
     the weights, and at the end.
     """
     text = tmp_path / "text.txt"
