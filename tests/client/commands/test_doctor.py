@@ -164,17 +164,19 @@ def test_planes_and_digests_are_compared_as_far_as_both_sides_know_them(
     assert "digest" in finding["evidence"]
 
 
-def described(orders: list[str], **datasets: bytes) -> Answer:
-    """What a server with these orders says. datasets: fingerprint of the plane 51 by name."""
+def described(orders: list[str], **datasets: bytes | None) -> Answer:
+    """What a server with these orders says. datasets: by name, the fingerprint of their mask, which
+    is empty while it is being made; None if they have no mask.
+    """
     served = [
-        pb.Dataset(name=name, fingerprint=b"f" * 32, planes=[_mask(fingerprint)])
-        for name, fingerprint in datasets.items()
+        pb.Dataset(
+            name=name,
+            fingerprint=b"f" * 32,
+            planes=[] if mask is None else [pb.DatasetPlane(kind=51, fingerprint=mask)],
+        )
+        for name, mask in datasets.items()
     ]
     return Answer(pb.DescribeResponse(orders=orders, datasets=served), 0.001, 0.0)
-
-
-def _mask(fingerprint: bytes) -> pb.DatasetPlane:
-    return pb.DatasetPlane(kind=51, fingerprint=fingerprint)
 
 
 def test_a_dataset_an_order_and_a_mask_that_one_replica_lacks_are_named() -> None:
@@ -186,11 +188,13 @@ def test_a_dataset_an_order_and_a_mask_that_one_replica_lacks_are_named() -> Non
         "c:1": described(["random-1", "packed-1"], train=b"1" * 32),
         "d:1": described(["random-1", "packed-1"], train=b"2" * 32, val=b""),
         "e:1": full,
+        "f:1": described(["random-1", "packed-1"], train=None, val=b"1" * 32),
     }
 
     assert [(found.server, found.kind) for found in compare(answers)] == [
         ("b:1", "orders-differ"),
         ("d:1", "other-corpus"),
+        ("f:1", "other-corpus"),
         ("c:1", "dataset-missing"),
     ]
 
