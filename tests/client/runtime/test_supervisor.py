@@ -158,13 +158,14 @@ def test_the_timeout_ends_a_wait_for_user_code_that_hangs(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No attempt ends that could count it."""
-    monkeypatch.setattr("client.stream.failover._ATTEMPT_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("client.stream.failover._ATTEMPT_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("client.runtime.supervisor.END_SECONDS", 0.2)
     over = threading.Event()
     for ask in (next, RemoteBatches.state_dict):
         feed = feed_from(
             scripted.address,
             credentials=Credentials(token=hangs_at(1, over)),
-            timeouts=Timeouts(read_seconds=0.5, reconnect_seconds=0.5),
+            timeouts=Timeouts(read_seconds=0.3, reconnect_seconds=0.3),
         )
         with pytest.raises(Unreachable, match="the request for them hangs"):
             ask(feed)  # type: ignore[operator]

@@ -38,8 +38,9 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 def log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
-    """The client's log, with a line for each failed round."""
+    """The log of a client that tries again soon, with a line for each failed round."""
     monkeypatch.setattr("client.stream.failover._LOG_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("client.stream.failover._BACKOFF_SECONDS_MAX", 0.2)
     return caplog
 
 
