@@ -45,8 +45,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class ForkedProcess:
     """A process that runs as `python -m MODULE ARGUMENT...` does, with methods of subprocess.Popen.
 
-    stdout: what reads its output, if it goes to a pipe.  returncode: None until it is known to have
-    ended; then its exit code, or minus the signal that ended it.
+    pid: its process id.  stdout: the reading end of the pipe that it prints to, if there is one.
+    returncode: None until it is known to have ended; then its exit code, or minus the number of the
+    signal that ended it.
     """
 
     stdout: TextIO | None = None
@@ -59,8 +60,10 @@ class ForkedProcess:
         stderr: int,
         timers: Mapping[str, float] | None = None,
     ) -> None:
-        """Start it.  words: the module and the arguments.  stdout, stderr: descriptors.  timers:
-        constants that it has instead of its own, see tests.support.timers.
+        """Start it.
+
+        words: the name of the module, and its arguments.  stdout, stderr: descriptors to which it
+        prints.  timers: constants that it has instead of its own, see tests.support.timers.
         """
         request = {"words": words, "timers": timers or {}, "environment": dict(os.environ)}
         message = json.dumps(request).encode()
@@ -124,8 +127,8 @@ def start_server(
 ) -> Process:
     """Start `python -m server`, whose stdout is a pipe.
 
-    stderr: a descriptor to log to.  wrapper: words before the command; with them, it is no fork.
-    timers: see tests.support.timers.
+    stderr: the descriptor to which it logs.  wrapper: words before the command; with them, it is no
+    fork.  timers: constants that it has instead of its own, see tests.support.timers.
     """
     if wrapper or COLD in os.environ:
         module = ["tests.support.timers", json.dumps(timers)] if timers else ["server"]

@@ -23,7 +23,7 @@ class LaneScheduling(LoadScopeScheduling):
     """A process gets the next file without its tests that run alone, or all tests that do, or all
     of tests/integration.
 
-    folder: which the processes of a run share. They write there which tests run alone.
+    folder: it is shared by the processes of a run, which write there which tests run alone.
     """
 
     def __init__(self, config: pytest.Config, log: object, folder: Path) -> None:
@@ -64,7 +64,7 @@ def is_alone(item: pytest.Item) -> bool:
 def lane_lock(item: pytest.Item, folder: Path) -> Iterator[None]:
     """Wait until a test may run, and keep tests that may not run beside it waiting.
 
-    folder: which the processes of a run share.
+    folder: it is shared by the processes of a run.
     """
     kind = fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH
     # Locks of a process: a child that a test has forked, and left behind, has no part in them.
