@@ -141,14 +141,17 @@ def start_server(
     return process
 
 
-def run(*words: str | Path, timeout: float) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str | Path, timeout: float, wrapper: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a module with arguments until it ends, and return its exit code and what it printed.
 
-    timeout: in seconds.  Raises: subprocess.TimeoutExpired, after it was killed.
+    timeout: in seconds.  wrapper: words before the command; with them, it is no fork.
+    Raises: subprocess.TimeoutExpired with what it printed on stdout, after it was killed.
     """
     command = list(map(str, words))
-    if COLD in os.environ:
-        cold = [sys.executable, "-m", *command]
+    if wrapper or COLD in os.environ:
+        cold = [*wrapper, sys.executable, "-m", *command]
         return subprocess.run(cold, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = ForkedProcess(command, stdout.fileno(), stderr.fileno())
@@ -157,7 +160,8 @@ def run(*words: str | Path, timeout: float) -> subprocess.CompletedProcess[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise
+            stdout.seek(0)
+            raise subprocess.TimeoutExpired(command, timeout, stdout.read()) from None
         stdout.seek(0)
         stderr.seek(0)
         return subprocess.CompletedProcess(command, code, stdout.read(), stderr.read())
@@ -202,7 +206,8 @@ def _fork_processes(requests: socket.socket) -> None:
                 continue
             size, descriptors, _, _ = socket.recv_fds(requests, 4, 3)
             if not size:
-                for pid in answering:  # whoever waits for them has ended
+                # The tests have ended, and nobody else would end what they started.
+                for pid in answering:
                     os.kill(pid, signal.SIGKILL)
                 return
             message = b""

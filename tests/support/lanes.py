@@ -69,8 +69,8 @@ def lane_lock(item: pytest.Item, folder: Path) -> Iterator[None]:
     kind = fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH
     # Locks of a process: a child that a test has forked, and left behind, has no part in them.
     with open(folder / "lanes.gate", "a+") as gate, open(folder / "lanes.room", "a+") as room:
-        # Whoever waits for the room holds the gate: else tests that share the room would follow one
-        # another, and one that wants it alone would wait for ever.
+        # A test holds the gate while it waits for the room. Without the gate, tests that share the
+        # room could follow one another for ever, and one that needs it alone would not get it.
         fcntl.lockf(gate, fcntl.LOCK_EX)
         fcntl.lockf(room, kind)
         fcntl.lockf(gate, fcntl.LOCK_UN)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, Serve, Server, WriteTokens
-from tests.support.forked import start_server
+from tests.support import forked
 from tokenfeed import __version__
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
@@ -44,18 +43,10 @@ def run(*arguments: str | Path, wrapper: tuple[str, ...] = ()) -> subprocess.Com
     words = list(map(str, arguments))
     if "--port" not in words:
         words += ["--port", "0"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = start_server(words, log.fileno(), wrapper)
-        assert process.stdout is not None
-        with process.stdout:
-            try:
-                code = process.wait(START_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
-                pytest.fail(f"it started: {process.stdout.readline()!r}")
-            log.seek(0)
-            return subprocess.CompletedProcess(words, code, process.stdout.read(), log.read())
+    try:
+        return forked.run("server", *words, timeout=START_SECONDS, wrapper=wrapper)
+    except subprocess.TimeoutExpired as still_running:
+        pytest.fail(f"it started: {still_running.stdout!r}")
 
 
 def refusal(*arguments: str | Path, wrapper: tuple[str, ...] = ()) -> str:
