@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -84,13 +85,17 @@ def status(process: Path) -> list[str]:
 
 @contextmanager
 def ray_cluster() -> Iterator[Cluster]:
-    """Lend a cluster without nodes; the test is skipped where Ray is not installed."""
+    """Lend a cluster without nodes, and nobody else one meanwhile: Ray finds every cluster of its
+    machine. The test is skipped where Ray is not installed.
+    """
     pytest.importorskip("ray", exc_type=ImportError)
     # Its sockets lie there, and the path of one may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="tokenfeed-ray-"))
     made = Cluster(folder)
     try:
-        yield made
+        with Path(tempfile.gettempdir(), "tokenfeed-ray.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield made
     finally:
         made.close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.conftest import Serve, Server, WriteTokens
@@ -107,13 +108,15 @@ def test_ten_thousand_shards_cost_at_most_500_stats_in_any_second(
         request = asking("many", batches=8, seed=seed)
         request.context_length = 99
         assert answer(server, request)[1] is grpc.StatusCode.OK
-    time.sleep(max(0.0, began + 2.2 - time.monotonic()))
 
-    seconds = disk.stat_seconds()
-    later = seconds[seconds > began]
-    print(f"\n{way}: {later.size / 2.2:.0f} stats a second, {most_in_a_second(later)} at most")
-    assert later.size > STATS_PER_SECOND
-    assert most_in_a_second(later) <= STATS_PER_SECOND
+    def later() -> npt.NDArray[np.float64]:
+        seconds = disk.stat_seconds()
+        return seconds[seconds > began]
+
+    # Two seconds of checks, unless the machine is busy with other things.
+    assert eventually(lambda: later().size > 1.5 * STATS_PER_SECOND, seconds=30.0)
+    print(f"\n{way}: {most_in_a_second(later())} stats in a second at most")
+    assert most_in_a_second(later()) <= STATS_PER_SECOND
 
 
 def test_files_that_never_change_are_not_checked(

@@ -343,7 +343,6 @@ def test_a_file_that_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path
             ("--prompt-column", "q", "--response-column", "a", "--text-column", "t"),
             "--text-column: cannot be combined",
         ),
-        (("--executor", "ray"), "--executor: "),
     ],
 )
 def test_an_invalid_option_is_named(tmp_path: Path, options: tuple[str, ...], problem: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.server.ingest.corpus import END, documents, tree, write_jsonl
-from tests.server.ingest.running import ingested
+from tests.server.ingest.running import ingest, ingested
 from tests.support.ray_cluster import Cluster, ray_cluster, status
 from tests.support.waiting import eventually
 
@@ -135,6 +135,18 @@ def workers_of(running: subprocess.Popen[str]) -> list[int]:
 def cluster() -> Iterator[Cluster]:
     with ray_cluster() as made:
         yield made
+
+
+def test_without_a_ray_cluster_the_option_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """The one that is lent has no nodes."""
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
+    words = (path, "--tokenizer", "bytes", "--out", tmp_path / "out")
+
+    done = ingest(*words, "--executor", "ray")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --executor: found no Ray cluster; run `ray start")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_ray_cluster_makes_the_same_bytes(
