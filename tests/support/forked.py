@@ -38,12 +38,14 @@ IMPORTS = {
     "server.ingest": ("server.ingest.run", "pyarrow.parquet", "tokenizers"),
 }
 """What is imported before the fork, by the module that runs then."""
+IMPORTS_OF_SCRIPTS = ("torch.distributed.checkpoint", "client")
 _LOCK = threading.Lock()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ForkedProcess:
-    """A process that runs as `python -m MODULE ARGUMENT...` does, with methods of subprocess.Popen.
+    """A process that runs as `python -m MODULE ARGUMENT...` or `python SCRIPT ARGUMENT...` does, in
+    a session of its own, with methods of subprocess.Popen.
 
     pid: its process id.  stdout: the reading end of the pipe that it prints to, if there is one.
     returncode: None until it is known to have ended; then its exit code, or minus the number of the
@@ -59,20 +61,29 @@ class ForkedProcess:
         stdout: int,
         stderr: int,
         timers: Mapping[str, float] | None = None,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
     ) -> None:
         """Start it.
 
-        words: the name of the module, and its arguments.  stdout, stderr: descriptors to which it
-        prints.  timers: constants that it has instead of its own, see tests.support.timers.
+        words: the name of the module or the path of the script, which ends in .py, and its
+        arguments.  stdout, stderr: descriptors to which it prints.  timers: constants that it has
+        instead of its own, see tests.support.timers.  environment: variables that it has beside
+        those of this process.  cwd: the folder where it runs.
         """
-        request = {"words": words, "timers": timers or {}, "environment": dict(os.environ)}
+        request = {
+            "words": words,
+            "timers": timers or {},
+            "environment": os.environ | (environment or {}),
+            "cwd": str(cwd),
+        }
         message = json.dumps(request).encode()
         size = len(message).to_bytes(4, "big")
         self._socket, theirs = socket.socketpair()
         self._answers = self._socket.makefile()
         # One request at a time, whichever thread makes it.
         with theirs, _LOCK:
-            parent = _parent(words[0])
+            parent = _parent(IMPORTS.get(words[0], IMPORTS_OF_SCRIPTS))
             socket.send_fds(parent, [size], [stdout, stderr, theirs.fileno()])
             parent.sendall(message)
             self.pid = self._answer()
@@ -142,23 +153,39 @@ def start_server(
 
 
 def run(
-    *words: str | Path, timeout: float, wrapper: Sequence[str] = ()
+    *words: str | Path,
+    timeout: float,
+    wrapper: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module with arguments until it ends, and return its exit code and what it printed.
+    """Run a module or a script until it ends, and return its exit code and what it printed.
 
-    timeout: in seconds.  wrapper: words before the command; with them, it is no fork.
-    Raises: subprocess.TimeoutExpired with what it printed on stdout, after it was killed.
+    timeout: in seconds.  wrapper: words before the command; with them, it is no fork.  words,
+    environment, cwd: see ForkedProcess.
+    Raises: subprocess.TimeoutExpired with what it printed on stdout, after it and
+    what it had started were killed.
     """
     command = list(map(str, words))
     if wrapper or COLD in os.environ:
-        cold = [*wrapper, sys.executable, "-m", *command]
-        return subprocess.run(cold, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+        module = [] if command[0].endswith(".py") else ["-m"]
+        return subprocess.run(
+            [*wrapper, sys.executable, *module, *command],
+            cwd=cwd,
+            env=os.environ | (environment or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        process = ForkedProcess(command, stdout.fileno(), stderr.fileno())
+        process = ForkedProcess(
+            command, stdout.fileno(), stderr.fileno(), environment=environment, cwd=cwd
+        )
         try:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             stdout.seek(0)
             raise subprocess.TimeoutExpired(command, timeout, stdout.read()) from None
@@ -168,16 +195,16 @@ def run(
 
 
 @cache
-def _parent(module: str) -> socket.socket:
-    """Start the process that forks, and return the socket for requests. The process ends when that
-    is closed, with this one at the latest.
+def _parent(imports: Sequence[str]) -> socket.socket:
+    """Start the process that imports and then forks, and return the socket for requests. It ends
+    when that is closed, with this one at the latest.
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        words = ["tests.support.forked", str(theirs.fileno()), *IMPORTS[module]]
+        words = ["tests.support.forked", str(theirs.fileno()), *imports]
         command = [sys.executable, "-m", *words]
-        # A fork has none of the threads that numpy would start.
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+        # A fork has none of the threads that numpy and torch would start.
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()])
 
     def end() -> None:
@@ -234,6 +261,7 @@ def _fork_processes(requests: socket.socket) -> None:
 
 def _do_work(request: dict[str, Any], stdout: int, stderr: int) -> None:
     """Become what the request describes, do its work, and return or raise as it does."""
+    os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -246,8 +274,13 @@ def _do_work(request: dict[str, Any], stdout: int, stderr: int) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     set_timers(request["timers"])
+    os.chdir(request["cwd"])
     sys.argv = request["words"]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if sys.argv[0].endswith(".py"):
+        sys.path.insert(0, os.path.dirname(sys.argv[0]))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

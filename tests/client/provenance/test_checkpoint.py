@@ -29,7 +29,7 @@ from client.feed.saved.state import write_state
 from client.provenance.checkpoint import FoundState, chosen, read_states
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support import mixtures
-from tests.support.commands import torchrun
+from tests.support.commands import run_ranks
 from tokenfeed.stream.parts import StreamParts
 
 T = 8
@@ -146,7 +146,7 @@ def test_the_state_is_found_in_a_distributed_checkpoint_of_two_processes(
         '    (folder / "state.json").write_text(json.dumps(feed.state_dict()))\n'
         "dist.destroy_process_group()\n"
     )
-    torchrun(2, script, server.address, tmp_path)
+    run_ranks(2, script, server.address, tmp_path)
 
     state = json.loads((tmp_path / "state.json").read_text())
     assert len(list((tmp_path / "saved").glob("*.distcp"))) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Serve, WriteTokens
-from tests.support.commands import torchrun
+from tests.support.commands import run_ranks
 
 # Prints the first tokens of three batches for each way to a feed, or why it is refused.
 RANK = """
@@ -49,7 +49,7 @@ def test_a_prepared_feed_is_refused_on_every_rank_and_both_cures_give_each_its_o
     script = tmp_path / "rank.py"
     script.write_text(RANK)
 
-    printed = torchrun(2, script, server.address)
+    printed = run_ranks(2, script, server.address)
 
     ranks = dict(json.loads(line) for line in printed.splitlines() if line.startswith("["))
     assert set(ranks) == {0, 1}

@@ -18,7 +18,7 @@ import torch
 from client import RemoteBatches, StreamMismatch
 from client.feed.epochs import Tail
 from tests.conftest import ROOT, Serve, WriteTokens
-from tests.support.commands import torchrun
+from tests.support.commands import run_ranks
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.sampling import orders
 
@@ -244,7 +244,7 @@ def test_ranks_with_other_files_find_out(write_tokens: WriteTokens, tmp_path: Pa
     script = tmp_path / "rank.py"
     script.write_text(RANK)
 
-    lines = torchrun(2, script, tmp_path).splitlines()
+    lines = run_ranks(2, script, tmp_path).splitlines()
 
     assert lines.count("same/train: agreed") == 2
     for name in "other/train", "1":

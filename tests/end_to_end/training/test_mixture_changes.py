@@ -21,7 +21,7 @@ from client.feed.cursor import Cursor
 from client.feed.ranks import agreement
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
-from tests.support.commands import torchrun
+from tests.support.commands import run_ranks
 from tests.support.mixtures import (
     MIXTURE,
     NAMES,
@@ -592,7 +592,7 @@ def test_ranks_of_a_process_group_change_together(
     script = tmp_path / "rank.py"
     script.write_text(RANK)
 
-    lines = torchrun(2, script, local(paths)).splitlines()
+    lines = run_ranks(2, script, local(paths)).splitlines()
 
     assert lines.count("100") == 2
     assert lines.count("mixture") == 2

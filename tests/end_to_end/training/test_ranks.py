@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from client import InvalidRequest, RemoteBatches
 from client.transport.channel import describe
 from tests.conftest import ROOT, Serve, WriteTokens
-from tests.support.commands import torchrun
+from tests.support.commands import run_ranks
 from tests.support.offline import offline_rows, received_rows
 
 T = 8
@@ -59,7 +59,7 @@ def test_three_ranks_stop_and_two_go_on_without_a_sample_lost_or_repeated(
     script.write_text(RANK)
     for ranks, steps in [(3, 4), (2, 7)]:
         server = serve("--data", path)
-        torchrun(ranks, script, server.address, tmp_path, str(steps))
+        run_ranks(ranks, script, server.address, tmp_path, str(steps))
         assert server.stop() == 0
 
     # [step, rank, row]: the order of samples.
@@ -119,7 +119,7 @@ def test_ranks_whose_servers_have_other_files_find_out_without_waiting_for_each_
         if dataset.name == "differs"
     )
     addresses = [server.address for server in servers]
-    lines = torchrun(2, script, *addresses, wanted).splitlines()
+    lines = run_ranks(2, script, *addresses, wanted).splitlines()
 
     assert {"0 same: agreed", "1 same: agreed", "0 lonely: agreed"} <= set(lines)
     assert {f"0 {wanted}", f"1 {wanted}"} <= set(lines)
@@ -141,7 +141,7 @@ def test_a_tensor_parallel_pair_gets_the_same_bytes_and_the_other_pair_different
     path = write_tokens(np.random.default_rng(1).integers(0, 50_000, 5000))
     server = serve("--data", path)
 
-    printed = torchrun(4, ROOT / "examples" / "mesh.py", "--target", server.address)
+    printed = run_ranks(4, ROOT / "examples" / "mesh.py", "--target", server.address)
 
     found = re.findall(r"rank (\d): dp (\d), tp (\d), SHA-256 ([0-9a-f]+)\n", printed)
     assert [place[:3] for place in found] == [

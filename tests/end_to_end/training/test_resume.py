@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +9,8 @@ import numpy as np
 import pytest
 
 from client import RemoteBatches, StreamMismatch
-from tests.conftest import ROOT, Serve, WriteTokens
+from tests.conftest import Serve, WriteTokens
+from tests.support import forked
 from tests.support.offline import offline_rows, received_rows
 
 T = 8
@@ -48,6 +47,8 @@ def test_a_run_goes_on_at_any_batch_size_and_world_size(
 ) -> None:
     """8 x 32, then 6 x 32, then 5 x 7, a new process and server each, over ends of epochs."""
     path = write_tokens(np.random.default_rng(0).integers(0, 50_000, 8 * 500 + 1))
+    script = tmp_path / "trainers.py"
+    script.write_text(TRAINERS)
     first_sample = 300
     pieces: dict[str, list[np.ndarray]] = {order: [] for order in ORDERS}
     for phase, (world_size, batch_size, steps) in enumerate([(8, 32, 2), (6, 32, 1), (5, 7, 3)]):
@@ -55,8 +56,8 @@ def test_a_run_goes_on_at_any_batch_size_and_world_size(
         out = tmp_path / str(phase)
         out.mkdir()
         numbers = map(str, (first_sample, batch_size, world_size, steps))
-        command = [sys.executable, "-c", TRAINERS, server.address, *numbers, str(out), *ORDERS]
-        subprocess.run(command, cwd=ROOT, check=True, timeout=100)
+        done = forked.run(script, server.address, *numbers, out, *ORDERS, timeout=100)
+        assert done.returncode == 0, done.stderr
         for order in ORDERS:
             ranks = [np.load(out / f"{order}-{rank}.npy") for rank in range(world_size)]
             # [step, rank, row]: the order of samples.
