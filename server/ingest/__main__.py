@@ -51,7 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--tokenizer",
         required=True,
         metavar="PATH",
-        help='tokenizer.json of Hugging Face, or "bytes": each byte of UTF-8 is a token',
+        help="tokenizer.json of Hugging Face, or the folder that has it; or bytes: each byte of "
+        "UTF-8 is a token",
     )
     _add_columns(parser)
     _add_document_arguments(parser)
@@ -71,13 +72,14 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     add(
         "--messages-column",
         metavar="NAME",
-        help="column of chats: lists of messages with role and content; the loss mask has what the "
-        "assistant writes; needs --chat-template",
+        help="column of chats: lists of messages with role and content, or from and value; the "
+        "loss mask has what the assistant writes; needs --chat-template",
     )
     add(
         "--chat-template",
         metavar="PATH",
-        help="Jinja file, or tokenizer_config.json, that turns messages into text",
+        help="what turns messages into text: a Jinja file, a tokenizer_config.json, or a folder "
+        "with one of them (default: --tokenizer, if that is a folder)",
     )
     add(
         "--special-token",
@@ -85,6 +87,13 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=TEXT",
         help="token that the chat template uses by name, such as bos_token=<s>; may be repeated",
+    )
+    add(
+        "--template-variable",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="variable that the chat template gets, such as enable_thinking=false; may be repeated",
     )
     add(
         "--tools-column",
@@ -222,9 +231,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     tokenizer_file = TokenizerFile.read(
         arguments.tokenizer, parses_special=arguments.parse_special_tokens or is_chats
     )
-    template_file = template_of(arguments)
     # Workers have what is loaded before they start. They need none of what is imported afterwards.
     load_tokenizer(tokenizer_file)
+    template_file = template_of(arguments, tokenizer_file)
     with make_executor(arguments.executor, arguments.workers, encode_unit) as executor:
         return _run(arguments, tokenizer_file, template_file, executor)
 

@@ -34,10 +34,12 @@ class Job:
     def facts(self) -> dict[str, Any]:
         """Return what has to be the same for an ingest to resume."""
         recipe = self.recipe
+        template = recipe.chat_template
         return {
             "tokenizer_sha256": recipe.tokenizer_file.sha256,
             "columns": list(recipe.columns),
-            "chat_template_sha256": recipe.chat_template and recipe.chat_template.sha256,
+            "chat_template_sha256": template and template.sha256,
+            "template_variables": dict(template.variables) if template else {},
             "tools_column": recipe.tools_column,
             "id_column": recipe.id_column,
             "prepend_token": self.prepend_token,

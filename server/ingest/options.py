@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 
 from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.errors import InvalidRequest
@@ -15,13 +16,17 @@ from .tokenize.tokenizer import TokenizerFile, load_tokenizer
 _LOG = logging.getLogger("tokenfeed.server")
 
 
-def template_of(arguments: argparse.Namespace) -> ChatTemplateFile | None:
+def template_of(
+    arguments: argparse.Namespace, tokenizer_file: TokenizerFile
+) -> ChatTemplateFile | None:
     """Return the chat template, which is compiled once as a check; None without chats.
 
+    tokenizer_file: the tokenizer that should know the tokens of the template.
     Raises: InvalidRequest.
     """
     if arguments.messages_column is None:
-        for option in ("--chat-template", "--tools-column", "--special-token"):
+        chat_options = "--chat-template", "--tools-column", "--special-token", "--template-variable"
+        for option in chat_options:
             if getattr(arguments, _field(option)):
                 raise InvalidRequest(option, "needs --messages-column: it is for chats")
         return None
@@ -29,9 +34,12 @@ def template_of(arguments: argparse.Namespace) -> ChatTemplateFile | None:
         if getattr(arguments, _field(option)) is not None:
             problem = f"cannot be combined with {option}; omit one of them"
             raise InvalidRequest("--messages-column", problem)
-    if arguments.chat_template is None:
+    path = arguments.chat_template
+    if path is None and os.path.isdir(arguments.tokenizer):
+        path = arguments.tokenizer
+    if path is None:
         raise InvalidRequest("--chat-template", "is missing: --messages-column needs it")
-    file = ChatTemplateFile.read(arguments.chat_template, arguments.special_token)
+    file = ChatTemplateFile.read(path, arguments.special_token, arguments.template_variable)
     template = load_chat_template(file)
     if not template.marks_targets and template.ignores_prompt:
         _LOG.warning(
@@ -39,6 +47,18 @@ def template_of(arguments: argparse.Namespace) -> ChatTemplateFile | None:
             "training target, a header too (docs/ingest.md, Chats)",
             file.name,
         )
+    if tokenizer_file.name != BYTES:
+        tokenizer = load_tokenizer(tokenizer_file)
+        unknown = [text for text in template.token_texts if tokenizer.token_id(text) is None]
+        if unknown:
+            counts = map(len, tokenizer.encode(unknown))
+            _LOG.warning(
+                "%s writes what is no token of %s, so it becomes several: %s; use the tokenizer of "
+                "the model that the template is for, or add these tokens to it",
+                file.name,
+                tokenizer_file.name,
+                ", ".join(f"{text} ({count})" for text, count in zip(unknown, counts, strict=True)),
+            )
     return file
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.parquet
@@ -32,6 +34,10 @@ _BATCH_ROWS = 256
 """Rows that are decoded at once."""
 Row = tuple[bytes | None, ...]
 
+_JSON_EXTENSION = "arrow.json"
+"""The type of columns of JSON that datasets writes since 4.7."""
+_MESSAGE_KEYS = frozenset(["content"])
+"""A message has this key, also if it is null."""
 _KIND_CHARS_MAX = 160
 
 _ROWS_BITS = 32
@@ -136,6 +142,8 @@ def _values(column: pyarrow.Array) -> list[bytes | None]:
     decimal digits, and lists JSON.
     """
     types = pyarrow.types
+    if isinstance(column, pyarrow.ExtensionArray):
+        column = column.storage
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if types.is_integer(column.type):
@@ -155,9 +163,45 @@ def _values(column: pyarrow.Array) -> list[bytes | None]:
 
 def _json(value: pyarrow.Scalar) -> bytes | None:
     try:
-        return json.dumps(value.as_py(), ensure_ascii=False).encode() if value.is_valid else None
+        if not value.is_valid:
+            return None
+        plain = _without_padding(value.as_py(), value.type, _MESSAGE_KEYS)
+        return json.dumps(plain, ensure_ascii=False, default=_text_of).encode()
     except UnicodeDecodeError:
         return b"\xff"  # so that it is counted as what it is
+    except ValueError:
+        return b""  # as above: it is not JSON
+
+
+def _without_padding(value: Any, kind: pyarrow.DataType, kept: frozenset[str] = frozenset()) -> Any:
+    """Return a value without the nulls that Arrow adds: a struct has the keys of all rows, and null
+    for those that its own row lacked. A null that was in the data looks the same.
+
+    kind: the type of the value.  kept: keys of the outermost structs that stay where they are null.
+    """
+    types = pyarrow.types
+    if value is None:
+        return None
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        is_json = kind.extension_name == _JSON_EXTENSION
+        return json.loads(value) if is_json else _without_padding(value, kind.storage_type, kept)
+    if types.is_dictionary(kind):
+        return _without_padding(value, kind.value_type, kept)
+    if _is_list(kind):
+        return [_without_padding(item, kind.value_type, kept) for item in value]
+    if types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return {
+            field.name: _without_padding(value[field.name], field.type)
+            for field in fields
+            if value[field.name] is not None or field.name in kept
+        }
+    return value
+
+
+def _text_of(value: date | time | timedelta | Decimal) -> str:
+    """Return what JSON has no number for, as text."""
+    return value.isoformat() if isinstance(value, date | time) else str(value)
 
 
 def _column_problem(
@@ -172,6 +216,8 @@ def _column_problem(
             known = ", ".join(schema.names[:8])
             return Problem(f"no column {name!r}", f"it has {known}")
         kind = schema.field(name).type
+        if isinstance(kind, pyarrow.BaseExtensionType):
+            kind = kind.storage_type
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
         if column.kind == "json":
@@ -200,19 +246,23 @@ def _is_text(kind: pyarrow.DataType) -> bool:
 
 
 def _is_list(kind: pyarrow.DataType) -> bool:
-    return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind))
+    types = pyarrow.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_json(kind: pyarrow.DataType) -> bool:
     """Return whether all values of a type can be written as JSON."""
     types = pyarrow.types
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return kind.extension_name == _JSON_EXTENSION or _is_json(kind.storage_type)
     if types.is_dictionary(kind) or _is_list(kind):
         return _is_json(kind.value_type)
     if types.is_struct(kind):
         return all(_is_json(kind.field(index).type) for index in range(kind.num_fields))
-    is_number = types.is_integer(kind) or types.is_floating(kind)
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     is_text = _is_text(kind) and not types.is_binary(kind) and not types.is_large_binary(kind)
-    return bool(is_text or is_number or types.is_boolean(kind) or types.is_null(kind))
+    is_time = types.is_temporal(kind) and not types.is_interval(kind)
+    return bool(is_text or is_number or is_time or types.is_boolean(kind) or types.is_null(kind))
 
 
 def _unreadable(error: Exception) -> str:

@@ -1,4 +1,5 @@
-"""Chat templates: a Jinja file, or a tokenizer_config.json, as transformers renders them.
+"""Chat templates: a Jinja file, a tokenizer_config.json or a folder with one of them, as
+transformers renders them.
 
 A template is a program of another author. So it runs in Jinja's sandbox, for a limited time, and
 has no clock: a corpus must not depend on the day on which it is made.
@@ -9,6 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,11 @@ _SPECIAL_TOKENS = frozenset(
 )
 """Undefined, they would be missing from the text. Other names are often absent on purpose."""
 _PROMPT = "add_generation_prompt"
+CONFIG = "tokenizer_config.json"
+_RESERVED = frozenset(["messages", "tools", "documents", _PROMPT])
+"""Variables of templates that have their own meaning."""
+_TOKEN = re.compile("<[|\uff5c][^|\uff5c<>\\s]{1,40}[|\uff5c]>|</?\\w+_of_\\w+>")
+"""What looks like a special token in the text of a template."""
 _TEXT_CHARS_MAX = 64 << 20
 _CHARS_SHOWN = 160
 
@@ -42,50 +50,86 @@ class ChatTemplateFile:
     """A template before it is compiled, to be sent to workers.
 
     name: path of its file.  text: in Jinja.  special_tokens: name and text of each, by name; None
-    for one that the tokenizer has not.
+    for one that the tokenizer has not.  variables: name and JSON of each other variable, by name.
     """
 
     name: str
     text: str
     special_tokens: tuple[tuple[str, str | None], ...]
+    variables: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def read(cls, path: str, special_tokens: Sequence[str]) -> ChatTemplateFile:
-        """Read a file.  special_tokens: NAME=TEXT of each that is given or overridden.
+    def read(
+        cls, path: str, special_tokens: Sequence[str], variables: Sequence[str] = ()
+    ) -> ChatTemplateFile:
+        """Read a file, or the one that a folder has.
 
-        Raises: InvalidRequest.
+        special_tokens: NAME=TEXT of each that is given or overridden.  variables: NAME=JSON of what
+        the template gets besides.  Raises: InvalidRequest.
         """
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            problem = getattr(error, "strerror", None) or "is not UTF-8"
-            raise InvalidRequest(OPTION, f"{path}: {problem}") from error
+        text: str | None = None
         known: dict[str, str | None] = {}
-        if path.lower().endswith(".json"):
-            text, known = _of_config(path, text)
+        if os.path.isdir(path):
+            jinja, config = (os.path.join(path, name) for name in ("chat_template.jinja", CONFIG))
+            if os.path.exists(jinja):
+                text = _read(jinja)
+            elif not os.path.exists(config):
+                problem = f"{path} has neither chat_template.jinja nor {CONFIG}"
+                raise InvalidRequest(OPTION, problem)
+            path = jinja if text is not None else config
+            if os.path.exists(config):
+                text, known = _of_config(config, text)
+        elif path.lower().endswith(".json"):
+            text, known = _of_config(path)
+        else:
+            text = _read(path)
         for word in special_tokens:
             name, sign, token = word.partition("=")
             if not sign or not name.isidentifier() or not name.endswith("_token"):
                 problem = f"{word!r} is not NAME=TEXT with a name such as bos_token"
                 raise InvalidRequest("--special-token", problem)
             known[name] = token
-        return cls(path, text, tuple(sorted(known.items())))
+        given: dict[str, str] = {}
+        for word in variables:
+            name, sign, value = word.partition("=")
+            if not sign or not name.isidentifier() or name in _RESERVED:
+                problem = f"{word!r} is not NAME=JSON, such as enable_thinking=false"
+                raise InvalidRequest("--template-variable", problem)
+            try:
+                given[name] = json.dumps(json.loads(value))
+            except (ValueError, RecursionError) as error:
+                problem = f"{word!r} has no value in JSON; put text in double quotes"
+                raise InvalidRequest("--template-variable", problem) from error
+        return cls(path, text, tuple(sorted(known.items())), tuple(sorted(given.items())))
 
     @property
     def sha256(self) -> str:
-        """Hash of the template and its special tokens, in hexadecimal digits."""
-        content = json.dumps([self.text, self.special_tokens])
+        """Hash of the template, its special tokens and variables, in hexadecimal digits."""
+        content = json.dumps([self.text, self.special_tokens, self.variables])
         return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
 
 
-def _of_config(path: str, text: str) -> tuple[str, dict[str, str | None]]:
-    """Return the template of a tokenizer_config.json, and its special tokens."""
+def _read(path: str) -> str:
     try:
-        config = json.loads(text)
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or "is not UTF-8"
+        raise InvalidRequest(OPTION, f"{path}: {problem}") from error
+
+
+def _of_config(path: str, text: str | None = None) -> tuple[str, dict[str, str | None]]:
+    """Return the template of a tokenizer_config.json, and its special tokens.
+
+    text: the template that is taken instead, of a file beside it.
+    """
+    try:
+        config = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(OPTION, f"{path} is not JSON: {error}") from error
-    found = config.get("chat_template") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        config = {}
+    found = config.get("chat_template") if text is None else text
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")
@@ -110,6 +154,7 @@ class ChatTemplate:
     """A compiled template.
 
     marks_targets: whether it has {% generation %} blocks, which say what the assistant wrote.
+    token_texts: what it writes that looks like a special token.
     """
 
     def __init__(self, file: ChatTemplateFile) -> None:
@@ -125,6 +170,7 @@ class ChatTemplate:
             undeclared = jinja_sandbox.undeclared(tree)
             self._template = sandbox.from_string(file.text)
         self._special_tokens = dict(file.special_tokens)
+        self._variables = {name: json.loads(value) for name, value in file.variables}
         if unknown := sorted((undeclared & _SPECIAL_TOKENS) - self._special_tokens.keys()):
             cure = f"pass --special-token {unknown[0]}=TEXT, or a tokenizer_config.json that has it"
             raise InvalidRequest(OPTION, f"{file.name} uses {unknown[0]}, which is unknown; {cure}")
@@ -135,6 +181,8 @@ class ChatTemplate:
             problem += "is unknown; move it out"
             raise InvalidRequest(OPTION, f"{file.name}, line {misplaced}: {problem}")
         self._names_prompt = _PROMPT in undeclared
+        used = (self._special_tokens.get(name) for name in undeclared & _SPECIAL_TOKENS)
+        self.token_texts = sorted({*_TOKEN.findall(file.text), *filter(None, used)})
 
     @property
     def ignores_prompt(self) -> bool:
@@ -162,6 +210,7 @@ class ChatTemplate:
 
         variables = {
             **{name: token for name, token in self._special_tokens.items() if token is not None},
+            **self._variables,
             "messages": messages,
             "tools": tools,
             "documents": None,

@@ -8,7 +8,8 @@ chat up to each turn of the assistant, without and with that turn: what is added
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
@@ -20,7 +21,19 @@ from .chat_template import ChatTemplate, Message, Span
 
 _ASSISTANT = "assistant"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of the same field; templates read the first or the second."""
+"""Names of the same field, of which templates read one; as in transformers."""
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+"""Who speaks in ShareGPT's chats -> the role that templates know."""
 _CHARS_SHOWN = 40
 _CURE = (
     "so it does not tell which text is the assistant's; put that text between {% generation %} "
@@ -29,10 +42,10 @@ _CURE = (
 
 
 def messages_of(value: Any, column: str) -> list[Message]:
-    """Return the messages of a chat as templates take them, checked.
+    """Return the messages of a chat as templates take them, checked. ShareGPT's `from` and `value`
+    become `role` and `content`.
 
-    value: a list of objects.  column: its name, for errors.  Fields that are null are left out.
-    Content in parts of text is joined.  Raises: InvalidDocument.
+    value: a list of objects.  column: its name, for errors.  Raises: InvalidDocument.
     """
     if not isinstance(value, list):
         raise InvalidDocument(f"column {column!r} is not a list of messages")
@@ -44,30 +57,29 @@ def messages_of(value: Any, column: str) -> list[Message]:
 def _message(value: Any, place: str) -> Message:
     if not isinstance(value, dict):
         raise InvalidDocument("message that is not an object", place)
-    message = {name: field for name, field in value.items() if field is not None}
+    message = value
+    if value.get("role") is None and "from" in value and "value" in value:
+        if value["from"] not in _ROLES:
+            raise InvalidDocument(f"message from {value['from']!r}, which is no role", place)
+        renamed = {"role": _ROLES[value["from"]], "content": value["value"]}
+        others = {name: field for name, field in value.items() if name not in ("from", "value")}
+        message = others | renamed
     if not isinstance(message.get("role"), str):
         raise InvalidDocument("message without a role", place)
-    if "content" in message:
-        message["content"] = _content(message["content"], place)
-    elif not message.get("tool_calls"):
+    content = message.get("content")
+    if content is None and not message.get("tool_calls"):
         raise InvalidDocument("message without content", place)
-    reasoning = next((message[name] for name in _REASONING if name in message), None)
-    if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    return message
-
-
-def _content(value: Any, place: str) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
+    if isinstance(content, list):
+        for part in content:
+            is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
+            if not is_text or part.get("type", "text") != "text":
+                raise InvalidDocument("part of the content that is not text", place)
+    elif content is not None and not isinstance(content, str):
         raise InvalidDocument("content that is neither text nor a list of parts", place)
-    for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise InvalidDocument("part of the content that is not text", place)
-        if part.get("type", "text") != "text":
-            raise InvalidDocument("part of the content that is not text", place)
-    return "".join(part["text"] for part in value)
+    reasoning = (message[name] for name in _REASONING if message.get(name) is not None)
+    if (found := next(reasoning, None)) is not None:
+        return {"thinking": found, **message, "reasoning_content": found}
+    return message
 
 
 def tools_of(value: Any, column: str) -> list[Any] | None:
@@ -80,14 +92,22 @@ def tools_of(value: Any, column: str) -> list[Any] | None:
 
 
 def canonical(messages: Sequence[Message]) -> str:
-    """Return messages as JSON, the same in each kind of file; what decides on their split.
+    """Return messages as JSON, the same in each kind of file, so without what is null; what decides
+    on their split.
 
     Raises: InvalidDocument.
     """
     try:
-        return json.dumps(messages, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        present = _without_nulls(messages)
+        return json.dumps(present, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     except RecursionError:
         raise InvalidDocument("messages that are nested too deeply") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(held) for name, held in value.items() if held is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def rendered(
@@ -97,10 +117,61 @@ def rendered(
 
     column: of the messages, for errors.  Raises: InvalidDocument.
     """
-    text, blocks = template.render(messages, tools)
+    messages, (text, blocks) = _with_or_without_nulls(messages, tools, template)
+    for index, message in enumerate(messages):
+        _require_written(message, text, f"{column}[{index}]")
     if template.marks_targets:
         return text, tuple(blocks)
     return text, tuple(_turns(messages, tools, template, column, text))
+
+
+def _with_or_without_nulls(
+    messages: Sequence[Message], tools: list[Any] | None, template: ChatTemplate
+) -> tuple[Sequence[Message], tuple[str, list[Span]]]:
+    """Return the messages that a template is for, and what it makes of them: as they are, as in
+    transformers up to 5.23, or without fields that are null, as since then. Some templates ask
+    whether content is none, others write None, or fail.
+    """
+    bare = [{name: held for name, held in one.items() if held is not None} for one in messages]
+    if bare == messages:
+        return messages, template.render(messages, tools)
+    try:
+        found = template.render(messages, tools)
+    except InvalidDocument as error:
+        try:
+            return bare, template.render(bare, tools)
+        except InvalidDocument:
+            raise error from None
+    with suppress(InvalidDocument):
+        other = template.render(bare, tools)
+        if found[0].count("None") > other[0].count("None"):
+            return bare, other
+    return messages, found
+
+
+def _require_written(message: Message, text: str, place: str) -> None:
+    """Raise InvalidDocument if a template has left out what it does not know: calls of a message
+    that has nothing else; or, which is fatal, content in parts, of which it may also have written
+    what Python prints for their list.
+    """
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not content and calls and not any(name in text for name in _names_of(calls)):
+        raise InvalidDocument("calls of tools, which the chat template does not write", place)
+    if not isinstance(content, list):
+        return
+    texts = (part["text"].strip() for part in content)
+    written = (own in text or json.dumps(own, ensure_ascii=False)[1:-1] in text for own in texts)
+    if str(content) in text or not all(written):
+        problem = "content in parts, which the chat template does not read; join their text"
+        raise InvalidDocument(problem, place, is_fatal=True)
+
+
+def _names_of(calls: Any) -> Iterator[str]:
+    """Yield the names of the functions that are called; nothing where calls have no known form."""
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function", call) if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        yield name if isinstance(name, str) else ""
 
 
 def _turns(

@@ -31,13 +31,18 @@ class TokenizerFile:
 
     @classmethod
     def read(cls, path: str, *, parses_special: bool) -> TokenizerFile:
-        """Read a path, or take the word "bytes".  Raises: InvalidRequest."""
+        """Read a file, or the one that a folder has, or take the word "bytes".
+
+        Raises: InvalidRequest.
+        """
         if path == BYTES:
             if parses_special:
                 raise InvalidRequest(
                     "--parse-special-tokens", "cannot be used with --tokenizer bytes; omit it"
                 )
             return cls(BYTES, b"", parses_special)
+        if os.path.isdir(path):
+            path = os.path.join(path, "tokenizer.json")
         try:
             if not os.path.isfile(path):
                 raise InvalidRequest(

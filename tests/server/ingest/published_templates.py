@@ -4,7 +4,9 @@ these: templates/README.md says where they are from.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from tests.server.ingest.chats import SPECIAL
 
 FOLDER = Path(__file__).parent / "templates"
 GOLDEN = FOLDER / "golden.json"
+SHAPES_GOLDEN = FOLDER / "shapes.json"
+EOS = "<|im_end|>"
 BOS = {"llama3": "<|begin_of_text|>", "gemma": "<bos>"}
 _SPECIAL = (*SPECIAL, "<think>", "</think>", "<tool_call>", "</tool_call>")
 _MERGES = ("h e", "t he", "Ġ the", "i n", "o u", "f ou", "Ċ Ċ", "ĊĊ Ċ", "æ Ŀ", "Ã Ł")
@@ -68,6 +72,60 @@ COMPARED = {
 }
 """The chats of each template that are compared with transformers; others are refused."""
 
+_QUESTION: Row = {"role": "user", "content": "2 + 2?"}
+_ANSWER: Row = {"role": "assistant", "content": "four"}
+_RESULT: Row = {"role": "tool", "content": "4", "tool_call_id": "call_0001", "name": "add"}
+_FUNCTION: Row = {
+    "name": "add",
+    "description": "naïve <sum>",
+    "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]},
+}
+
+
+def _call(**fields: Any) -> Row:
+    function = {"name": "add", "arguments": {"a": 2}}
+    calls = [{"type": "function", "id": "call_0001", "function": function}]
+    return {"role": "assistant", "tool_calls": calls, **fields}
+
+
+def _parts(*texts: str) -> list[Row]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _asked(**fields: Any) -> Row:
+    """A tool is asked, and the fields are those of the message that asks it."""
+    tools = [{"type": "function", "function": _FUNCTION}]
+    return {"messages": [_QUESTION, _call(**fields), _RESULT, _ANSWER], "tools": tools}
+
+
+SHAPES: dict[str, Row] = {
+    "null content": _asked(content=None),
+    "tools": {**_asked(), "messages": [SYSTEM, _QUESTION, _ANSWER]},
+    "tool results": _asked(content="let me see"),
+    "reasoning": {"messages": [_QUESTION, {**_ANSWER, "reasoning_content": "2 and 2"}]},
+    "thinking": {"messages": [_QUESTION, {**_ANSWER, "thinking": "2 and 2"}]},
+    "reasoning and a call": _asked(content=None, reasoning_content="2 and 2"),
+    "system only": {"messages": [SYSTEM, _ANSWER]},
+    "parts": {
+        "messages": [
+            {"role": "user", "content": _parts("2 + ", "2?")},
+            {"role": "assistant", "content": _parts("four")},
+        ]
+    },
+    **{
+        f"null {field}": {"messages": [_QUESTION | {field: None}, _ANSWER | {field: None}]}
+        for field in ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
+    },
+    "null tools": {"messages": [_QUESTION, _ANSWER], "tools": None},
+    "null content of a user": {"messages": [{"role": "user", "content": None}, _ANSWER]},
+}
+"""Chats as they lie in files, each for every template."""
+
+
+def names() -> list[str]:
+    """Return all templates."""
+    return sorted(path.stem for path in FOLDER.glob("*.jinja"))
+
 
 def template(name: str) -> str:
     """Return the text of one."""
@@ -98,6 +156,19 @@ def make_tokenizer(path: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(one, special=True) for one in _SPECIAL])
     tokenizer.save(str(path))
     return path
+
+
+def sha256(tokens: Sequence[int]) -> str:
+    """Return what stands for tokens in the golden file of shapes."""
+    return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:16]
+
+
+def golden_shapes() -> dict[str, dict[str, list[str]]]:
+    """Return the hashes of the tokens of transformers: template, shape -> one for each way in which
+    its versions treat null, none where they fail.
+    """
+    found: dict[str, dict[str, list[str]]] = json.loads(SHAPES_GOLDEN.read_text(encoding="utf-8"))
+    return found
 
 
 def golden() -> dict[str, dict[str, dict[str, str]]]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.parquet
 import pytest
+from tokenizers import Tokenizer
 
 from tests.server.ingest.chats import CHATML, GEMMA, THINKING, make_chat_tokenizer, without_blocks
-from tests.server.ingest.corpus import stored, tree, write_jsonl, write_parquet
+from tests.server.ingest.corpus import make_tokenizer, stored, tree, write_jsonl, write_parquet
 from tests.server.ingest.running import ingest, ingested
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -63,6 +69,149 @@ def test_parquet_and_jsonl_become_the_same_tokens_and_targets(
     assert made[0] == made[1] == made[2]
     train = tmp_path / "out-0" / "train"
     assert 0.1 < sum(stored(train, ".ds.loss", "|u1")) / len(stored(train)) < 0.6
+
+
+WRITES_CALLS = (
+    "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}"
+    "{{ m.content or '' }}{% for call in m.tool_calls or [] %}CALL {{ call | tojson }}{% endfor %}"
+    "{% endgeneration %}{% endif %}\n{% endfor %}"
+)
+
+
+def asks(name: str, **arguments: Any) -> dict[str, Any]:
+    """A chat that asks a tool, which has the parameters of the call."""
+    parameters = {key: {"type": "string", "of": {key: 1}} for key in arguments}
+    call = {"function": {"name": name, "arguments": arguments}}
+    return {
+        "chat": [
+            {"role": "user", "content": "what?", "at": None},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": [{"name": name, "parameters": {"properties": parameters}}],
+    }
+
+
+def of_json(rows: list[dict[str, Any]]) -> pyarrow.Table:
+    """The columns that datasets writes since 4.7."""
+    columns = {
+        name: pyarrow.array([json.dumps(row[name]) for row in rows]) for name in ("chat", "tools")
+    }
+    kind = pyarrow.json_()
+    return pyarrow.table(
+        {name: pyarrow.ExtensionArray.from_storage(kind, one) for name, one in columns.items()}
+    )
+
+
+def of_json_within(rows: list[dict[str, Any]]) -> pyarrow.Table:
+    """Lists of structs, of which one field is JSON."""
+    arguments = [json.dumps(row["chat"][1]["tool_calls"]) for row in rows]
+    calls = pyarrow.array([text for one in arguments for text in (None, one)])
+    content = pyarrow.array(["what?", None] * len(rows))
+    roles = pyarrow.array(["user", "assistant"] * len(rows))
+    kept = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), calls)
+    messages = pyarrow.StructArray.from_arrays(
+        [roles, content, kept], ["role", "content", "tool_calls"]
+    )
+    chats = pyarrow.ListArray.from_arrays(pyarrow.array(range(0, 2 * len(rows) + 1, 2)), messages)
+    return pyarrow.table({"chat": chats, "tools": of_json(rows)["tools"]})
+
+
+@pytest.mark.parametrize("table", [pyarrow.Table.from_pylist, of_json, of_json_within])
+def test_fields_that_other_rows_have_are_no_nulls_of_this_row(
+    words: tuple[str | Path, ...], tmp_path: Path, table: Callable[..., pyarrow.Table]
+) -> None:
+    """A struct of Arrow has the keys of all rows: in calls, in tools, at any depth."""
+    (tmp_path / "t.jinja").write_text(WRITES_CALLS)
+    rows = [asks("weather", city="Oslo"), asks("add", a="1", b="2"), asks("now")]
+    rows[2]["tools"][0]["parameters"] = {"properties": {}}
+    stored_rows = rows if table is not pyarrow.Table.from_pylist else rows[:2]
+    made = []
+    for name, write in (
+        ("a.jsonl", lambda path: write_jsonl(path, map(without_at, stored_rows))),
+        ("b.parquet", lambda path: write_table(path, table(stored_rows))),
+    ):
+        out = tmp_path / f"of-{name}"
+        said = ingested(write(tmp_path / name), *words, "--tools-column", "tools", "--out", out)
+        assert "not ingested" not in said
+        made.append((stored(out / "train"), stored(out / "train", ".ds.loss", "|u1")))
+
+    assert made[0] == made[1]
+    text = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(made[0][0])
+    assert '{"city": "Oslo"}' in text
+    assert "null" not in text
+
+
+def without_at(row: dict[str, Any]) -> dict[str, Any]:
+    """A null that was in the data looks like one that Arrow added."""
+    chat = [{key: one[key] for key in one if key != "at"} for one in row["chat"]]
+    return row | {"chat": chat}
+
+
+def write_table(path: Path, table: pyarrow.Table) -> Path:
+    pyarrow.parquet.write_table(table, path)
+    return path
+
+
+def test_a_time_in_a_message_is_text(words: tuple[str | Path, ...], tmp_path: Path) -> None:
+    """Logs of chats have one in each."""
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{% generation %}{{ m.at }} {{ m.price }}{% endgeneration %}"
+        "{% endfor %}"
+    )
+    message = {"role": "assistant", "content": "a", "price": Decimal("0.50")}
+    message["at"] = datetime(2026, 11, 25, 12, 30, tzinfo=UTC)
+    path = write_table(tmp_path / "x.parquet", pyarrow.Table.from_pylist([{"chat": [message]}]))
+
+    ingested(path, *words)
+
+    tokens = stored(tmp_path / "out" / "train")
+    text = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(tokens)
+    assert text == "2026-11-25T12:30:00+00:00 0.50"
+
+
+def test_a_folder_of_a_tokenizer_has_its_template_too(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """As save_pretrained writes it; variables are the template's own."""
+    path = write_jsonl(tmp_path / "x.jsonl", [{"chat": chat(1)}])
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "tokenizer.json").rename(folder / "tokenizer.json")
+    (tmp_path / "t.jinja").rename(folder / "chat_template.jinja")
+    config = {"bos_token": "<|im_start|>", "chat_template": "never"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    template = folder / "chat_template.jinja"
+    template.write_text("{{ bos_token }}{{ thinks }}" + template.read_text())
+    out, other = tmp_path / "out", tmp_path / "other"
+    of_folder = ("--tokenizer", folder, "--messages-column", "chat")
+
+    ingested(path, *of_folder, "--out", out, "--template-variable", 'thinks="of 2"')
+    ingested(path, *of_folder, "--out", other)
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = [
+        tokenizer.decode(stored(made / "train"), skip_special_tokens=False) for made in (out, other)
+    ]
+    assert texts[0].startswith("<|im_start|>of 2<|im_start|>user")
+    assert texts[1].startswith("<|im_start|><|im_start|>user")
+    manifests = [json.loads((made / "manifest.json").read_text())["job"] for made in (out, other)]
+    assert [one["template_variables"] for one in manifests] == [{"thinks": '"of 2"'}, {}]
+
+
+def test_tokens_of_a_template_that_the_tokenizer_lacks_are_said_at_the_start(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """ChatML with a tokenizer of plain text: each <|im_start|> becomes six tokens."""
+    make_tokenizer(tmp_path / "tokenizer.json")
+    path = write_jsonl(tmp_path / "x.jsonl", [{"chat": chat(1)}])
+
+    done = ingest(path, *words)
+
+    assert done.returncode == 0
+    (line,) = (line for line in done.stderr.splitlines() if "no token of" in line)
+    assert re.search(r"t\.jinja writes what is no token of tokenizer\.json", line)
+    assert re.search(r"<\|im_end\|> \(\d+\), <\|im_start\|> \(\d+\); use the tokenizer", line)
 
 
 def test_a_folder_of_chats_is_that_of_its_template(
@@ -174,6 +323,33 @@ def test_invalid_utf_8_in_one_chat_leaves_out_that_chat(
         (("--chat-template", "x"), "--chat-template: needs --messages-column"),
         (("--tools-column", "x"), "--tools-column: needs --messages-column"),
         (("--special-token", "x"), "--special-token: needs --messages-column"),
+        (("--template-variable", "x=1"), "--template-variable: needs --messages-column"),
+        (
+            (
+                "--messages-column",
+                "c",
+                "--chat-template",
+                "{folder}/x",
+                "--template-variable",
+                "x=yes",
+            ),
+            "--template-variable: 'x=yes' has no value in JSON; put text in double quotes",
+        ),
+        (
+            (
+                "--messages-column",
+                "c",
+                "--chat-template",
+                "{folder}/x",
+                "--template-variable",
+                "tools=1",
+            ),
+            "--template-variable: 'tools=1' is not NAME=JSON",
+        ),
+        (
+            ("--messages-column", "c", "--chat-template", "{folder}/empty"),
+            "--chat-template: {folder}/empty has neither chat_template.jinja nor tokenizer_config",
+        ),
         (
             ("--messages-column", "c", "--text-column", "t", "--chat-template", "x"),
             "--messages-column: cannot be combined with --text-column; omit one of them",
@@ -200,6 +376,8 @@ def test_an_invalid_option_of_chats_is_named(
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
     (tmp_path / "broken.jinja").write_text("a\n{% if true %}")
     (tmp_path / "bos.jinja").write_text("{{ bos_token }}")
+    (tmp_path / "x").write_text("a")
+    (tmp_path / "empty").mkdir()
     given = (word.format(folder=tmp_path) for word in options)
 
     done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes", *given)

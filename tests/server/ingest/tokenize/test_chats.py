@@ -298,21 +298,81 @@ def test_a_template_that_needs_a_first_message_says_which_part_fails() -> None:
     assert where == "byte 0, messages[0]"
 
 
-def test_content_in_parts_of_text_is_joined() -> None:
+def test_content_in_parts_is_for_templates_that_read_parts() -> None:
+    """Others would write what Python prints for a list, or nothing."""
     parts = [{"type": "text", "text": "2 + "}, {"text": "2? "}]
-    how = recipe("bytes", CHATML)
+    chat = [{"role": "user", "content": parts}, *TURNS[1:]]
+    reads = CHATML.replace(
+        "{%- for message in messages",
+        "{%- macro text(content) %}{% if content is string %}{{ content }}{% else %}"
+        "{% for part in content %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}"
+        "{%- for message in messages",
+    ).replace("message.content", "text(message.content)")
+    turn = "{% for m in messages %}{% generation %}{{ CONTENT }}.{% endgeneration %}{% endfor %}"
+    prints, drops = (turn.replace("CONTENT", it) for it in ("m.content", "m.content[:0]"))
 
-    part = encoded([[{"role": "user", "content": parts}, *TURNS[1:]]], how)
+    joined = encoded([chat], recipe("bytes", reads))
 
-    assert part.tokens.tolist() == encoded([TURNS], how).tokens.tolist()
+    assert joined.tokens.tolist() == encoded([TURNS], recipe("bytes", CHATML)).tokens.tolist()
+    for template in (prints, drops):
+        what = "content in parts, which the chat template does not read; join their text"
+        found = encoded([chat], recipe("bytes", template))
+        assert problem(found) == (what, "byte 0, messages[0]", True)
 
 
-def test_null_fields_are_absent_and_other_names_of_reasoning_are_known() -> None:
-    """A column of parquet has all fields in all messages."""
+@pytest.mark.parametrize("name", ["content", "tool_calls", "name"])
+def test_a_field_that_is_null_is_null_for_the_template(name: str) -> None:
+    """So a template that asks whether content is none writes the call, and nothing is lost."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+        "{% if m.content is none %}{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "{% if m.name is none %}!{% endif %}{% endfor %}"
+    )
+    answer = {"content": "a", "tool_calls": [{"function": {"name": "f"}}], "name": "b"}
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", **answer, name: None}]
+
+    part = encoded([chat], recipe("bytes", template))
+
+    call = '[{"function": {"name": "f"}}]'
+    expected = {"content": f"q{call}", "tool_calls": "qa", "name": "qa!"}
+    assert bytes(part.tokens.astype(np.uint8)).decode() == expected[name]
+    assert part.mask is not None
+    assert part.mask.sum() == len(expected[name]) - 1 - (name == "name")
+
+
+def test_a_null_that_a_template_would_print_or_fail_at_is_absent() -> None:
+    """As in transformers since 5.24."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    prints = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{{ m.tool_calls | tojson }}"
+        "{% endgeneration %}{% endfor %}"
+    )
+    fails = prints.replace("{{ m.content }}", "{{ '' + (m.content if 'content' in m else '') }}")
+
+    for template in (prints, fails):
+        part = encoded([[call]], recipe("bytes", template))
+        assert bytes(part.tokens.astype(np.uint8)).decode() == '[{"name": "f"}]'
+
+
+def test_calls_that_a_template_does_not_write_are_no_empty_turn() -> None:
+    """The model would learn to say nothing."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+
+    part = encoded(
+        [[TURNS[0], call]], recipe("bytes", CHATML.replace(".content", ".content or ''"))
+    )
+
+    what = "calls of tools, which the chat template does not write"
+    assert problem(part) == (what, "byte 0, messages[1]", False)
+
+
+def test_all_names_of_reasoning_are_known() -> None:
+    """As in transformers."""
     template = (
         "{% for m in messages %}{{ m | tojson }}{% generation %}.{% endgeneration %}{% endfor %}"
     )
-    chat = [{"role": "assistant", "content": "a", "thinking": "b", "name": None}]
+    chat = [{"role": "assistant", "content": "a", "thinking": "b"}]
 
     part = encoded([chat], recipe("bytes", template))
 
@@ -320,6 +380,17 @@ def test_null_fields_are_absent_and_other_names_of_reasoning_are_known() -> None
     assert json.loads(text[:-1]) == {
         "role": "assistant", "content": "a", "thinking": "b", "reasoning_content": "b",
     }  # fmt: skip
+
+
+def test_chats_of_sharegpt_are_read() -> None:
+    """They say from and value."""
+    speakers = {"user": "human", "assistant": "gpt"}
+    chat = [{"from": speakers[turn["role"]], "value": turn["content"]} for turn in TURNS]
+    how = recipe("bytes", CHATML)
+
+    assert encoded([chat], how).tokens.tolist() == encoded([TURNS], how).tokens.tolist()
+    unknown = encoded([[{"from": "bard", "value": "a"}]], how)
+    assert problem(unknown)[0] == "message from 'bard', which is no role"
 
 
 def test_a_call_of_a_tool_needs_no_content_and_tools_are_passed_on(chat_tokenizer: Path) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from server.ingest.tokenize.chat_template import ChatTemplateFile
 from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
@@ -53,11 +55,17 @@ from tests.server.ingest.corpus import WORDS, documents
 from tests.server.ingest.published_templates import CHATS as PUBLISHED_CHATS
 from tests.server.ingest.published_templates import (
     COMPARED,
+    EOS,
     GOLDEN,
+    SHAPES,
+    SHAPES_GOLDEN,
     bos_token,
     golden,
+    golden_shapes,
     has_blocks,
     make_tokenizer,
+    names,
+    sha256,
     template,
 )
 
@@ -244,7 +252,41 @@ def made_by_transformers(tokenizer: Path) -> dict[str, dict[str, dict[str, str]]
     return made
 
 
+def test_the_golden_file_of_shapes_is_what_transformers_makes(tmp_path: Path) -> None:
+    """As above."""
+    assert golden_shapes() == shapes_by_transformers(make_tokenizer(tmp_path / "tokenizer.json"))
+
+
+def shapes_by_transformers(tokenizer: Path) -> dict[str, dict[str, list[str]]]:
+    """The hashes of the tokens of all templates and shapes, with fields of messages that are null
+    left out, as since 5.24, and as they are, as before. Only JSON is between both and the template.
+    """
+    made: dict[str, dict[str, list[str]]] = {}
+    for name in names():
+        special = {"bos_token": bos_token(name), "eos_token": EOS}
+        theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), **special)
+        for shape, row in SHAPES.items():
+            found = made.setdefault(name, {}).setdefault(shape, [])
+            bare = [{k: v for k, v in one.items() if v is not None} for one in row["messages"]]
+            for messages in (bare, row["messages"]):
+                with suppress(Exception):  # whatever a template of another author raises
+                    (text,), _ = render_jinja_template(
+                        conversations=[messages],
+                        tools=row.get("tools"),
+                        chat_template=template(name),
+                        **special,
+                    )
+                    tokens = theirs.encode(text, add_special_tokens=False)
+                    if (digest := sha256(tokens)) not in found:
+                        found.append(digest)
+    return made
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        made = made_by_transformers(make_tokenizer(Path(folder) / "tokenizer.json"))
-    GOLDEN.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        tokenizer = make_tokenizer(Path(folder) / "tokenizer.json")
+        for path, made in (
+            (GOLDEN, made_by_transformers(tokenizer)),
+            (SHAPES_GOLDEN, shapes_by_transformers(tokenizer)),
+        ):
+            path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
