@@ -22,7 +22,7 @@ from tests.integration.stack import SERVER_IMAGE, TRAINER_IMAGE
 from tests.server.ingest import corpus
 from tests.server.ingest.running import ingested
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 MIB = 1 << 20

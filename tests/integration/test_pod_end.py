@@ -11,7 +11,7 @@ from tests.integration.conftest import Note
 from tests.integration.pods import EPOCH_STEPS, GRACE_SECONDS, PRE_STOP_SECONDS, RANKS, Cluster, Pod
 from tests.integration.stack import Offline, Reading
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 
 @pytest.fixture

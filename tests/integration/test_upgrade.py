@@ -18,7 +18,7 @@ from tests.integration.engine import BUILD_SECONDS, docker
 from tests.integration.pods import ARGUMENTS, RANKS, Cluster
 from tests.integration.stack import SERVER_IMAGE, TRAINER_IMAGE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 OLD = "132151ea4b420631d6848a8426e38dcd0e573724"
 """The last commit before the metrics. Once there is a release, name the last one instead."""

@@ -86,7 +86,6 @@ def test_several_processes_store_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_ray_cluster_stores_the_same_bytes(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +213,6 @@ def test_rows_that_no_folder_takes_are_an_error(
     assert kept_files(folder_of(corpus)) == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_it_can_be_stopped_at_any_moment(tmp_path: Path, signal_number: int) -> None:
     """Nothing is left, or all rows, and no process: the next run begins again, or finds them."""

@@ -92,7 +92,6 @@ def test_each_tensor_of_a_file_has_a_digest_of_its_own(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_tokens_that_only_a_server_of_them_would_narrow_are_hashed_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +108,6 @@ def test_tokens_that_only_a_server_of_them_would_narrow_are_hashed_as_they_are(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_large_corpora_that_differ_in_one_token_have_other_digests_once_verified(
     serve: Serve, large: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -123,7 +123,6 @@ def test_the_states_of_real_feeds_are_found_in_every_kind_of_checkpoint(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_the_state_is_found_in_a_distributed_checkpoint_of_two_processes(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:

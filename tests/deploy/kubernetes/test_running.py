@@ -139,7 +139,6 @@ def test_renewed_secrets_apply_without_a_restart(running: Pod, papers: Papers) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_jobs_make_what_a_server_finds(serve: Serve, tmp_path: Path) -> None:
     """Text, its tokens, the rows of its documents: each where the next one looks."""
     text = tmp_path / "data" / "text"

@@ -39,7 +39,7 @@ from tests.support.offline import offline_rows, received_rows
 from tokenfeed.errors import InvalidCorpus, StreamMismatch
 from tokenfeed.stream.planes import LOSS_MASK
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

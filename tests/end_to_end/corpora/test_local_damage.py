@@ -80,7 +80,6 @@ def run(change, read, prefetch_bytes):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_file_that_is_cut_or_rewritten_is_an_error_and_one_that_is_replaced_is_read_on(
     write_tokens: WriteTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +135,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_disk_that_fails_for_a_while_costs_no_row_and_one_that_fails_for_long_is_an_error(
     write_tokens: WriteTokens, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

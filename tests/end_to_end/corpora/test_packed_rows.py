@@ -42,8 +42,6 @@ from tests.support.packed_corpora import (
 from tokenfeed.errors import RequestError, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-pytestmark = pytest.mark.timeout(120)
-
 T, B, SEED = 13, 4, 7
 SERVICE = "/tokenfeed.v1.TokenFeed"
 ALONE = {"rank": 0, "world_size": 1}

@@ -92,7 +92,6 @@ def test_describe_and_show_work_without_torch(
     assert shown.startswith("sample 0: 'First Citizen:\\nBefore we proceed any further, hear me")
 
 
-@pytest.mark.timeout(60)
 def test_the_quickstart_shows_rows_and_tokens_per_second(tmp_path: Path) -> None:
     """The first thing that a newcomer runs."""
     printed = run(ROOT / "examples" / "quickstart.py", "--seconds", "0.5", cwd=tmp_path)

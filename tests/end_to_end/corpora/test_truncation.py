@@ -233,7 +233,6 @@ class Feed:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_nothing_else(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
@@ -253,7 +252,6 @@ def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_not
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", WAYS)
 def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
     serve: Serve, write_tokens: WriteTokens, way: str
@@ -271,7 +269,6 @@ def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", WAYS)
 def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed(
     serve: Serve, write_tokens: WriteTokens, way: str

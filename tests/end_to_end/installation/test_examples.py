@@ -25,7 +25,6 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "runs",
     [
@@ -57,7 +56,6 @@ def test_the_ddp_example_goes_on_with_fewer_ranks_in_either_format(
 
 @pytest.mark.proof
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_the_jax_example_goes_on_with_fewer_processes(tmp_path: Path) -> None:
     """Like the one before, without torch; process 0 starts the server of all of them. Its short
     form is in tests/end_to_end/training/test_jax.py.
@@ -80,7 +78,6 @@ def test_the_jax_example_goes_on_with_fewer_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_the_dataloader_example_trains_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """For trainers that require a DataLoader."""
     printed = run(EXAMPLES / "dataloader.py", cwd=tmp_path)
@@ -90,7 +87,6 @@ def test_the_dataloader_example_trains_and_goes_on_where_it_stopped(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_the_tensorboard_example_logs_what_the_feed_did(tmp_path: Path) -> None:
     """Read back from the file of events, as TensorBoard does."""
     words = ("--log-dir", tmp_path, "--steps", "40", "--log-every", "10")
@@ -147,7 +143,6 @@ def test_the_mixture_example_changes_its_weights_and_learns(
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(120)
 def test_the_mixture_example_learns_one_text_and_after_the_change_the_other(
     tmp_path: Path, shared_data: Path
 ) -> None:
@@ -218,7 +213,6 @@ def run_slurm_job(folder: Path, data: Path, *arguments: str, seconds: float) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_the_job_of_slurm_serves_its_ranks(write_tokens: WriteTokens, tmp_path: Path) -> None:
     """Each rank reads its share, and gets the arguments of its script."""
     data = write_tokens(np.arange(64 * 100 + 1))
@@ -232,7 +226,6 @@ def test_the_job_of_slurm_serves_its_ranks(write_tokens: WriteTokens, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_job_of_slurm_whose_server_cannot_start_ends(tmp_path: Path) -> None:
     """Its ranks would hold the GPUs for 480 s, waiting for a server that will not come."""
     status, printed = run_slurm_job(tmp_path, tmp_path / "missing.bin", seconds=50)

@@ -126,7 +126,6 @@ def run_node(client: Path, target: str, *arguments: object) -> subprocess.Comple
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_a_client_in_another_language_reads_what_remote_batches_reads(
     serve: Serve, write_tokens: WriteTokens, node_client: Path, dtype: str
@@ -154,7 +153,6 @@ def test_a_client_in_another_language_reads_what_remote_batches_reads(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("damage", ["tokens", "identity", "first_row", "nothing"])
 def test_a_client_in_another_language_finds_a_damaged_frame(
     serve: Serve, write_tokens: WriteTokens, node_client: Path, damage: str

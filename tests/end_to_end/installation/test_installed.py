@@ -77,7 +77,6 @@ def test_an_index_would_take_what_is_built(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_whole_run_where_client_and_server_are_other_people_s_modules(
     installed: Path, hostile: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -146,7 +145,6 @@ def test_a_shell_completes_commands_and_their_options(installed: Path, hostile: 
     assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
 
 
-@pytest.mark.timeout(60)
 def test_text_is_ingested_by_what_is_installed(installed: Path, hostile: Path) -> None:
     """The server starts a process for it, and the folder has other people's modules."""
     (hostile / "pages.txt").write_text("word " * 5_000)
@@ -412,7 +410,6 @@ def test_one_command_has_all_of_them(installed: Path, hostile: Path) -> None:
         assert usage.startswith(f"usage: tokenfeed {name} ")
 
 
-@pytest.mark.timeout(120)
 def test_a_user_s_type_checker_finds_the_short_names_too(installed: Path, tmp_path: Path) -> None:
     """An alias is made when it runs, which no checker sees."""
     (tmp_path / "train.py").write_text(

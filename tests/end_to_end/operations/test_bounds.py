@@ -116,7 +116,6 @@ def test_thousands_of_sources_of_one_dataset_take_little_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_thousand_connections_of_random_bytes_disturb_no_client(feed: Feed) -> None:
     """A port scanner in the data center must neither stop a training nor use up descriptors."""
     with ThreadPoolExecutor(WORKERS + 1) as workers, healthy_client(feed, workers) as healthy:

@@ -253,7 +253,6 @@ def test_a_closed_port_is_told_from_a_filtered_one(doctor: Doctor) -> None:
 
 
 @needs_namespaces
-@pytest.mark.timeout(60)
 @pytest.mark.slow
 def test_a_line_of_50_mbit_is_named_as_the_limit_with_its_tokens_per_second(
     serve: Serve, write_tokens: WriteTokens, doctor: Doctor

@@ -64,7 +64,6 @@ WAYS_OUT = {
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.proof)])
 def test_every_way_out_is_quick_and_silent(
     serve: Serve, write_tokens: WriteTokens, times: int
@@ -106,7 +105,6 @@ assert feed.state_dict()["sample"] == 808
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("source", ["server", "files"])
 def test_a_fork_with_a_live_iterator_raises_with_the_cure_and_the_parent_continues(
     serve: Serve, write_tokens: WriteTokens, source: str
@@ -150,7 +148,6 @@ print(*before, *counts())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_iterators_that_are_dropped_leave_no_thread_and_no_descriptor(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:

@@ -12,7 +12,6 @@ from tests.faults.__main__ import EXPERIMENTS, Experiment, line
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "experiment",
     [

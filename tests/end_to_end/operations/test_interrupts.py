@@ -122,7 +122,6 @@ def test_the_main_thread_runs_no_code_of_grpc(address: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_signal_handler_may_take_the_state_and_close_the_feed(address: str) -> None:
     """A job that is about to be preempted: the handler runs in the middle of `next`."""
     assert run(CLOSED_BY_HANDLER, address) == "ended\n"
@@ -130,7 +129,6 @@ def test_a_signal_handler_may_take_the_state_and_close_the_feed(address: str) ->
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ctrl_c_while_a_server_does_not_answer_is_quick(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:

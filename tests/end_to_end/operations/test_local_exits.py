@@ -89,7 +89,6 @@ WAYS_OUT = {
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_every_way_out_is_quick_and_silent(write_tokens: WriteTokens, path: Path) -> None:
     """Also while files of a large corpus are still opened, which here takes seconds."""
     ways = [
@@ -109,7 +108,6 @@ def test_every_way_out_is_quick_and_silent(write_tokens: WriteTokens, path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("prefetch_bytes", [0, 1 << 20])
 def test_ctrl_c_at_any_moment_hangs_nothing_and_loses_no_row(
     path: Path, prefetch_bytes: int
@@ -147,7 +145,6 @@ print(sorted(slowest)[len(slowest) // 2])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("prefetch_bytes", [0, 1 << 20])
 def test_a_signal_handler_may_take_the_state_and_close_the_feed(
     path: Path, prefetch_bytes: int

@@ -212,7 +212,6 @@ def stalled(address: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("names", [1000, pytest.param(10_000, marks=pytest.mark.proof)])
 def test_names_of_clients_leave_the_number_of_series(server: Server, names: int) -> None:
     """A label that a client chooses would fill the memory of every Prometheus."""

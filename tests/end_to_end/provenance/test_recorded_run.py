@@ -19,7 +19,7 @@ from tests.conftest import serving
 from tests.support import recorded_run
 from tests.support.recorded_run import RecordedRun, Row, Source, T
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 Range = tuple[int, int, int]
 """File, first token, end token."""

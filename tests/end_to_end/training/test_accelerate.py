@@ -40,7 +40,6 @@ OWN_ROWS = {0: [[0, 4], [16, 20], [32, 36]], 1: [[8, 12], [24, 28], [40, 44]]}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_prepared_feed_is_refused_on_every_rank_and_both_cures_give_each_its_own_rows(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:

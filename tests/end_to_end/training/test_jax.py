@@ -96,7 +96,6 @@ def documents_of(row: np.ndarray) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "parts", [[(2, 3), (1, 5)], pytest.param(PARTS, marks=pytest.mark.proof)], ids=len
 )
@@ -150,7 +149,6 @@ def test_some_processes_stop_and_fewer_or_more_go_on_as_if_there_had_been_one(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_processes_of_the_example_whose_servers_have_other_files_do_not_train(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:

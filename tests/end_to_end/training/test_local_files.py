@@ -234,7 +234,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ranks_with_other_files_find_out(write_tokens: WriteTokens, tmp_path: Path) -> None:
     """A copy on one node is last week's, or each rank reads a shard of its own number."""
     for name in "same/train.bin", "0.bin":
@@ -266,7 +265,6 @@ print(time.monotonic() - began)
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("size_bytes", [256 << 20, 2 << 30], ids=["256 MiB", "2 GiB"])
 def test_the_first_batch_of_two_lines_is_there_within_half_a_second(
     tmp_path: Path, size_bytes: int

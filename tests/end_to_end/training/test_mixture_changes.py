@@ -584,7 +584,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ranks_of_a_process_group_change_together(
     paths: dict[str, list[Path]], tmp_path: Path
 ) -> None:

@@ -27,8 +27,6 @@ from tests.server.ingest.corpus import END, write_parquet
 from tests.server.ingest.running import ingested
 from tests.support import reference
 
-pytestmark = pytest.mark.timeout(120)
-
 T, B, SEED = 96, 8, 3
 ALONE = {"rank": 0, "world_size": 1}
 IGNORED = -100

@@ -49,7 +49,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_three_ranks_stop_and_two_go_on_without_a_sample_lost_or_repeated(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:
@@ -99,7 +98,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ranks_whose_servers_have_other_files_find_out_without_waiting_for_each_other(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:
@@ -133,7 +131,6 @@ def test_ranks_whose_servers_have_other_files_find_out_without_waiting_for_each_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_tensor_parallel_pair_gets_the_same_bytes_and_the_other_pair_different_ones(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:

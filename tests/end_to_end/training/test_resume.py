@@ -41,7 +41,6 @@ for order in orders:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_run_goes_on_at_any_batch_size_and_world_size(
     serve: Serve, write_tokens: WriteTokens, tmp_path: Path
 ) -> None:

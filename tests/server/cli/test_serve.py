@@ -213,7 +213,6 @@ def test_a_token_outside_the_vocabulary_is_found_in_any_shard(write_tokens: Writ
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_every_token_of_a_large_corpus_is_checked_on_request(tmp_path: Path, serve: Serve) -> None:
     """Above 1 GiB the start takes seconds for a sample, or minutes for all on request."""
     path = tmp_path / "large.bin"
@@ -639,7 +638,6 @@ def open_streams(server: Server, count: int) -> Iterator[None]:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_ends_the_server_within_two_seconds_with_streams_open(
     serve: Serve, write_tokens: WriteTokens, number: signal.Signals

@@ -60,7 +60,6 @@ def test_the_fingerprint_is_the_published_one(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_the_fingerprint_of_a_large_corpus_is_over_the_published_blocks(
     open_: OpenDataset, tmp_path: Path
 ) -> None:
@@ -169,7 +168,6 @@ def test_tokens_are_served_as_narrow_as_they_fit(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_large_corpus_is_scanned_in_full_before_it_is_narrowed(
     open_: OpenDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,7 +187,6 @@ def test_a_large_corpus_is_scanned_in_full_before_it_is_narrowed(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_long_scan_of_all_tokens_logs_its_progress(
     open_: OpenDataset,
     tmp_path: Path,

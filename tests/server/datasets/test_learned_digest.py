@@ -298,7 +298,6 @@ def test_if_a_corpus_is_not_preloaded_the_log_says_once_how_to_get_its_digest(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_server_tells_and_compares_the_digest_as_soon_as_it_has_warmed_up(
     serve: Serve, large: Path
 ) -> None:
@@ -335,7 +334,6 @@ def answer(server: Server, digest: bytes) -> str:
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_server_that_computes_a_digest_stops_at_once(serve: Serve, large: Path) -> None:
     """A restart must not wait for this read."""
     with large.open("r+b") as file:

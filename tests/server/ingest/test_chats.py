@@ -19,7 +19,7 @@ from tests.server.ingest.chats import CHATML, GEMMA, THINKING, make_chat_tokeniz
 from tests.server.ingest.corpus import make_tokenizer, stored, tree, write_jsonl, write_parquet
 from tests.server.ingest.running import ingest, ingested
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 TOOLS = [{"name": "add", "strict": True, "cost": 0.5}]
 

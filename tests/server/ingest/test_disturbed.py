@@ -30,7 +30,7 @@ from tests.server.ingest.corpus import (
 from tests.server.ingest.running import ingest, ingested
 from tokenfeed.errors import WriteFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tests.server.ingest.corpus import END, write_jsonl, write_parquet
 from tests.server.ingest.running import ingest, ingested
 from tests.support.commands import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def documents_by_id(folder: Path) -> list[tuple[str, bytes]]:

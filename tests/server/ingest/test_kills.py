@@ -10,7 +10,6 @@ from tests.server.ingest.kills import check
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.proof)])
 def test_kills_leave_no_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int

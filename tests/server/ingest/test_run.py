@@ -23,7 +23,7 @@ from tests.server.ingest.corpus import (
 )
 from tests.server.ingest.running import ingest, ingested
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -302,7 +302,6 @@ def test_a_batch_above_the_limit_is_refused_without_a_retry_hint(
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(60)
 def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corpus: Path) -> None:
     """One client reads, another has stopped to, a third has sent half of a preface."""
     seconds = []
@@ -329,7 +328,6 @@ def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corp
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(60)
 def test_a_stopping_server_exits_in_time_whatever_it_reads(serve: Serve, tmp_path: Path) -> None:
     """A chmod makes it reread a file, which takes it seconds."""
     path = tmp_path / "train.bin"

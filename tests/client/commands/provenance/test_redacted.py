@@ -51,7 +51,6 @@ def has_document(row: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.timeout(60)
 def test_rows_say_what_was_redacted_and_what_was_deleted(
     target: str,
     texts: dict[str, Texts],

@@ -68,7 +68,6 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_processes_of_jax_have_to_say_whether_they_share_the_batch(tmp_path: Path) -> None:
     """Both would train on the rows of rank 0, and the loss would not say so."""
     script, port = tmp_path / "process.py", str(free_port())

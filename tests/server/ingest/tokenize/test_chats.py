@@ -505,7 +505,6 @@ def test_characters_without_a_token_do_not_matter() -> None:
     assert targets(8, 9) == []
 
 
-@pytest.mark.timeout(60)
 def test_a_long_chat_is_cut_without_a_trace(chat_tokenizer: Path) -> None:
     """The tokenizer has to take all of it in pieces; targets stay where they are."""
     words = "the of and to in was his " * 100_000

@@ -107,7 +107,6 @@ def test_a_pair_has_a_hash_of_its_own() -> None:
     assert part.is_val[:200].tolist() != part.is_val[200:].tolist()
 
 
-@pytest.mark.timeout(60)
 def test_a_long_document_is_cut_without_a_trace(tokenizer: Path) -> None:
     """A book as one row."""
     book = "\n".join(documents(18_000))

@@ -20,7 +20,7 @@ from tests.server.ingest.running import ingest, ingested
 from tests.support.ray_cluster import Cluster, ray_cluster, status
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 def has_begun(worker: int, shard: Path) -> bool:

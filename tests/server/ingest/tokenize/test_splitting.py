@@ -145,7 +145,6 @@ def test_no_text_has_no_pieces() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_tiny_shakespeare_is_cut_without_a_trace(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

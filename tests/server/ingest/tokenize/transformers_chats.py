@@ -162,7 +162,6 @@ def encoded(tokenizer: Path, name: str, template: str, row: dict[str, Any]) -> E
     return part
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", ALL_TEMPLATES)
 def test_tokens_and_masks_are_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:

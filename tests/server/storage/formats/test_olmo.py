@@ -105,7 +105,7 @@ def test_an_array_is_none_of_its_files_whatever_the_user_says(tmp_path: Path) ->
         read(path, form="olmo")
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(60)
 def test_a_pipe_for_an_index_is_refused(path: Path) -> None:
     """It has no writer: the server would wait for ever."""
     os.mkfifo(path.with_suffix(".csv.gz"))
