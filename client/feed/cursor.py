@@ -37,7 +37,7 @@ class Cursor:
     replaced in one assignment: other threads and signal handlers read a consistent value, and an
     interrupt comes before or after the assignment.
     generation: incremented by each move; an epoch compares it.  repositioned: whether a loaded
-    state, `skip` or `start_sample` has set the position.
+    state, `skip`, `start_sample` or `next` has set the position.
     """
 
     __slots__ = ("_position", "_stride", "current", "generation", "repositioned")
@@ -101,15 +101,13 @@ class Cursor:
         _, batches, before = self.now
         self.current = sample, OpenRun(sample, batches, before if history is None else history)
 
-    def commit(
+    def after(
         self, first_sample: int, end_sample: int, next_sample: int, spec: StreamParts
-    ) -> None:
-        """Count a batch.
+    ) -> tuple[int, OpenRun]:
+        """Return the value of `current` behind a batch.
 
         first_sample, end_sample: of its rows on all ranks, without padding.  next_sample: the
         position of the feed after it.  spec: its stream.
-
-        `current` is assigned last: an interrupt before that loses no batch.
         """
         sample, run = self.current
         # A run ends with a partial batch.
@@ -123,8 +121,20 @@ class Cursor:
                 if whole
                 else OpenRun(next_sample, batches + 1, after)
             )
-        self.repositioned = False
-        self.current = next_sample, run
+        return next_sample, run
+
+    def commit(self, after: tuple[int, OpenRun], *, of_epoch: bool = False) -> None:
+        """Count a batch, as the last step of its delivery.
+
+        after: what `after` returned.  of_epoch: whether a loop over an epoch delivers it, which
+        begins the epoch again where it is left; behind other batches, an epoch goes on.
+
+        `current` is assigned last: an interrupt before that loses no batch.
+        """
+        self.repositioned = not of_epoch
+        if not of_epoch:
+            self.generation += 1
+        self.current = after
 
     def _extended(
         self, before: History, first_sample: int, end_sample: int, spec: StreamParts

@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -58,6 +59,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         self._reader: BatchReader[Array] | None = None
         self._counters = Counters()
         self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
+        self._consumer: dict[str, int] = {}
 
     @abstractmethod
     def _transfer(self) -> Transfer[Array]:
@@ -90,9 +92,52 @@ class Delivery(ABC, Generic[Array, Rich]):
     def _cursor(self) -> Cursor:
         return self._stream.cursor
 
-    def _next(self, out: Pair[Array] | None) -> tuple[Pair[Array], BatchReader[Array]] | None:
-        """Deliver the next batch, in out if given.  Returns: the batch, and where it was read; None
-        at the end.
+    def _next(self, out: Pair[Array] | None) -> Pair[Array] | None:
+        """Deliver the next batch, in out if given; None at the end."""
+        self._require_one_thread()
+        try:
+            found = self._read(out)
+            if found is None:
+                return None
+            batch, _, after = found
+            self._cursor.commit(after)
+            return batch
+        finally:
+            # No call, which could be interrupted: the batch is committed, and not yet returned.
+            self._consumer = {}
+
+    def _next_rich(self) -> Rich | None:
+        self._require_one_thread()
+        try:
+            stream = self._stream
+            before = stream.cursor.current
+            found = self._read(None)
+            if found is None:
+                return None
+            batch, reader, after = found
+            rich = self._enriched(batch, reader, stream, before, after)
+            self._cursor.commit(after)
+            return rich
+        finally:
+            self._consumer = {}
+
+    def _require_one_thread(self) -> None:
+        """Raise InvalidRequest while another thread is taking a batch: both would get the same one,
+        or lose one.
+        """
+        # One step, so that of two threads only one finds itself.
+        own = threading.get_ident()
+        if self._consumer.setdefault("thread", own) != own:
+            problem = "another thread is taking a batch of this feed; take batches in one thread"
+            raise InvalidRequest("threads", f"{problem}, or make a feed with a rank for each")
+
+    def _read(
+        self, out: Pair[Array] | None
+    ) -> tuple[Pair[Array], BatchReader[Array], tuple[int, OpenRun]] | None:
+        """Read the next batch, in out if given; it is delivered once the cursor is committed.
+
+        Returns: the batch, where it was read, and the value of the cursor behind it; None at the
+        end.
         """
         # Another thread or a signal handler may close this feed meanwhile.
         reader, sample = self._reader, self._cursor.sample
@@ -118,15 +163,7 @@ class Delivery(ABC, Generic[Array, Rich]):
             raise
         if batch is None:
             return None
-        self._cursor.generation += 1
-        self._cursor.commit(sample, reader.sample, reader.sample, reader.spec)
-        return batch, reader
-
-    def _next_rich(self) -> Rich | None:
-        stream = self._stream
-        before = stream.cursor.current
-        found = self._next(None)
-        return None if found is None else self._enriched(*found, stream, before)
+        return batch, reader, self._cursor.after(sample, reader.sample, reader.sample, reader.spec)
 
     def _enriched(
         self,
@@ -134,10 +171,12 @@ class Delivery(ABC, Generic[Array, Rich]):
         reader: BatchReader[Array],
         stream: FeedStream,
         before: tuple[int, OpenRun],
+        after: tuple[int, OpenRun],
     ) -> Rich:
-        """Return a batch that was just delivered with all that it carries.
+        """Return a batch with all that it carries.
 
-        reader, stream: that it comes from.  before: `stream.cursor.current` before it.
+        reader, stream: that it comes from.  before, after: `stream.cursor.current` before and
+        behind it.
         """
         rows = cache(partial(stream.rows_at, before[0]))
         assert reader.noted is not None
@@ -147,7 +186,7 @@ class Delivery(ABC, Generic[Array, Rich]):
             samples=lambda: rows().samples,
             sources=lambda: rows().sources,
             state_before=partial(stream.state_at, before),
-            state_after=partial(stream.state_at, stream.cursor.current),
+            state_after=partial(stream.state_at, after),
         )
 
     def _carry_more(self) -> None:

@@ -24,6 +24,9 @@ Array = TypeVar("Array")
 Rich = TypeVar("Rich")
 Item = TypeVar("Item")
 
+Enrich = Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun], tuple[int, OpenRun]], Item]
+"""Makes an item of a batch, its reader, and the cursor's value before and behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
@@ -89,8 +92,8 @@ def planned_epoch(windows: int, position: Position, epoch: int, tail: Tail) -> E
 class Epoch(Generic[Array, Rich]):
     """A sized iterable over one epoch; each `for` starts at its beginning.
 
-    Only the first `for` after a loaded state, `skip` or `start_sample` has set a position within
-    this epoch continues from there.
+    Only the first `for` after a loaded state, `skip`, `start_sample` or `next` has set a position
+    within this epoch continues from there.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Epoch(Generic[Array, Rich]):
         make_plan: Callable[[], EpochPlan],
         open_reader: Callable[[int, int], BatchReader[Array]],
         carry_more: Callable[[], None],
-        enriched: Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun]], Rich],
+        enriched: Enrich[Array, Rich],
         is_current: Callable[[BatchReader[Array]], bool],
         *,
         world_size: int,
@@ -108,9 +111,9 @@ class Epoch(Generic[Array, Rich]):
 
         cursor: of the feed.  make_plan: asks the server for the number of windows.  open_reader:
         starts to read, given a first sample and a number of batches.  carry_more: to be called
-        before rich batches are read.  enriched: makes one of a batch, its reader, and the cursor's
-        value before it.  is_current: whether a reader reads what the feed reads now: `redact` has
-        not changed that meanwhile.  world_size: ranks that share the epoch.
+        before rich batches are read.  enriched: makes one of a batch.  is_current: whether a reader
+        reads what the feed reads now: `redact` has not changed that meanwhile.  world_size: ranks
+        that share the epoch.
         """
         self._cursor = cursor
         self._make_plan = make_plan
@@ -127,7 +130,7 @@ class Epoch(Generic[Array, Rich]):
 
     def __iter__(self) -> Iterator[Pair[Array]]:
         """Return an iterator over its batches (x, y).  Raises: as for iterating the feed."""
-        return self._items(lambda batch, reader, before: batch)
+        return self._items(lambda batch, reader, before, after: batch)
 
     def batches(self) -> Iterator[Rich]:
         """Return an iterator over its batches, as of `batches` of the feed: they carry more than x
@@ -136,9 +139,7 @@ class Epoch(Generic[Array, Rich]):
         self._carry_more()
         return self._items(self._enriched)
 
-    def _items(
-        self, item: Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun]], Item]
-    ) -> Iterator[Item]:
+    def _items(self, item: Enrich[Array, Item]) -> Iterator[Item]:
         plan, cursor = self._make_plan(), self._cursor
         begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
         batch_count = plan.batch_count(begin)
@@ -172,13 +173,15 @@ class Epoch(Generic[Array, Rich]):
                     y: Any = batch[1]
                     y[plan.own_rows(first_sample) :] = IGNORED_TARGET
                 is_last = index == batch_count - 1
-                cursor.commit(
+                after = cursor.after(
                     first_sample,
                     plan.batch_end_sample(first_sample),
                     plan.end_sample if is_last else reader.sample,
                     reader.spec,
                 )
-                yield item(batch, reader, before)
+                delivered = item(batch, reader, before, after)
+                cursor.commit(after, of_epoch=True)
+                yield delivered
         except GeneratorExit:
             # Python frees this iterator and would swallow a Ctrl-C in any code that runs here. So
             # no code runs: the reader is freed with this frame, which closes it.

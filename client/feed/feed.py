@@ -132,10 +132,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
         Raises: InvalidRequest in a worker process of a DataLoader, or in a fork.
         """
-        found = self._next(None)
-        if found is None:
+        batch = self._next(None)
+        if batch is None:
             raise StopIteration
-        batch, _ = found
         return batch
 
     def batches(self) -> Iterator[Rich]:
@@ -360,8 +359,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         leaves them out; "wrap" fills the batch with the first samples of the next epoch; "pad" does
         the same, but these rows have y = -100 throughout, so that a loss ignores them.
         Each `for` starts at the beginning of the epoch, except the first one after a loaded state,
-        `skip` or `start_sample` has set a position within it. The feed's position follows; after
-        the last batch it is the first sample of the next epoch. Moving the feed ends the loop.
+        `skip`, `start_sample` or `next` has set a position within it. The feed's position follows;
+        after the last batch it is the first sample of the next epoch. Moving the feed ends the
+        loop.
         Raises: InvalidRequest for an order without epochs, or together with num_batches, and on
         iterating if no file is long enough for a window, or the feed was moved; SamplesExhausted
         for an epoch that would reach sample 2^63.
@@ -380,7 +380,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             ),
             self._open,
             self._carry_more,
-            lambda batch, reader, before: self._enriched(batch, reader, self._stream, before),
+            lambda batch, reader, before, after: self._enriched(
+                batch, reader, self._stream, before, after
+            ),
             lambda reader: reader.request.spec is self._spec,
             world_size=self._request.position.world_size,
         )

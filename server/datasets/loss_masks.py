@@ -1,8 +1,8 @@
 """Loss masks: which tokens of a dataset are training targets, in files of one byte per token.
 
-X.ds.loss beside X.ds, as ingest and datatrove write it, is found by its name; --loss-mask names
-other files, such as the label masks of OLMo-core. They are opened, checked for changes and read
-like token files, at the same places as the tokens.
+X.ds.loss beside X.ds, as ingest and datatrove write it, is found by its name, and so are the masks
+of OLMo-core and Megatron; --loss-mask names other files. They are opened, checked for changes and
+read like token files, at the same places as the tokens.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 
 from ..storage.choice import Storing, fit_into_maps, open_store
-from ..storage.formats import FormatOptions
+from ..storage.files import open_file
+from ..storage.formats import FormatOptions, npy
 from ..storage.formats.datatrove import SUFFIX
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Content
+from .sources.paths import mask_of
 
 OPTION = "--loss-mask"
 _BYTES = FormatOptions.parse("raw", "uint8", None)
-_NUMPY = b"\x93NUMPY"
+_ARRAYS = FormatOptions.parse("npy", "uint8", None)
 _WRONG_BYTE = "has a loss mask with a byte that is neither 0 nor 1"
 
 
@@ -57,6 +59,8 @@ def _mask_beside(path: str) -> str:
     for place in (path, os.path.realpath(path)):
         if place.lower().endswith(SUFFIX) and os.path.lexists(mask_path(place)):
             return mask_path(place)
+        if (named := mask_of(place)) and os.path.lexists(named):
+            return named
     return ""
 
 
@@ -76,15 +80,12 @@ def open_loss_mask(
         raise InvalidCorpus(paths[0], f"{problem}; {OPTION} needs one for each, in their order")
     store = _open_files(tokens.name, paths, storing)
     try:
-        for index, (mask, shard) in enumerate(zip(store.shards, tokens.shards, strict=True)):
+        for mask, shard in zip(store.shards, tokens.shards, strict=True):
             if (count := mask.layout.token_count) != shard.layout.token_count:
-                cure = "a mask has one byte per token"
-                if store.read(index, 0, min(count, len(_NUMPY))) == _NUMPY:
-                    cure += ", without NumPy's header; write it with numpy.ndarray.tofile"
                 raise InvalidCorpus(
                     mask.path,
                     f"is a loss mask of {count} bytes, but {shard.path} has "
-                    f"{shard.layout.token_count} tokens; {cure}",
+                    f"{shard.layout.token_count} tokens; a mask has one byte per token",
                 )
         return LossMask(store, tokens, _fingerprint(store, store.read, stopped))
     except BaseException:
@@ -97,10 +98,12 @@ def _open_files(name: str, paths: Sequence[str], storing: Storing) -> TokenStore
 
     Raises: InvalidCorpus.
     """
+    with open_file(paths[0]) as first:
+        options = _ARRAYS if npy.matches(first) else _BYTES
     if storing.read is not None or fit_into_maps(len(paths)):
-        return open_store(name, paths, _BYTES, storing)[0]
+        return open_store(name, paths, options, storing)[0]
     try:
-        return open_store(name, paths, _BYTES, replace(storing, read="pread"))[0]
+        return open_store(name, paths, options, replace(storing, read="pread"))[0]
     except InvalidCorpus as error:
         # Maps are what there is no room for.
         problem = error.problem.replace("pass --read map", "raise vm.max_map_count")

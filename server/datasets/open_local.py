@@ -325,6 +325,7 @@ def _for_targets(problem: str) -> str:
         is_value = word.isdecimal() if option in _NUMBERS else word in (values or ())
         return f"?{option}={word}" if word and is_value else f"?{option}{space}{word}"
 
+    problem = re.sub("--data (['\"])", r"\1file:", problem)
     return re.sub(rf"--({'|'.join(OPTIONS)})\b( ?)(\w*)", as_in_a_target, problem)
 
 

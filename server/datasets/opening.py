@@ -25,6 +25,7 @@ from ..storage.store import TokenStore
 from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .dataset import Dataset
 from .loss_masks import masks_beside, open_loss_mask
+from .plausibility import require_plausible
 from .redactions.opening import list_path, log_lists, opened_lists, warn_of_delimiters
 from .shared.scan import scan_once
 from .sources import DatasetSource
@@ -100,6 +101,7 @@ def open_dataset(
             share=share,
             stopped=stopped,
         )
+        require_plausible(store, options.format is not None)
         if masks:
             dataset.loss_mask = open_loss_mask(store, masks, storing, stopped)
             store.add_plane(dataset.loss_mask)

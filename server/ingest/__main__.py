@@ -34,8 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("server.ingest"),
-        description="Tokenize text (parquet, jsonl, jsonl.gz, jsonl.zst, or plain text) into "
-        "token shards. After an interruption, the same command resumes.",
+        description="Tokenize text (parquet, jsonl, also compressed, or plain text) into token "
+        "shards. After an interruption, the same command resumes.",
         epilog="example: tokenfeed ingest pages/*.parquet --out tokens --tokenizer "
         "tokenizer.json --append-token '<|endoftext|>'",
     )
@@ -173,6 +173,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="encode on this machine, or on its Ray cluster (default: %(default)s)",
     )
     flag("--strict", help="fail at the first input that cannot be ingested (default: leave it out)")
+    flag("--ignore-others", help="go on if a folder has more bytes in files that are not ingested")
     flag("--wait", help="wait while another ingest writes to DIR (default: fail)")
     add("--parent-pid", type=int, metavar="PID", help=argparse.SUPPRESS)
 
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun = time.monotonic()
     try:
-        made, tokens = run(arguments)
+        made, tokens, others = run(arguments)
     except TokenfeedError as error:
         return print_error(error)
     except ImportError as error:
@@ -203,16 +204,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted: run the same command again to resume", file=sys.stderr)
         return 130
     try:
-        report(made, arguments.out, tokens, time.monotonic() - begun)
+        report(made, arguments.out, tokens, time.monotonic() - begun, others)
         flush_stdout()
     except OSError as error:
         return print_stdout_error(error)
     return 0
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """Run the command line.  Returns: the manifest, and the number of tokens of this run.
-    Raises: TokenfeedError.
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int, str]:
+    """Run the command line.
+
+    Returns: the manifest, the number of tokens of this run, and what folders have besides, in one
+    line.  Raises: TokenfeedError.
     """
     from ..runtime.threads.executors import end_with_parent, make_executor
     from .options import template_of
@@ -243,14 +246,19 @@ def _run(
     tokenizer_file: TokenizerFile,
     template_file: ChatTemplateFile | None,
     executor: Encoder,
-) -> tuple[dict[str, Any], int]:
+) -> tuple[dict[str, Any], int, str]:
+    from ..datasets.sources.paths import named_left_out
     from .inputs.discovery import find_sources
     from .job import Job
     from .options import recipe_of
     from .progress import Progress
     from .run import ingest
 
-    sources = tuple(find_sources(arguments.sources))
+    found, left = find_sources(arguments.sources, ignores_others=arguments.ignore_others)
+    sources = tuple(found)
+    others = named_left_out(left) if left else ""
+    if others:
+        logging.getLogger("tokenfeed.server").warning("not taken: %s", single_line(others))
     job = Job(
         sources,
         recipe_of(
@@ -274,11 +282,14 @@ def _run(
         wait=arguments.wait,
         progress=progress,
     )
-    return made, progress.tokens
+    return made, progress.tokens, others
 
 
-def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
-    """Print what was written, and what could not be ingested.  tokens: of this run."""
+def report(made: dict[str, Any], out: str, tokens: int, seconds: float, others: str) -> None:
+    """Print what was written, and what could not be ingested.
+
+    tokens: number of this run.  others: what folders have besides.
+    """
     out = single_line(out)
     for name, split in made["splits"].items():
         folder = os.path.join(out, name)
@@ -305,6 +316,8 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float) -> None:
                 f"not ingested: {single_line(source['path'])}: {what}, {found['count']:,} time(s), "
                 f"first: {found['first']}"
             )
+    if others:
+        print(f"not taken: {single_line(others)}")
     print(f"serve it: tokenfeed serve --data {out}")
 
 

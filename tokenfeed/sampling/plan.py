@@ -231,9 +231,16 @@ def require_windows(spec: StreamSpec, shapes: Sequence[Shape]) -> None:
         if not source.reads_documents:
             shape.require_window(spec.context_length, of_dataset)
         elif not shape.document_rows(rows_key(spec, source)).row_count:
-            kept = "" if source.long_documents == "cut" else f" and at most {spec.row_tokens}"
-            problem = f"no document {of_dataset}has 2 tokens or more{kept}"
-            raise InvalidRequest("order", f"{source.order.NAME} has no rows: {problem}")
+            raise no_documents_fit(spec, source, of_dataset)
+
+
+def no_documents_fit(spec: StreamSpec, source: Source, of_dataset: str = "") -> InvalidRequest:
+    """Return the error of a source that has documents and no row.  of_dataset: which, if there are
+    several.
+    """
+    kept = "" if source.long_documents == "cut" else f" and at most {spec.row_tokens}"
+    problem = f"no document {of_dataset}has 2 tokens or more{kept}"
+    return InvalidRequest("order", f"{source.order.NAME} has no rows: {problem}")
 
 
 def _no_documents(key: RowsKey) -> DocumentRows:

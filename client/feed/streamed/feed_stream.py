@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.plan import no_documents_fit
 from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import StreamSpec
@@ -162,11 +163,13 @@ class FeedStream:
         return self.dataset.rows_of(self.spec.order.NAME)
 
     def require_windows(self) -> int:
-        """Return the rows per epoch.  Raises: InvalidRequest if no file is long enough;
-        TokenfeedError.
+        """Return the rows per epoch.  Raises: InvalidRequest if no file is long enough, or no
+        document short enough; TokenfeedError.
         """
         windows = self.rows_per_epoch()
         if windows == 0:
+            if self.spec.sources[0].reads_documents:
+                raise no_documents_fit(self.spec, self.spec.sources[0])
             longest = self.dataset.await_described()[0].longest_file_tokens
             raise InvalidRequest(
                 "context_length",

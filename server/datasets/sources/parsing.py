@@ -15,7 +15,8 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from .manifest import NAME as MANIFEST
 from .manifest import ManifestSplit, read_manifest, read_splits
-from .paths import SHARD_SUFFIXES, TEXT_SUFFIXES, expand, files_in, tokens_of
+from .paths import SHARD_SUFFIXES, TEXT_SUFFIXES, expand, files_in, text_files, tokens_of
+from .splits import require_one_split
 
 _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 
@@ -78,7 +79,8 @@ def parse_text(words: Sequence[str]) -> DatasetSource:
     """Return the name and the text files of the words after one --data.  Raises: InvalidCorpus."""
     name, first = without_name(words[0])
     _require_one_dataset((first, *words[1:]))
-    paths = [path for word in (first, *words[1:]) for path in expand(word, TEXT_SUFFIXES)]
+    paths, _ = text_files((first, *words[1:]))
+    require_one_split(first, paths, "--data ")
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths))
 
 
@@ -89,7 +91,8 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
     of their names. An index means its token file, and PATH#TENSOR is one of several tensors. NAME
     is the part before the first "=", if it matches [A-Za-z0-9_-]+. Without it, the name is the stem
     of the first file, or the name of the folder.
-    Raises: InvalidCorpus if there is no such file, or no name can be derived.
+    Raises: InvalidCorpus if there is no such file, no name can be derived, or the names of the
+    files are those of several splits.
     """
     name, first = without_name(words[0])
     _require_one_dataset((first, *words[1:]))
@@ -99,6 +102,7 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
         raise InvalidCorpus(first, "has another #TENSOR than other files of the dataset")
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
+    require_one_split(first, paths, "--data ")
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
 
 

@@ -1,21 +1,32 @@
 """The files of a path, a glob or a folder.
 
-Decides by names alone. The content of files is for `formats`.
+Decides by names, and for text whose name is .json by its first bytes. Other content is for
+`formats`.
 """
 
 from __future__ import annotations
 
 import glob
+import json
 import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tokenfeed.errors import InvalidCorpus
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """The shards of a folder: it may also contain other files, such as a README or a script."""
-TEXT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".txt")
+_PACKINGS = ("", ".gz", ".gzip", ".zst", ".xz", ".bz2")
+TEXT_SUFFIXES = (
+    ".parquet",
+    ".txt",
+    *(lines + packing for lines in (".jsonl", ".ndjson", ".json") for packing in _PACKINGS),
+)
 """The text files of a folder, which are ingested."""
+_SNIFFED_BYTES = 1 << 16
+_NAMED_MAX = 8
 MASK_SUFFIXES = (".loss", ".npy", ".bin", ".mask")
 """The loss masks of a folder."""
 
@@ -28,6 +39,14 @@ _COMPANIONS = (
     (".csv.gz", ".npy"),
 )
 """Suffixes of files that accompany token files, and the suffix of the token file."""
+
+_MASK_NAMES = (
+    (re.compile(r"token_ids(?=_part_\d+\.npy$)"), "labels_mask"),
+    (re.compile(r"_text_document(?=\.bin$)"), "_mask_document"),
+)
+"""What a layout calls its token files, and what their loss masks: that of OLMo-core and
+open-instruct, and Megatron's.
+"""
 
 
 def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -49,13 +68,118 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
     return sorted(found, key=os.fsencode)
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a folder of text has that is not ingested.
+
+    why: ends a sentence about it.  size_bytes: of a folder, that of all files in it.
+    """
+
+    path: str
+    why: str
+    size_bytes: int
+
+
+def text_files(
+    words: Sequence[str], *, ignores_others: bool = False
+) -> tuple[list[str], list[LeftOut]]:
+    """Return the text files of words, in order, and what their folders have besides. Files with a
+    dot before their name do not count.
+
+    ignores_others: whether it is no error that a folder has more bytes besides.
+    Raises: InvalidCorpus.
+    """
+    paths: list[str] = []
+    others: list[LeftOut] = []
+    for word in words:
+        found = expand(word, TEXT_SUFFIXES) if not os.path.isdir(word) else []
+        left = []
+        if os.path.isdir(word):
+            left = list(_left_out(word))
+            paths_left = {one.path for one in left}
+            found = sorted(set(files_in(word, TEXT_SUFFIXES)) - paths_left, key=os.fsencode)
+            if not found and not left:
+                found = expand(word, TEXT_SUFFIXES)
+        left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(_size, found))
+        if left and (not found or (left_bytes > found_bytes and not ignores_others)):
+            problem = f"has {left_bytes:,} bytes that would not be ingested: {named_left_out(left)}"
+            cure = "pass --ignore-others to tokenfeed ingest to go on without them"
+            if not found:
+                cure = "no other file is text"
+            raise InvalidCorpus(word, f"{problem}; {cure}")
+        paths += found
+        others += left
+    return paths, others
+
+
+def named_left_out(left: Sequence[LeftOut]) -> str:
+    """Return the names and reasons in one line, of many only some."""
+    named = [f"{os.path.basename(one.path)} ({one.why})" for one in left[:_NAMED_MAX]]
+    more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
+    return f"{len(left)} file(s) or folder(s): {', '.join(named)}{more}"
+
+
+def _left_out(folder: str) -> Iterator[LeftOut]:
+    try:
+        names = sorted(os.listdir(folder), key=os.fsencode)
+    except OSError as error:
+        raise InvalidCorpus(folder, f"cannot be read: {error.strerror}") from error
+    for name in names:
+        path = os.path.join(folder, name)
+        if name.startswith("."):
+            continue
+        if os.path.isdir(path):
+            held = (os.path.join(top, one) for top, _, files in os.walk(path) for one in files)
+            yield LeftOut(path, "a folder; name its files by a glob", sum(map(_size, held)))
+        elif not name.endswith(TEXT_SUFFIXES):
+            yield LeftOut(path, "another kind of file", _size(path))
+        elif name.endswith(".json") and (why := _why_not_lines(path)):
+            yield LeftOut(path, why, _size(path))
+
+
+def _why_not_lines(path: str) -> str:
+    """Return what a file is instead of JSON lines; "" if it is these."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_SNIFFED_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError:
+        return ""  # An error later.
+    if head.startswith(b"["):
+        return "a JSON array; write one object per line"
+    line, end, _ = head.partition(b"\n")
+    try:
+        is_line = not end or isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        is_line = False
+    return "" if is_line and line.startswith(b"{") else "not JSON lines"
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def mask_of(path: str) -> str:
+    """Return the path that the loss mask of a token file has in its layout; "" if it has none."""
+    folder, name = os.path.split(path)
+    for of_tokens, of_mask in _MASK_NAMES:
+        if of_tokens.search(name):
+            return os.path.join(folder, of_tokens.sub(of_mask, name))
+    return ""
+
+
 def tokens_of(paths: Sequence[str]) -> list[str]:
     """Return the token files: a companion file is dropped if its token file is given too, and
     replaced by its token file if not.
     """
     given = set(map(os.path.abspath, paths))
+    masks = {os.path.abspath(mask) for mask in map(mask_of, paths) if mask}
     tokens = []
     for path in paths:
+        if os.path.abspath(path) in masks:
+            continue
         belongs = [
             path.removesuffix(suffix) + token_suffix
             for suffix, token_suffix in _COMPANIONS

@@ -6,6 +6,7 @@ content of the file, so a resumed run gets the same units.
 
 from __future__ import annotations
 
+import os
 import re
 
 from tokenfeed.errors import InvalidSource
@@ -24,8 +25,8 @@ def kind_of(path: str, head: bytes) -> str:
     name = path.lower()
     if head.startswith(b"PAR1") or name.endswith(".parquet"):
         return parquet.KIND
-    packed = jsonl.codec_of(head) is not None or name.endswith((".gz", ".zst"))
-    if packed and name.endswith((".txt.gz", ".txt.zst")):
+    packed = jsonl.codec_of(head) is not None or name.endswith(jsonl.SUFFIXES)
+    if packed and os.path.splitext(name)[0].endswith(".txt"):
         raise InvalidSource(path, "is compressed text, which is one document; unpack it first")
     if packed or name.endswith((".jsonl", ".ndjson", ".json")):
         return jsonl.KIND

@@ -8,26 +8,33 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidSource
 
-from ...datasets.sources.paths import TEXT_SUFFIXES, expand
+from ...datasets.sources.paths import LeftOut, text_files
+from ...datasets.sources.splits import require_one_split
 from .. import inputs
 from ..units import TextSource
 
 _HEAD_BYTES = 512
 
 
-def find_sources(words: Sequence[str]) -> list[TextSource]:
-    """Return the files of words: each is a file, a glob, or a folder of text.
+def find_sources(
+    words: Sequence[str], *, ignores_others: bool = False
+) -> tuple[list[TextSource], list[LeftOut]]:
+    """Return the files of words, and what their folders have besides: each word is a file, a glob,
+    or a folder of text.
 
     In the order given; those of a glob or a folder in byte order of their names.
-    Raises: InvalidCorpus if a word matches nothing, InvalidSource if a file cannot be read.
+    ignores_others: whether it is no error that a folder has more bytes besides.
+    Raises: InvalidCorpus if a word matches nothing, or files are of several splits; InvalidSource
+    if a file cannot be read.
     """
-    paths = [path for word in words for path in expand(word, TEXT_SUFFIXES)]
+    paths, others = text_files(words, ignores_others=ignores_others)
+    require_one_split(words[0], paths, "tokenfeed ingest ")
     seen = set()
     for path in paths:
         if os.path.realpath(path) in seen:
             raise InvalidSource(path, "is given twice; name it once")
         seen.add(os.path.realpath(path))
-    return [_source(os.path.abspath(path)) for path in paths]
+    return [_source(os.path.abspath(path)) for path in paths], others
 
 
 def _source(path: str) -> TextSource:

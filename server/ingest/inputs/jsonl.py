@@ -1,14 +1,16 @@
-"""Lines of JSON, plain or compressed by gzip or zstd: one document per line."""
+"""Lines of JSON, plain or compressed by gzip, zstd, xz or bzip2: one document per line."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import BinaryIO
 
-import pyarrow
+import zstandard
 
 from ..units import Lines, Problem, SourceOffset, TextSource, Unit, require_of_content
 from .base import ReaderContext
@@ -20,6 +22,11 @@ _UNIT_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16
 """Read at once: this much may be lost before a damaged part."""
 _LINE_BYTES_MAX = 64 << 20
+_WINDOW_BYTES_MAX = 1 << 31
+"""Of zstd, as `zstd --long=31` writes: what a reader has to keep in memory."""
+_PACKED_BYTES = 1 << 10
+"""Unpacked at once: at most 32 MiB of zeros."""
+SUFFIXES = (".gz", ".gzip", ".zst", ".xz", ".bz2")
 
 
 def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
@@ -69,6 +76,10 @@ def codec_of(head: bytes) -> str | None:
     """Return how a file is compressed, by its first bytes; None if it is not compressed."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
+    if head.startswith(b"\xfd7zXZ"):
+        return "xz"
+    if head.startswith(b"BZh"):
+        return "bzip2"
     # A frame of zstd, or a skippable frame.
     return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18" else None
 
@@ -77,30 +88,64 @@ def _blocks(file: BinaryIO, offset: int) -> Iterator[bytes]:
     """Yield a file, uncompressed, from an offset on. The blocks do not depend on the offset, so a
     resumed run reads exactly as much of a damaged file.
     """
-    codec = codec_of(file.read(4))
+    codec = codec_of(file.read(6))
     first = 0 if codec else offset // _BLOCK_BYTES * _BLOCK_BYTES
     file.seek(first)
     read: Callable[[int], bytes] = file.read
     if codec == "gzip":
         # Ignores zeros behind the content, as gunzip does.
-        read = partial(_gunzip, gzip.GzipFile(fileobj=file))
+        read = partial(_unpacked, gzip.GzipFile(fileobj=file))
+    elif codec == "xz":
+        read = partial(_unpacked, lzma.LZMAFile(file))
+    elif codec == "bzip2":
+        read = partial(_unpacked, bz2.BZ2File(file))
     elif codec == "zstd":
-        # Reports truncated files, which not every zstd reader does.
-        read = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), codec).read
+        read = _Zstd(file).read
     while block := read(_BLOCK_BYTES):
         if first + len(block) > offset:
             yield block[max(0, offset - first) :]
         first += len(block)
 
 
-def _gunzip(file: gzip.GzipFile, size_bytes: int) -> bytes:
+def _unpacked(file: gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File, size_bytes: int) -> bytes:
     """Return the next block; if the data after it is damaged, nothing before that is lost.  Raises:
     OSError.
     """
     try:
         return file.read1(size_bytes)
-    except (EOFError, zlib.error) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         raise OSError(str(error)) from error
+
+
+class _Zstd:
+    """Reads frames of zstd, with any window, and notices a file that ends within one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+        self._frame = self._unpacker.decompressobj()
+        self._is_within = False
+        self._packed = b""
+        self._waiting = bytearray()
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return the next block, b"" at the end.  Raises: OSError."""
+        while len(self._waiting) < size_bytes:
+            self._packed = self._packed or self._file.read(_PACKED_BYTES)
+            if not self._packed:
+                if self._is_within:
+                    raise OSError("Compressed file ended before the end of its last frame")
+                break
+            try:
+                self._waiting += self._frame.decompress(self._packed)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+            self._is_within, self._packed = not self._frame.eof, self._frame.unused_data
+            if self._frame.eof:
+                self._frame = self._unpacker.decompressobj()
+        block = bytes(self._waiting[:size_bytes])
+        del self._waiting[:size_bytes]
+        return block
 
 
 def _too_long(index: int, offset: int, size_bytes: int, done_bytes: int) -> Unit:

@@ -67,17 +67,15 @@ class ChatTemplateFile:
         special_tokens: NAME=TEXT of each that is given or overridden.  variables: NAME=JSON of what
         the template gets besides.  Raises: InvalidRequest.
         """
-        text: str | None = None
         known: dict[str, str | None] = {}
         if os.path.isdir(path):
             jinja, config = (os.path.join(path, name) for name in ("chat_template.jinja", CONFIG))
-            if os.path.exists(jinja):
-                text = _read(jinja)
-            elif not os.path.exists(config):
+            if not os.path.exists(jinja) and not os.path.exists(config):
                 problem = f"{path} has neither chat_template.jinja nor {CONFIG}"
                 raise InvalidRequest(OPTION, problem)
-            path = jinja if text is not None else config
-            if os.path.exists(config):
+            text = _read(jinja) if os.path.exists(jinja) else None
+            path = config if text is None else jinja
+            if text is None or os.path.exists(config):
                 text, known = _of_config(config, text)
         elif path.lower().endswith(".json"):
             text, known = _of_config(path)

@@ -12,6 +12,8 @@ from .chat_template import ChatTemplate, Span, load_chat_template
 from .chats import canonical, messages_of, rendered, tools_of
 from .recipe import Recipe
 
+_ARRAY = "a JSON array, not an object; write one object per line"
+
 
 class Document(NamedTuple):
     """A document; a tuple, since there may be many small ones.
@@ -144,7 +146,11 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
     except UnicodeDecodeError:
         raise InvalidDocument("invalid UTF-8") from None
     except (ValueError, RecursionError):
+        if line.strip() == b"[":
+            raise InvalidDocument(_ARRAY) from None
         raise InvalidDocument("truncated line or invalid JSON") from None
+    if isinstance(entry, list):
+        raise InvalidDocument(_ARRAY)
     if not isinstance(entry, dict):
         raise InvalidDocument("not a JSON object")
     return [_of_entry(entry, column) for column in columns]

@@ -4,17 +4,28 @@ them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import InvalidCorpus
 
 from ..formats import Stored
 from ..narrowing import UINT32
-from ..store import PIECE_BYTES, StoredShard
+from ..store import PIECE_BYTES, StoredShard, TokenStore
 from .known import Part
+
+_LOG = logging.getLogger("tokenfeed.server")
+_SAMPLE_BYTES = 64 << 20
+_SAMPLE_PIECES = 256
+_DOCUMENT_TOKENS = (20, 100_000)
+"""What documents of a corpus have on average."""
+_DOCUMENT_TOKENS_WARNED = 1_000_000
+_LIKELY_MAX = 3
+_IDS_MAX = 20_000
 
 END_OPTION = "--document-end-token"
 START_OPTION = "--document-start-token"
@@ -62,6 +73,63 @@ class Delimiters:
             if vocab_size is not None and token >= vocab_size:
                 problem = f"{option} {token} is not below --vocab-size {vocab_size}"
                 raise InvalidCorpus(shards[0].path, problem)
+
+
+def require_occurring(store: TokenStore, delimiters: Delimiters) -> None:
+    """Raise InvalidCorpus if a delimiter does not occur, and name likely ones; warn if it makes
+    documents of millions of tokens. Looks at all tokens, or at a sample of 64 MiB.
+
+    """
+    if not delimiters.options:
+        return
+    sample = list(_sample(store))
+    token_count = sum(tokens.size for tokens in sample)
+    is_whole = token_count == sum(shard.layout.token_count for shard in store.shards)
+    what = "its tokens" if is_whole else f"a sample of {token_count:,} of its tokens"
+    for option, token in delimiters.options.items():
+        count = sum(int((tokens == tokens.dtype.type(token)).sum()) for tokens in sample)
+        if not count:
+            likely = ", ".join(map(str, _likely(sample)))
+            cure = f"pass the token that ends documents, likely {likely}" if likely else "omit it"
+            problem = f"{option} {token} does not occur in {what}, so it separates no documents"
+            raise InvalidCorpus(store.shards[0].path, f"{problem}; {cure}")
+        if token_count // count > _DOCUMENT_TOKENS_WARNED:
+            _LOG.warning(
+                "long documents dataset=%s: %s %d makes documents of %d tokens on average",
+                store.name, option, token, token_count // count,
+            )  # fmt: skip
+
+
+def _sample(store: TokenStore) -> Iterator[npt.NDArray[np.integer]]:
+    """Yield all tokens of small files, and pieces spread over large ones."""
+    total_bytes = sum(shard.layout.content_bytes for shard in store.shards)
+    for file, shard in enumerate(store.shards):
+        dtype, content_bytes = shard.layout.dtype, shard.layout.content_bytes
+        pieces, size = 1, content_bytes
+        if total_bytes > _SAMPLE_BYTES:
+            pieces = max(1, _SAMPLE_PIECES * content_bytes // total_bytes)
+            size = max(1, _SAMPLE_BYTES * content_bytes // total_bytes // pieces)
+        for piece in range(pieces):
+            first = content_bytes * piece // pieces // dtype.itemsize * dtype.itemsize
+            count = max(1, min(size, content_bytes - first) // dtype.itemsize)
+            yield np.frombuffer(store.read(file, first, count * dtype.itemsize), dtype)
+
+
+def _likely(sample: Sequence[npt.NDArray[np.integer]]) -> list[int]:
+    """Return ids that may end documents, the likeliest first: they are as frequent as documents
+    are, and two of them are never close, while words come in bursts.
+    """
+    scores: dict[int, float] = {}
+    for tokens in sorted(sample, key=len)[-4:]:
+        order = np.argsort(tokens, kind="stable")
+        ids, firsts, counts = np.unique(tokens[order], return_index=True, return_counts=True)
+        means = tokens.size / counts
+        plausible = (counts >= 4) & (means >= _DOCUMENT_TOKENS[0]) & (means <= _DOCUMENT_TOKENS[1])
+        for number in np.flatnonzero(plausible)[:_IDS_MAX].tolist():
+            places = order[firsts[number] : firsts[number] + counts[number]]
+            score = float((np.diff(places).min() - 1) / means[number] * counts[number])
+            scores[int(ids[number])] = max(score, scores.get(int(ids[number]), 0.0))
+    return sorted(scores, key=scores.__getitem__, reverse=True)[:_LIKELY_MAX]
 
 
 def delimited_parts(

@@ -18,7 +18,7 @@ from ..kept.collected import Collected, mappable
 from ..kept.container import kept_paths
 from ..store import TokenStore
 from . import writing
-from .delimiters import Delimiters, delimited_parts
+from .delimiters import Delimiters, delimited_parts, require_occurring
 from .kept import SUFFIX, closing, find_kept, index_facts, made_from
 from .known import Part, all_known, count_max, known_parts
 from .reading import ENTRY, WHAT, Borders, Entries, MappedEntries, MemoryEntries
@@ -64,6 +64,7 @@ def borders_of(
     job = _Job(store, cache_dir, known, _facts(store, delimiters, known, fingerprint))
     if (found := job.found_again()) is not None:
         return found
+    require_occurring(store, delimiters)
     if known is not None:
         return job.made(known_parts(store.shards, known, stopped))
     if store.shape.token_count * store.stored.itemsize > BACKGROUND_BYTES_MIN:

@@ -13,7 +13,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..files import OpenFile
 from . import datatrove, llmc, megatron, npy, olmo, raw, safetensors, unsupported
 from .documents import Documents
-from .layout import STORED, FormatOptions, Layout, Stored
+from .layout import STORED, FormatOptions, Layout, NoTokens, Stored
 
 __all__ = [
     "FORMATS",
@@ -66,7 +66,8 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
         if options.format:
             layout = replace(layout, why="set by --format")
     except InvalidCorpus as error:
-        if options.format or found in _CERTAIN or isinstance(error.__cause__, OSError):
+        is_certain = found in _CERTAIN or isinstance(error, NoTokens)
+        if options.format or is_certain or isinstance(error.__cause__, OSError):
             raise
         cure = f"pass --format {raw.NAME} if all of it is tokens"
         raise InvalidCorpus(error.subject, f"{error.problem} ({cure})") from error

@@ -66,6 +66,10 @@ class FormatOptions:
         return tuple(f"{option} {value}" for option, value in given.items() if value)
 
 
+class NoTokens(InvalidCorpus):
+    """A file with a header and nothing behind it: no other format would have more."""
+
+
 def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> Layout:
     """Return the layout of a file without header.
 

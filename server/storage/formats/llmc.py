@@ -11,7 +11,7 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
-from .layout import STORED, FormatOptions, Layout, Stored
+from .layout import STORED, FormatOptions, Layout, NoTokens, Stored
 
 NAME = "llm.c"
 
@@ -56,6 +56,8 @@ def layout(file: OpenFile, options: FormatOptions) -> Layout:
             f"has llm.c's magic {magic}, but its header has more than zeros after the token count",
         )
     held = file.size_bytes - _HEADER_BYTES
+    if count == held == 0:
+        raise NoTokens(file.path, "has llm.c's header and no tokens; leave it out")
     if count < 1 or count * dtype.itemsize != held:
         problem = f"its header records {count} {dtype.name} tokens, but {held} bytes follow"
         raise InvalidCorpus(file.path, f"{problem}; it may be truncated")

@@ -31,6 +31,8 @@ def matches(file: OpenFile) -> bool:
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
     """Return where the array is.  Raises: InvalidCorpus unless it holds tokens in C order."""
     shape, fortran, dtype, first_byte = _header(file)
+    if options.dtype == STORED["uint8"] and dtype.name in ("bool", "int8"):
+        dtype = np.dtype("uint8")  # of a mask
     if dtype.name not in STORED:
         raise InvalidCorpus(
             file.path, f"is an array of {dtype}; tokens are integers of 1 to 8 bytes"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.wire import crc32c
 
 from ..files import OpenFile
 from .layout import FormatOptions
@@ -15,7 +16,10 @@ NAME = "unsupported"
 _TEXT = "tokenize it first with tokenfeed ingest"
 _COLUMN = "ingest its text (tokenfeed ingest), or write its tokens to a file: docs/formats.md"
 _UNPACK = "unpack it first: compressed files cannot be mapped"
+_OWN_READER = "read its tokens with its own loader, and write them to a file: docs/formats.md"
+_NO_TOKENS = "it holds no tokens; name the files of tokens, by a glob where others lie beside them"
 _SAVE = "save the array itself (numpy.save)"
+_JPEGS = (b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xe1", b"\xff\xd8\xff\xdb")
 _PICKLES = (b"\x02\x8a\nl", b"\x02}q", b"\x02]q", b"\x03}q", b"\x03]q", b"\x04\x95", b"\x05\x95")
 
 
@@ -52,6 +56,19 @@ def _is_chunk(file: OpenFile) -> bool:
     return file.read(offsets_end - 4, 4) == file.size_bytes.to_bytes(8, "little")[:4]
 
 
+def _is_tfrecord(file: OpenFile) -> bool:
+    """A length, and its masked CRC-32C."""
+    if len(file.head) < 12 or int.from_bytes(file.head[:8], "little") > file.size_bytes - 16:
+        return False
+    found = crc32c.extend(0, file.head[:8])
+    masked = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return file.head[8:12] == masked.to_bytes(4, "little")
+
+
+def _is_lmdb(file: OpenFile) -> bool:
+    return file.head[16:20] == b"\xde\xc0\xef\xbe"
+
+
 def _is_text(file: OpenFile, chars_min: int = 256) -> bool:
     """The first bytes of nearly all token files include zeros, or bytes that no text has."""
     try:
@@ -83,6 +100,16 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("compressed by 7z", (b"7z\xbc\xaf\x27\x1c",), _UNPACK),
     ("Feather or ORC", (b"FEA1", b"ORC\x0a", b"ORC\x08"), _COLUMN),
     ("HDF5", (b"\x89HDF\r\n\x1a\n",), _SAVE),
+    ("a chunk of litgpt or TinyLlama", (b"LITPKDS",), _OWN_READER),
+    ("a model of llama.cpp", (b"GGUF", b"ggml", b"lmgg", b"tjgg"), _NO_TOKENS),
+    ("a database of SQLite", (b"SQLite format 3\0",), _COLUMN),
+    ("compressed by snappy", (b"\xff\x06\0\0sNaPpY",), _UNPACK),
+    ("a RAR archive", (b"Rar!\x1a\x07",), _UNPACK),
+    ("a PDF", (b"%PDF-",), _TEXT),
+    ("an image", (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", *_JPEGS), _NO_TOKENS),
+    ("sound or video", (b"RIFF", b"OggS", b"fLaC", b"ID3\x03", b"ID3\x04"), _NO_TOKENS),
+    ("a program", (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\0asm"), _NO_TOKENS),
+    ("an index of fairseq", (b"TNTIDX\0\0",), _NO_TOKENS),
 )
 """What it is, its first bytes, and what to do."""
 _MAGICS = tuple(magic for _, magics, _ in _BEGINNINGS for magic in magics)
@@ -92,6 +119,9 @@ _OTHERS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
     ("Arrow", _is_arrow, _COLUMN),
     ("a chunk of MosaicML's MDS or of LitData", _is_chunk, _COLUMN),
     ("compressed by gzip", _is_gzip, _UNPACK),
+    ("TFRecord", _is_tfrecord, _OWN_READER),
+    ("a database of LMDB", _is_lmdb, _OWN_READER),
+    ("packed by modalities", lambda file: file.path.endswith(".pbin"), _OWN_READER),
     ("a tar archive", lambda file: file.head[257:262] == b"ustar", _UNPACK),
     ("jsonl", _is_jsonl, _TEXT),
     ("text", _is_text, _TEXT),

@@ -76,7 +76,9 @@ class Feeds(RuleBasedStateMachine):
         whole = first_sample + batch_size * world_size
         end_sample = whole if end_sample is None else end_sample
         next_sample = end_sample if next_sample is None else next_sample
-        self.cursor.commit(first_sample, end_sample, next_sample, self.spec)
+        self.cursor.commit(
+            self.cursor.after(first_sample, end_sample, next_sample, self.spec), of_epoch=True
+        )
         self.delivered.append(Named(range(first_sample, end_sample), *self.sizes, self.spec))
 
     @rule(batches=st.integers(1, 5))
@@ -159,7 +161,10 @@ def test_of_too_many_runs_the_oldest_are_dropped_and_the_rest_keep_their_names(
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
         for run in range(HISTORY_RUNS_MAX + 500):
             for first_sample in (20 * run, 20 * run + 4):
-                cursor.commit(first_sample, first_sample + 4, first_sample + 4, SPEC)
+                cursor.commit(
+                    cursor.after(first_sample, first_sample + 4, first_sample + 4, SPEC),
+                    of_epoch=True,
+                )
             cursor.seek(20 * run + 20)
 
     sample, _, history = cursor.now
@@ -192,7 +197,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
     seen = set()
     for at in count(1):
         cursor = Cursor(Position(0, 4, 0, 2))
-        cursor.commit(0, 8, 8 + skipped, SPEC)
+        cursor.commit(cursor.after(0, 8, 8 + skipped, SPEC), of_epoch=True)
         before, passed = cursor.current, 0
 
         def trace(frame: FrameType, event: str, _: Any, at: int = at) -> Any:
@@ -207,7 +212,9 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
         debugger = sys.gettrace()
         sys.settrace(trace)
         try:
-            cursor.commit(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
+            cursor.commit(
+                cursor.after(8 + skipped, 16 + skipped, 16 + skipped, SPEC), of_epoch=True
+            )
         except KeyboardInterrupt:
             pass
         finally:
@@ -222,6 +229,6 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
 
 
 def _delivered(cursor: Cursor, skipped: int) -> Any:
-    cursor.commit(0, 8, 8 + skipped, SPEC)
-    cursor.commit(8 + skipped, 16 + skipped, 16 + skipped, SPEC)
+    cursor.commit(cursor.after(0, 8, 8 + skipped, SPEC), of_epoch=True)
+    cursor.commit(cursor.after(8 + skipped, 16 + skipped, 16 + skipped, SPEC), of_epoch=True)
     return cursor.current

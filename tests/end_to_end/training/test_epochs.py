@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -172,6 +175,88 @@ def test_a_run_resumed_twice_within_an_epoch_goes_on_there_and_then_as_usual(
     assert found == whole[0] + whole[1]
     assert feed.position == (3 * WINDOWS, 3)
     assert rows_of(feed.epoch(1, tail)) == whole[0], "only the first loop goes on"
+
+
+def test_an_epoch_goes_on_behind_batches_of_next(open_feed: OpenFeed, path: Path) -> None:
+    """As one warms a graph up before it is captured: with a batch, of a loaded state or not."""
+    feed = open_feed()
+    next(feed)
+    assert rows_of(feed.epoch(0)) == expected(path, 4, 100)
+    state = open_feed(start_sample=WINDOWS + 8).state_dict()
+    feed.load_state_dict(state)
+    next(feed)
+    assert feed.copy_into(
+        torch.empty(4, T, dtype=torch.int64), torch.empty(4, T, dtype=torch.int64)
+    )
+    assert rows_of(feed.epoch(1)) == expected(path, WINDOWS + 16, WINDOWS + 100)
+    assert rows_of(feed.epoch(1)) == expected(path, WINDOWS, WINDOWS + 100)
+
+
+def whole_feed(feed: RemoteBatches) -> Iterator[object]:
+    return feed.batches()
+
+
+def one_epoch(feed: RemoteBatches) -> Iterator[object]:
+    return feed.epoch(feed.position.samples // WINDOWS).batches()
+
+
+@pytest.mark.parametrize("batches_of", [iter, whole_feed, one_epoch])
+def test_an_interrupt_loses_no_batch_wherever_it_comes(
+    path: Path, batches_of: Callable[[RemoteBatches], Iterator[object]]
+) -> None:
+    """Python lets a Ctrl-C in where a function is called and where one of C returns; each of these
+    places in turn, until a batch has no more of them.
+    """
+    with RemoteBatches(f"file:{path}", 1, T, order="shuffled", prefetch_bytes=0) as feed:
+        for at in count(1):
+            left = WINDOWS - feed.position.samples % WINDOWS
+            feed.skip(left if left < 3 else 0)
+            batches = batches_of(feed)
+            next(batches)
+            before, passed = feed.position.samples, 0
+
+            def interrupt(frame: FrameType, event: str, _: object, at: int = at) -> None:
+                nonlocal passed
+                # What comes in the caller's own line is the caller's.
+                is_ours = frame.f_code.co_filename != __file__
+                passed += is_ours and event in ("call", "c_return")
+                if passed == at:
+                    raise KeyboardInterrupt
+
+            sys.setprofile(interrupt)
+            try:
+                next(batches)
+                break
+            except KeyboardInterrupt:
+                assert feed.position.samples == before, at
+            finally:
+                sys.setprofile(None)
+
+    assert at > 20
+
+
+def test_a_second_thread_that_takes_batches_is_told(open_feed: OpenFeed) -> None:
+    """Both would get the same batch, or lose one."""
+    feed = open_feed(batch_size=1)
+    told: list[InvalidRequest] = []
+    taken: list[int] = []
+
+    def take() -> None:
+        try:
+            while not told and len(taken) < 100_000:
+                taken.append(next(feed)[0][0, 0].item())
+        except InvalidRequest as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert "threads: another thread is taking a batch of this feed" in str(told[0])
+    next(feed)
+    assert feed.position.samples == len(taken) + 1
 
 
 def test_the_position_after_an_epoch_is_the_beginning_of_the_next(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,15 @@ import numpy.typing as npt
 import pytest
 
 from server.datasets.dataset import Dataset, start_polling
-from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from server.datasets.opening import PlaneOptions, TokenChecks, log_opened, open_dataset
 from server.datasets.planned_rows import PlannedRows
-from server.datasets.sources import DatasetSource
+from server.datasets.sources import DatasetSource, parse_datasets
 from server.storage import choice
 from server.storage.choice import Storing
 from server.storage.local import descriptors
 from server.storage.mixed_store import MixedStore
 from tests.server.conftest import look_at_all, options
+from tests.server.storage.formats.writing import megatron_index
 from tests.support import reference
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
@@ -151,13 +152,6 @@ def test_a_mask_beside_some_files_only_is_refused(masked: Masked, tmp_path: Path
     assert "--loss-mask" in str(caught.value)
 
 
-def with_numpy_header(mask: Mask) -> Mask:
-    """As numpy.save writes it."""
-    file = io.BytesIO()
-    np.save(file, mask)
-    return np.frombuffer(file.getvalue(), np.uint8)
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -165,7 +159,6 @@ def with_numpy_header(mask: Mask) -> Mask:
         (lambda mask: np.append(mask, mask[:1]), "is a loss mask of 32 bytes, but "),
         (lambda mask: np.append(mask[:-1], np.uint8(7)), "token 30 is 7, neither 0 nor 1"),
         (lambda mask: mask[:0], "is empty"),
-        (with_numpy_header, "without NumPy's header; write it with numpy.ndarray.tofile"),
     ],
 )
 def test_a_wrong_mask_is_refused_by_name(
@@ -320,3 +313,57 @@ def test_where_there_is_no_room_for_maps_the_cure_is_not_to_map(
         masked(random_masks(), storing=Storing())
 
     assert refused.value.problem.endswith(", or raise vm.max_map_count")
+
+
+LAYOUTS = {
+    "OLMo-core": ("token_ids_part_{:04}.npy", "labels_mask_part_{:04}.npy"),
+    "Megatron": ("web{}_text_document.bin", "web{}_mask_document.bin"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("word", ["{}", "{}/*.[nb]*"])
+@pytest.mark.parametrize("save", ["tofile", "numpy.save", "bool"])
+def test_masks_that_a_layout_names_are_the_masks_of_their_files(
+    tmp_path: Path, layout: str, word: str, save: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By name they come before the tokens, of which they would be a third."""
+    masks = random_masks()
+    for number, mask in enumerate(masks):
+        tokens_path, mask_path = (tmp_path / name.format(number) for name in LAYOUTS[layout])
+        tokens = np.arange(1, mask.size + 1, dtype="<u2")
+        held = mask.astype(np.bool_) if save == "bool" else mask
+        if save == "numpy.save" and layout == "OLMo-core":
+            np.save(tokens_path, tokens)
+            np.save(mask_path, held)
+        else:
+            tokens.tofile(tokens_path)
+            held.tofile(mask_path)
+        if layout == "Megatron":
+            for path, code in ((tokens_path, 8), (mask_path, 1)):
+                path.with_suffix(".idx").write_bytes(megatron_index([mask.size], [0], [0, 1], code))
+    (source,) = parse_datasets([word.format(tmp_path)])
+
+    with (
+        caplog.at_level("INFO", "tokenfeed.server"),
+        closing(open_dataset(source, options(), TokenChecks())) as dataset,
+    ):
+        log_opened(dataset)
+        assert [Path(shard.path).name for shard in dataset.store.shards] == [
+            LAYOUTS[layout][0].format(number) for number in range(3)
+        ]
+        assert dataset.loss_mask is not None
+        spans = planned(dataset, "sequential")
+        assert rows_of(dataset.loss_mask.read(spans)) == expected(masks, spans)
+    assert f"loss mask opened dataset={source.name} files=3" in caplog.text
+
+
+def test_a_file_without_the_mask_that_others_have_is_refused(tmp_path: Path) -> None:
+    """Its tokens would all be targets."""
+    for number in range(2):
+        np.arange(500, dtype="<u2").tofile(tmp_path / f"token_ids_part_{number:04}.npy")
+    np.ones(500, np.bool_).tofile(tmp_path / "labels_mask_part_0001.npy")
+    (source,) = parse_datasets([str(tmp_path)])
+
+    with pytest.raises(InvalidCorpus, match=r"token_ids_part_0000\.npy: has no loss mask, but"):
+        open_dataset(source, options(), TokenChecks())

@@ -44,7 +44,7 @@ def sha256(path: Path) -> str:
 
 
 def test_every_source_is_hashed_whether_or_not_it_was_begun(paths: list[Path]) -> None:
-    with closing(Hashes(find_sources(list(map(str, paths))), {})) as hashes:
+    with closing(Hashes(find_sources(list(map(str, paths)))[0], {})) as hashes:
         hashes.begin(1)
         hashes.begin(1)
         hashes.finish(no_keep)
@@ -53,7 +53,7 @@ def test_every_source_is_hashed_whether_or_not_it_was_begun(paths: list[Path]) -
 
 
 def test_a_source_that_an_earlier_run_has_hashed_is_not_read_again(paths: list[Path]) -> None:
-    sources = find_sources(list(map(str, paths)))
+    sources = find_sources(list(map(str, paths)))[0]
     os.unlink(paths[0])
 
     with closing(Hashes(sources, {0: "of then"})) as hashes:
@@ -65,7 +65,7 @@ def test_a_source_that_an_earlier_run_has_hashed_is_not_read_again(paths: list[P
 
 def test_a_source_that_changes_before_it_is_hashed_is_an_error(paths: list[Path]) -> None:
     """Its tokens are of what it was."""
-    sources = find_sources(list(map(str, paths)))
+    sources = find_sources(list(map(str, paths)))[0]
     paths[2].write_text("something else")
 
     with closing(Hashes(sources, {})) as hashes, pytest.raises(InvalidSource) as caught:
@@ -83,7 +83,7 @@ def test_many_short_sources_are_saved_and_logged_on_the_way(
     caplog.set_level("INFO", "tokenfeed.server")
     kept: list[int] = []
 
-    with closing(Hashes(find_sources(list(map(str, paths))), {})) as hashes:
+    with closing(Hashes(find_sources(list(map(str, paths)))[0], {})) as hashes:
         hashes.finish(lambda: kept.append(len(hashes.known)))
 
     assert kept[-1] == len(paths)
@@ -96,7 +96,7 @@ def test_closing_leaves_a_long_source_where_it_is(tmp_path: Path) -> None:
     path.touch()
     os.truncate(path, 10**12)
 
-    with closing(Hashes(find_sources([str(path)]), {})) as hashes:
+    with closing(Hashes(find_sources([str(path)])[0], {})) as hashes:
         hashes.begin(0)
 
     # Not even later, as if the part that was read were the whole file.
@@ -124,7 +124,7 @@ def test_a_run_that_is_stopped_keeps_the_hashes_it_has(
                 raise KeyboardInterrupt
             yield encode_unit(unit, recipe)
 
-    sources = tuple(find_sources(list(map(str, paths))))
+    sources = tuple(find_sources(list(map(str, paths)))[0])
     recipe = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, None, 0.0)
     with pytest.raises(KeyboardInterrupt):
         run.ingest(

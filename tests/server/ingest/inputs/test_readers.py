@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+import random
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import zstandard
 
 from server.ingest.inputs import READERS, jsonl, parquet
 from server.ingest.inputs.base import ReaderContext
@@ -18,13 +25,14 @@ from server.ingest.tokenize.recipe import Recipe
 from server.ingest.tokenize.tokenizer import TokenizerFile
 from server.ingest.units import Column, Unit
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
+from tokenfeed.errors import InvalidCorpus
 
 RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
 
 
 def units(path: Path, offset: int = 0) -> list[Unit]:
     """In order, each beginning where the one before ended."""
-    (source,) = find_sources([str(path)])
+    ((source,), _) = find_sources([str(path)])
 
     def split_text(blocks: Iterator[str]) -> Iterator[str]:
         return splitting.split_text(blocks, lambda texts: [text.encode() for text in texts])
@@ -280,3 +288,102 @@ def test_lines_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     path.write_text(json.dumps({"text": "a"}) + "\n")
 
     assert texts(units(path)) == "a\0"
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".gzip", ".zst", ".xz", ".bz2"])
+@pytest.mark.parametrize("lines", ["jsonl", "ndjson", "json"])
+def test_a_folder_has_lines_of_json_under_any_usual_name(
+    tmp_path: Path, lines: str, packing: str
+) -> None:
+    """As C4 (c4-train.00000-of-01024.json.gz) and the Pile name theirs."""
+    path = write_jsonl(tmp_path / f"part.{lines}", [{"text": "in it"}])
+    packed = {"": bytes, ".xz": lzma.compress, ".bz2": bz2.compress, ".zst": zstandard.compress}
+    made = tmp_path / f"part.{lines}{packing}"
+    made.write_bytes(packed.get(packing, gzip.compress)(path.read_bytes()))
+    if made != path:
+        path.unlink()
+
+    ((source,), others) = find_sources([str(tmp_path)])
+
+    assert (source.path, source.kind, others) == (str(made), "jsonl", [])
+    assert texts(units(made)) == "in it\0"
+
+
+@pytest.mark.parametrize("packing", [lzma, bz2, zstandard])
+def test_a_truncated_file_of_xz_bzip2_or_zstd_gives_its_content_and_a_problem(
+    tmp_path: Path, packing: ModuleType
+) -> None:
+    """The rest is lost, and said."""
+    rows = "".join(f'{{"text": "{random.Random(line).random()}"}}\n' for line in range(5000))
+    content = packing.compress(rows.encode())
+    path = tmp_path / "x.jsonl.packed"
+    path.write_bytes(content[: len(content) // 2])
+
+    found = units(path)
+
+    begun = texts(found).count("\0")
+    assert 0 <= begun < 5000
+    ((what, _),) = problems(found)[-1:]
+    assert what.startswith(("unreadable: ", "truncated line"))
+
+
+def test_zstd_may_look_back_two_gib(tmp_path: Path) -> None:
+    """`zstd --long=31`, as the archives of Reddit are packed."""
+    window = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
+    packer = zstandard.ZstdCompressor(compression_params=window).compressobj()
+    path = tmp_path / "x.jsonl.zst"
+    path.write_bytes(packer.compress(b'{"text": "a"}\n{"text": "b"}\n') + packer.flush())
+
+    assert texts(units(path)) == "a\0b\0"
+
+
+def test_what_a_folder_has_besides_is_named(tmp_path: Path) -> None:
+    """A folder, a script, JSON that is no lines."""
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "a" * 500}])
+    (tmp_path / "sub").mkdir()
+    write_jsonl(tmp_path / "sub" / "b.jsonl", [{"text": "b"}])
+    (tmp_path / "load.py").write_text("import this")
+    (tmp_path / "info.json").write_text('{\n "a": 1\n}')
+    (tmp_path / "array.json").write_text('[{"text": "a"}]')
+    (tmp_path / ".gitattributes").write_text("x")
+
+    sources, others = find_sources([str(tmp_path)])
+
+    assert [Path(source.path).name for source in sources] == ["a.jsonl"]
+    assert {Path(one.path).name: one.why for one in others} == {
+        "sub": "a folder; name its files by a glob",
+        "load.py": "another kind of file",
+        "info.json": "not JSON lines",
+        "array.json": "a JSON array; write one object per line",
+    }
+
+
+def test_a_folder_that_has_more_besides_is_an_error_with_the_option_to_go_on(
+    tmp_path: Path,
+) -> None:
+    """Ingesting its licence alone is never what was meant."""
+    (tmp_path / "LICENSE.txt").write_text("free")
+    (tmp_path / "lang=en").mkdir()
+    write_jsonl(tmp_path / "lang=en" / "0.jsonl", [{"text": "a"}])
+
+    with pytest.raises(InvalidCorpus) as caught:
+        find_sources([str(tmp_path)])
+
+    assert re.fullmatch(
+        r"has 14 bytes that would not be ingested: 1 file\(s\) or folder\(s\): lang=en "
+        r"\(a folder; name its files by a glob\); pass --ignore-others .*",
+        caught.value.problem,
+    )
+    sources, _ = find_sources([str(tmp_path)], ignores_others=True)
+    assert len(sources) == 1
+
+
+def test_an_array_of_json_is_named(tmp_path: Path) -> None:
+    """In one line, or in several."""
+    for content in ('[{"text": "a"}]', '[\n{"text": "a"}\n]'):
+        path = tmp_path / "x.json"
+        path.write_text(content)
+
+        what, where = problems(units(path))[0]
+
+        assert (what, where) == ("a JSON array, not an object; write one object per line", "byte 0")

@@ -59,7 +59,12 @@ def test_every_window_has_the_documents_that_begin_in_it(
             np.array(tokens, STORED[dtype]).tofile(path)
         starts = [starts_by(tokens, chosen.end, chosen.start) for tokens in files]
         corpus = Corpus(paths, starts, list(map(len, files)), STORED[dtype].str)
+        occurring = {token for tokens in files for token in tokens}
         with opened(corpus, read) as store:
+            if not occurring.issuperset(chosen.options.values()):
+                with pytest.raises(InvalidCorpus, match="does not occur in its tokens"):
+                    borders_of(store, chosen)
+                return
             found = borders_of(store, chosen)
             assert isinstance(found, Borders)
             require_agreement(found, corpus, all_windows(corpus.counts, row_tokens))
@@ -173,6 +178,55 @@ def test_files_of_which_only_some_have_an_index_are_two_datasets(
 
 
 def test_a_search_that_is_stopped_ends_early(write_tokens: WriteTokens) -> None:
-    corpus = Corpus([str(write_tokens([1, 2, 3]))], [], [])
+    corpus = Corpus([str(write_tokens([1, END, 3]))], [], [])
     with opened(corpus) as store, pytest.raises(InvalidCorpus, match="was closed while"):
         borders_of(store, Delimiters(end=END), stopped=lambda: True)
+
+
+def documents_ended_by(end: int, mean: int, count: int = 400) -> np.ndarray:
+    """Documents of bursts of words, each with END behind it."""
+    random = np.random.default_rng(mean)
+    lengths = random.integers(mean // 2, 2 * mean, count)
+    words = random.zipf(1.3, int(lengths.sum())) % 8000
+    words[np.cumsum(lengths) - 1] = end
+    return words
+
+
+@pytest.mark.parametrize("mean", [60, 700])
+def test_a_delimiter_that_does_not_occur_is_an_error_that_names_likely_ones(
+    write_tokens: WriteTokens, mean: int
+) -> None:
+    """One document, and no borders, were never meant."""
+    path = write_tokens(documents_ended_by(9000, mean))
+    with opened(Corpus([str(path)], [], [], "<u2")) as store:
+        with pytest.raises(InvalidCorpus) as caught:
+            borders_of(store, Delimiters(end=8500))
+
+    problem = caught.value.problem
+    assert problem.startswith("--document-end-token 8500 does not occur in its tokens")
+    assert "likely 9000" in problem
+
+
+def test_a_delimiter_of_a_large_corpus_is_looked_for_in_a_sample(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a server starts as fast; pieces are spread over all files."""
+    monkeypatch.setattr(delimiters, "_SAMPLE_BYTES", 100_000)
+    tokens = documents_ended_by(9000, 60)
+    paths = [str(write_tokens(tokens + 0, f"{number}.bin")) for number in range(9)]
+    with opened(Corpus(paths, [], [], "<u2")) as store:
+        with pytest.raises(InvalidCorpus, match=r"in a sample of \d\d,\d{3} of its tokens, so"):
+            borders_of(store, Delimiters(end=8500))
+        assert isinstance(borders_of(store, Delimiters(end=9000)), Borders)
+
+
+def test_documents_of_millions_of_tokens_are_a_warning(
+    write_tokens: WriteTokens, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token that occurs by accident."""
+    tokens = np.ones(3_000_000, dtype=np.uint16)
+    tokens[[5, 70]] = END
+    with opened(Corpus([str(write_tokens(tokens))], [], [], "<u2")) as store:
+        borders_of(store, Delimiters(end=END))
+
+    assert "makes documents of 1500000 tokens on average" in caplog.text

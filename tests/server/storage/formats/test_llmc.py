@@ -81,3 +81,14 @@ def test_another_dtype_than_the_header_s_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidCorpus, match="has uint16 tokens, not --dtype uint32"):
         read(path, "<u4")
+
+
+def test_a_file_without_tokens_is_to_be_left_out(tmp_path: Path) -> None:
+    """Not to be served as raw tokens, which would be its header."""
+    path = tmp_path / "x.bin"
+    path.write_bytes(llmc_header(0))
+
+    with pytest.raises(InvalidCorpus) as caught:
+        read(path)
+
+    assert caught.value.problem == "has llm.c's header and no tokens; leave it out"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import pickle
+import sqlite3
 import struct
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 
 from tests.server.storage.formats.reading import read
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.wire import crc32c
 
 TEXT = json.dumps({"text": "Once upon a time, ünïcode " * 9}) + "\n"
 
@@ -37,6 +41,25 @@ def chunk(path: Path) -> None:
 def zipped(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x", "y")
+
+
+def tfrecord(path: Path) -> None:
+    """As tf.io.TFRecordWriter frames a record."""
+    length = struct.pack("<Q", 20)
+    crc = crc32c.extend(0, length)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    path.write_bytes(length + struct.pack("<I", masked) + bytes(24))
+
+
+def database(path: Path) -> None:
+    with sqlite3.connect(path) as opened:
+        opened.execute("create table x (y)")
+
+
+def arrays() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, tokens=np.arange(9))
+    return file.getvalue()
 
 
 FOREIGN = {
@@ -62,6 +85,15 @@ FOREIGN = {
     "an index or mask of tokens": lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(200)),
     "Feather or ORC": lambda path: path.write_bytes(b"FEA1" + bytes(50)),
     "compressed by 7z": lambda path: path.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(50)),
+    "a chunk of litgpt or TinyLlama": lambda path: path.write_bytes(b"LITPKDS" + bytes(50)),
+    "TFRecord": tfrecord,
+    "a model of llama.cpp": lambda path: path.write_bytes(b"GGUF" + bytes(50)),
+    "a database of SQLite": database,
+    "a database of LMDB": lambda path: path.write_bytes(bytes(16) + b"\xde\xc0\xef\xbe" * 9),
+    "a PDF": lambda path: path.write_bytes(b"%PDF-1.7\n" + bytes(50)),
+    "an image": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50)),
+    "a program": lambda path: path.write_bytes(Path(sys.executable).read_bytes()),
+    "a zip archive, of arrays": lambda path: path.write_bytes(arrays()),
 }
 
 
@@ -90,6 +122,15 @@ def test_tokens_are_not_taken_for_anything_else(tmp_path: Path, seed: int) -> No
             assert read(path).format == "raw"
     np.frombuffer(TEXT.encode() * 50, np.uint8).astype("<u2").tofile(path)
     assert read(path).format == "raw"
+
+
+def test_a_packed_file_of_modalities_is_known_by_its_name(tmp_path: Path) -> None:
+    """It begins with a length."""
+    path = tmp_path / "x.pbin"
+    path.write_bytes(struct.pack("<QI", 2000, 2) + bytes(2100))
+
+    with pytest.raises(InvalidCorpus, match="is packed by modalities; read its tokens with its"):
+        read(path)
 
 
 @pytest.mark.parametrize("name", ["x.ds.index", "x.ds.metadata", "x.ds.loss"])

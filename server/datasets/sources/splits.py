@@ -1,0 +1,61 @@
+"""Training and validation files in one folder: never one dataset without a word.
+
+Decides by names alone, as `paths`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tokenfeed.errors import InvalidCorpus
+
+_SPLITS = dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")
+_SPLITS |= {"train": "", "test": "test"}
+"""Words of names -> the split that they mean; files without one count as training files."""
+
+
+def require_one_split(subject: str, paths: Sequence[str], option: str) -> None:
+    """Raise InvalidCorpus if files of several splits are to be one dataset.
+
+    A word counts if it stands between separators of a file's name, or of a folder's below the
+    folder that has all of the files; not if all of the files have it.
+    subject: what the user gave.  option: what stands before a path that takes one split.
+    """
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    words = [_split_words(os.path.relpath(path, root)) for path in paths]
+    shared = frozenset.intersection(*words)
+    splits: dict[frozenset[str], list[int]] = defaultdict(list)
+    for number, found in enumerate(words):
+        splits[frozenset(_SPLITS[word] for word in found - shared) - {""}].append(number)
+    if len(splits) == 1:
+        return
+    named = [
+        f"{' and '.join(sorted(split)) or 'train'} ({len(numbers)} file(s), such as "
+        f"{os.path.relpath(paths[numbers[0]], root)})"
+        for split, numbers in splits.items()
+    ]
+    takes = [
+        f"{option}{_pattern([paths[number] for number in numbers], paths)!r}"
+        for numbers in splits.values()
+    ]
+    problem = f"has files of several splits: {', '.join(named)}; take one: {' or '.join(takes)}"
+    raise InvalidCorpus(subject, problem)
+
+
+def _split_words(path: str) -> frozenset[str]:
+    words = (word.rstrip("0123456789") for word in re.split(r"[^a-z0-9]+", path.lower()))
+    return frozenset(word for word in words if word in _SPLITS)
+
+
+def _pattern(wanted: Sequence[str], paths: Sequence[str]) -> str:
+    """Return a glob of some of the files and no others; else the path of the first one."""
+    folder = os.path.commonpath(list(map(os.path.dirname, wanted)))
+    begins = os.path.commonprefix(list(map(os.path.basename, wanted)))  # noqa: RUF071
+    begins = begins.rstrip("0123456789")
+    pattern = glob.escape(os.path.join(folder, begins)) + "*" + os.path.splitext(wanted[0])[1]
+    found = set(glob.glob(pattern))
+    return pattern if found >= set(wanted) and not found & set(paths) - set(wanted) else wanted[0]

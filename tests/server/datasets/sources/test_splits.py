@@ -1,0 +1,95 @@
+"""Training and validation files in one folder are never one dataset without a word."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from server.datasets.sources import parse_datasets
+from server.datasets.sources.splits import require_one_split
+from server.ingest.inputs.discovery import find_sources
+from tests.server.ingest.corpus import write_jsonl
+from tokenfeed.errors import InvalidCorpus
+
+REFUSED = {
+    "fineweb_train_000001.bin fineweb_train_000002.bin fineweb_val_000000.bin":
+        ("fineweb_train_*.bin", "fineweb_val_000000.bin"),
+    "train.bin val.bin": ("train.bin", "val.bin"),
+    "a.bin b.bin test.bin": ("a.bin", "test.bin"),
+    "train/0.bin train/1.bin validation/0.bin": ("train/*.bin", "validation/0.bin"),
+    "x-dev-0.bin x-dev-1.bin x-eval-0.bin y.bin": ("x-*.bin", "y.bin"),
+    "Valid.bin Train.bin": ("Valid.bin", "Train.bin"),
+}  # fmt: skip
+ONE_SPLIT = [
+    "train-00000-of-00002.bin train-00001-of-00002.bin",
+    "a.bin b.bin",
+    "train_0.bin extra.bin",
+    "val_0.bin valid_1.bin dev.bin",
+    "eval_logs_0.bin eval_logs_1.bin",
+    "testament.bin retrained.bin devices.bin",
+]
+
+
+def paths(folder: Path, names: str) -> list[str]:
+    made = [folder / name for name in names.split()]
+    for path in made:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(200))
+    return list(map(str, made))
+
+
+@pytest.mark.parametrize("names", REFUSED)
+def test_files_of_several_splits_are_refused_with_what_takes_one(
+    tmp_path: Path, names: str
+) -> None:
+    """Each suggestion is taken, and has one split."""
+    given = paths(tmp_path, names)
+
+    with pytest.raises(InvalidCorpus) as caught:
+        require_one_split(str(tmp_path), given, "--data ")
+
+    taken = re.findall("--data '([^']+)'", caught.value.problem)
+    assert tuple(path.removeprefix(f"{tmp_path}/") for path in taken) == REFUSED[names]
+    for path in taken:
+        parse_datasets([path])
+
+
+@pytest.mark.parametrize("names", ONE_SPLIT)
+def test_files_of_one_split_are_one_dataset(tmp_path: Path, names: str) -> None:
+    """A word that all have says nothing, and a part of a word is none."""
+    given = paths(tmp_path, names)
+
+    require_one_split(str(tmp_path), given, "--data ")
+
+    assert len(parse_datasets([str(tmp_path)])[0].paths) == len(given)
+
+
+@pytest.mark.parametrize("word", ["{}", "{}/*.bin", "{}/**"])
+def test_a_folder_of_both_is_refused_and_a_folder_named_so_is_not(
+    tmp_path: Path, word: str
+) -> None:
+    """Only names below the given path count."""
+    folder = tmp_path / "train-and-val"
+    folder.mkdir()
+    paths(folder, "fineweb_train_000001.bin fineweb_val_000000.bin")
+
+    with pytest.raises(InvalidCorpus, match=r"train \(1 file\(s\), such as fineweb_train_000001"):
+        parse_datasets([word.format(folder)])
+    (folder / "fineweb_val_000000.bin").unlink()
+    assert len(parse_datasets([word.format(folder)])) == 1
+
+
+def test_a_folder_of_the_hub_is_refused_by_ingest(tmp_path: Path) -> None:
+    """load_dataset would make two splits of it."""
+    for name in ("train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"):
+        write_jsonl(tmp_path / name, [{"text": "a"}])
+
+    with pytest.raises(InvalidCorpus) as caught:
+        find_sources([str(tmp_path)])
+
+    assert caught.value.problem.endswith(
+        f"take one: tokenfeed ingest '{tmp_path}/test-00000-of-00001.jsonl' or "
+        f"tokenfeed ingest '{tmp_path}/train-00000-of-00001.jsonl'"
+    )
