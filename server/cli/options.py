@@ -8,6 +8,7 @@ from functools import partial
 
 from tokenfeed import __version__
 from tokenfeed.commands import program
+from tokenfeed.stream.position import BATCH_BYTES_MAX
 
 from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..storage.formats import FORMAT_NAMES, STORED
@@ -185,7 +186,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     seconds = partial(group.add_argument, type=float, metavar="S")
     size(
         "--max-batch-bytes",
-        default=1 << 30,
+        default=BATCH_BYTES_MAX,
         help="maximum size of a batch in bytes (default: %(default)s)",
     )
     size(

@@ -28,11 +28,17 @@ from tokenfeed.errors import (
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.position import BATCH_BYTES_MAX, BATCH_SIZE_MAX, WORLD_SIZE_MAX
 from tokenfeed.stream.redactions import end_of, in_force
 from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
-from tokenfeed.wire.frame import FRAME_BYTES_FIRST, FRAME_BYTES_TARGET, rows_per_frame
+from tokenfeed.wire.frame import (
+    FRAME_BYTES_FIRST,
+    FRAME_BYTES_TARGET,
+    ROW_BYTES_MAX,
+    rows_per_frame,
+)
 from tokenfeed.wire.request import Expected, StreamRequest
 from tokenfeed.wire.row_block import RowBlock
 
@@ -78,6 +84,13 @@ OPTIONS: Mapping[str, Sequence[str] | None] = {
     **dict.fromkeys(_NUMBERS),
 }
 """The options of a target, as those of `tokenfeed serve`, and their values; None: others."""
+_LIMITS = pb.Limits(
+    batch_size_max=BATCH_SIZE_MAX,
+    batch_bytes_max=BATCH_BYTES_MAX,
+    world_size_max=WORLD_SIZE_MAX,
+    row_bytes_max=ROW_BYTES_MAX,
+)
+"""Those of a server that is started without options."""
 _LOG_SAYS = "the log names the file"
 
 
@@ -108,7 +121,7 @@ def open_local(
         with ExitStack() as opened:
             datasets = []
             for source in chosen:
-                datasets.append(_open(source, options, stopped))
+                datasets.append(_open(source, options, stopped, is_alone=len(sources) == 1))
                 opened.callback(datasets[-1].close)
             found = LocalDatasets(datasets, stopped, polls=_IMMUTABLE not in options)
             opened.pop_all()
@@ -118,15 +131,22 @@ def open_local(
 
 
 def _open(
-    source: DatasetSource, options: Mapping[str, str], stopped: Callable[[], bool]
+    source: DatasetSource,
+    options: Mapping[str, str],
+    stopped: Callable[[], bool],
+    *,
+    is_alone: bool,
 ) -> Dataset:
+    """Open a dataset.  is_alone: whether all options are its own, as with one of a server."""
     formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
     poll_rate = _poll_rate(os.getpid()) if _IMMUTABLE not in options else PollRate(never=True)
     storing = Storing(options.get("read"), poll_rate)
     checks = TokenChecks(_number(_VOCAB_SIZE, options))
     planes = PlaneOptions(
         expand(options[_LOSS_MASK], MASK_SUFFIXES) if _LOSS_MASK in options else (),
-        Delimiters(_number(_END_TOKEN, options), _number(_START_TOKEN, options)),
+        Delimiters(
+            _number(_END_TOKEN, options), _number(_START_TOKEN, options), are_general=not is_alone
+        ),
         _path(_CACHE_DIR, "folder", options),
         _path(_REDACTIONS, "file", options),
     )
@@ -188,14 +208,15 @@ class LocalDatasets:
     def blocks(self, request: StreamRequest) -> LocalBlocks:
         """Return the rows of a request.
 
-        Raises: InvalidRequest if no file is long enough; StreamMismatch if a list of redactions is
-        missing.
+        Raises: InvalidRequest if no file is long enough; LimitExceeded for a batch that a server
+        would refuse; StreamMismatch if a list of redactions is missing.
         """
         store: RowStore = self._stores[0]
         if len(self._stores) > 1:
             have_pieces = [source.reads_documents for source in request.spec.sources]
             store = MixedStore(self._stores, have_pieces)
         require_windows(request.spec, store.shapes)
+        request.require_within(_LIMITS, store.dtype.itemsize)
         return LocalBlocks(store, request, partial(self._redactor.wrap, store, self._datasets))
 
     @property

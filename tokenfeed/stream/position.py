@@ -18,6 +18,8 @@ import numpy.typing as npt
 from ..errors import InvalidRequest, SamplesExhausted
 
 BATCH_SIZE_MAX = 1 << 20
+BATCH_BYTES_MAX = 1 << 30
+"""Of tokens, unless a server says otherwise."""
 WORLD_SIZE_MAX = 1 << 32
 SAMPLE_END = 1 << 63
 """Samples are below this, so that they fit int64."""

@@ -31,6 +31,8 @@ DOCUMENTS_MAX = 10**8
 10^6 documents; see server/pack.py."""
 INDICES_MAX = 16
 """Opened at once, so that requests for any context length do not fill the disk."""
+_IDLE_SECONDS = 60.0
+"""An index that nothing was read of for this long makes room for another one."""
 MEMORY_SHARE = 0.5
 """Of the memory that is available, how much the making of rows may take in a process that has other
 work too."""
@@ -74,6 +76,7 @@ class RowIndices:
         self._pack_options = pack_options
         self._lock = threading.Lock()  # guards what follows; the opened ones are read without it
         self._opened: dict[RowsKey, RowIndex] = {}
+        self._used: dict[RowsKey, float] = {}
         self._remembered: dict[RowsKey, _Remembered] = {}
         self._making: _Making | None = None
         self._stopping = threading.Event()
@@ -88,6 +91,7 @@ class RowIndices:
         """
         index = self._opened.get(key)
         if index is not None:
+            self._used[key] = time.monotonic()
             return index
         with self._lock:
             making = self._begun(key)
@@ -225,11 +229,17 @@ class RowIndices:
             raise InvalidRequest("context_length", f"{problem}, the range of {key.order}")
 
     def _require_room(self) -> None:
-        """Raise LimitExceeded if too many are opened."""
-        if len(self._opened) >= INDICES_MAX:
+        """Raise LimitExceeded if too many are opened, and none of them is idle."""
+        if len(self._opened) < INDICES_MAX:
+            return
+        if time.monotonic() - self._used[self._least_used()] < _IDLE_SECONDS:
             problem = f"{self._store.name!r} has rows for {INDICES_MAX} context lengths and orders"
-            cure = "the most at once; use one of them, or another server"
+            cure = f"the most at once; use one of them, retry {_IDLE_SECONDS:.0f} s after the last "
+            cure += "use of one, or on another server"
             raise LimitExceeded("context_length", f"{problem}, {cure}")
+
+    def _least_used(self) -> RowsKey:
+        return min(self._opened, key=self._used.__getitem__)
 
     def _require_few_documents(self, job: RowsJob) -> None:
         """Raise InvalidRequest if a server does not make these rows."""
@@ -300,6 +310,11 @@ class RowIndices:
     def _kept_open(self, key: RowsKey, index: RowIndex) -> RowIndex:
         """Keep an index open, unless another one of its key is."""
         with self._lock:
+            if key not in self._opened and len(self._opened) >= INDICES_MAX:
+                idle = self._least_used()
+                self._opened.pop(idle).close()
+                del self._used[idle]
+            self._used[key] = time.monotonic()
             kept = self._opened.setdefault(key, index)
             if kept is not index or self._is_closed:
                 index.close()

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from client import RemoteBatches, StreamMismatch
+from client import LimitExceeded, RemoteBatches, StreamMismatch
 from client.feed.epochs import Tail
 from tests.conftest import ROOT, Serve, WriteTokens
+from tests.server.storage.borders.naive import write_datatrove
 from tests.support.commands import run_ranks
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.sampling import orders
@@ -212,6 +213,41 @@ def test_a_state_of_another_corpus_is_refused(make: Make, write_tokens: WriteTok
 
     with pytest.raises(StreamMismatch, match="fingerprint"):
         make(f"file:{other}").load_state_dict(state)
+
+
+def test_a_batch_that_a_server_refuses_is_refused_in_the_same_words(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """100,000 rows of 204,800 tokens would take 40 GB."""
+    path = write_tokens(np.arange(300_000))
+    problems = []
+    for target in (serve("--data", path).address, f"file:{path}"):
+        with RemoteBatches(target, 100_000, 204_800) as feed:
+            with pytest.raises(LimitExceeded) as caught:
+                next(feed)
+            problems.append((caught.value.subject, caught.value.problem))
+
+    # A server is named, too.
+    assert problems[0][0] == problems[1][0] == "batch_size"
+    assert problems[0][1].partition(" (")[0] == problems[1][1]
+    assert problems[1][1].startswith("a batch of 40960200000 bytes is above the limit of this")
+
+
+def test_a_mixture_may_have_one_dataset_that_knows_its_documents(
+    serve: Serve, write_tokens: WriteTokens, tmp_path: Path
+) -> None:
+    """A delimiter for all datasets is for those that need one."""
+    (tmp_path / "known").mkdir()
+    corpus = write_datatrove(tmp_path / "known", [(30, 40, 50)])
+    other = write_tokens(np.arange(500) % 9, "other.bin")
+    words = [f"known={corpus.paths[0]}", f"other={other}"]
+    server = serve("--data", words[0], "--data", words[1], "--document-end-token", "8")
+    rows = []
+    for target in (server.address, f"file:{','.join(words)}?document-end-token=8"):
+        with RemoteBatches(target, 4, T, order="packed", mixture={"known": 1, "other": 2}) as feed:
+            rows.append([x.tolist() for _, (x, _) in zip(range(9), feed, strict=False)])
+
+    assert rows[0] == rows[1]
 
 
 # A rank of a trainer that reads a file of its own, of the same name or of another one.

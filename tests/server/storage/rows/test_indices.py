@@ -372,6 +372,23 @@ def test_the_number_of_opened_indices_is_limited(
     require_agreement(found.get(packed(41)), packed(41))
 
 
+def test_an_index_that_is_idle_makes_room_for_another_one(
+    found: RowIndices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A survey of all context lengths does not end the use of others for good."""
+    monkeypatch.setattr(indices, "INDICES_MAX", 2)
+    for context_length in (40, 41):
+        found.make_now(packed(context_length))
+    found.get(packed(40))
+    monkeypatch.setattr(indices, "_IDLE_SECONDS", -1.0)
+
+    require_agreement(found.make_now(packed(42)), packed(42))
+
+    assert not isinstance(found.find(packed(41)), RowIndex)
+    assert isinstance(found.find(packed(40)), RowIndex)
+    require_agreement(found.get(packed(40)), packed(40))
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("end", ["stop", "close"])
 def test_a_making_that_is_ended_leaves_nothing(
