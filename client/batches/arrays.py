@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.sampling import orders
 
 from ..device.host_transfer import WIDE, HostTransfer, WideRows, require_arrays_fit
 from ..device.numpy_batch import NumpyRichBatch as NumpyRichBatch
@@ -52,7 +53,7 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
         dataset: str | None = None,
         mixture: Mixture | Mapping[str, float] | None = None,
         fingerprint: str | None = None,
-        order: str = "random",
+        order: str = orders.DEFAULT_OF_FEEDS,
         long: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.sampling import orders
 
 from ..device.host_transfer import Transfer
 from ..device.loaders import require_own_batches
@@ -52,7 +53,7 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         dataset: str | None = None,
         mixture: Mixture | Mapping[str, float] | None = None,
         fingerprint: str | None = None,
-        order: str = "random",
+        order: str = orders.DEFAULT_OF_FEEDS,
         long: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -81,10 +82,10 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         fingerprint: 64 hexadecimal digits, as `tokenfeed describe` prints them. A server with
         another corpus is refused. Without it, the client accepts the corpus of the first server
         that answers, and the ranks of a process group compare their corpora.
-        order: "random" (any window, with replacement, endless), "shuffled" or "sequential" (each
-        window once per epoch). Over documents, which have to be known: "packed" (rows of whole
-        pieces of documents, each once per epoch) or "padded" (one piece a row). Their y is -100 at
-        padding and where the next piece begins.
+        order: "shuffled" or "sequential" (each window once per epoch, one epoch after another), or
+        "random" (any window, with replacement). Over documents, which have to be known: "packed"
+        (rows of whole pieces of documents, each once per epoch) or "padded" (one piece a row).
+        Their y is -100 at padding and where the next piece begins.
         long: what "padded" does with documents longer than a row: "cut" into pieces (the default),
         "drop" or "truncate".
         rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh that

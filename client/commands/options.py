@@ -303,7 +303,7 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
     add("--dataset", default="", help="dataset name; optional if there is only one")
     add(
         "--order",
-        default="random",
+        default=orders.DEFAULT_OF_FEEDS,
         choices=tuple(orders.LATEST),
         help="order of the rows (default: %(default)s)",
     )

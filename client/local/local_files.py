@@ -27,7 +27,7 @@ from ..stream.usable import (
     Datasets,
     compared,
     counted_rows,
-    crop_warnings,
+    document_warnings,
     require_lists,
     require_windows,
 )
@@ -241,7 +241,7 @@ class LocalFiles(Supervised):
             name = "" if self._spec.mixture else self._spec.source.dataset
             own = compared(self._spec, described, self.planes, name=name, required=required)
             self._agreement.require_same(*own)
-        for problem in crop_warnings(self._spec, described):
+        for problem in document_warnings(self._spec, described):
             _LOG.warning("%s", problem)
         return described
 

@@ -42,7 +42,7 @@ from .usable import (
     Datasets,
     compared,
     counted_rows,
-    crop_warnings,
+    document_warnings,
     require_usable,
     with_hashes,
     without_rows,
@@ -184,7 +184,7 @@ class DatasetClient(Supervised):
                     )
                     self._agreement.require_same(*own)
                 self._described = described
-                for problem in crop_warnings(self._request.spec, described):
+                for problem in document_warnings(self._request.spec, described):
                     _LOG.warning("%s", problem)
             return self._described
 

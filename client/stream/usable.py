@@ -16,6 +16,7 @@ from tokenfeed.errors import (
     StreamMismatch,
 )
 from tokenfeed.stream.identity import Corpus
+from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.spec import Source, StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, require_size
@@ -170,9 +171,23 @@ def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fr
     return Fraction(rows.target_count, rows.rows * context_length)
 
 
-def crop_warnings(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[str]:
-    """Return what is not learned of each source, because its documents are longer than a row."""
+def document_warnings(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[str]:
+    """Return what is not learned of each source, because its documents are longer than a row; and
+    of which sources with loss masks the rows begin and end within documents.
+    """
     found = []
+    cut = [
+        dataset.name
+        for source, dataset in zip(spec.sources, datasets, strict=True)
+        if not source.reads_documents
+        and dataset.HasField("documents")
+        and any(plane.kind == LOSS_MASK for plane in dataset.planes)
+    ]
+    if cut:
+        found.append(
+            f"rows cut documents datasets={','.join(cut)}: they have loss masks, and a row of "
+            "windows may have a response without its prompt; order='packed' keeps documents whole"
+        )
     for source, dataset in zip(spec.sources, datasets, strict=True):
         if not source.reads_documents or source.long_documents == "cut":
             continue

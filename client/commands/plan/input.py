@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.sampling import orders
 from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.spec import SEED_END, StreamSpec
@@ -23,8 +24,6 @@ from ...feed.redactions import planned_for
 from ...feed.saved.state import read_history, read_state
 from ...runtime.arguments import shown
 
-ORDER = "random"
-"""As that of RemoteBatches."""
 _TOKENS = re.compile(r"([0-9][0-9_]*)(?:\.([0-9]+))?(?:[eE]\+?([0-9]{1,2}))?")
 
 
@@ -129,7 +128,7 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> Asked:
         if seed is None:
             seed = saved.parts.seed if saved else 0
         mixture = Mixture.load(path)
-        definition = mixture.schedule(length, order or ORDER, seed)
+        definition = mixture.schedule(length, order or orders.DEFAULT_OF_FEEDS, seed)
         if saved is None:
             return Asked(definition, mixture, definition)
         require_same_length_and_seed(saved.parts, definition.spec())

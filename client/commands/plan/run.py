@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 from tokenfeed.errors import InvalidRequest, RequestError, WriteFailed
+from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.stages import scheduled
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -23,7 +24,7 @@ from ...feed.stats import SourceStats
 from ...local.choice import open_to_look
 from ...stream.usable import corpora_of, counted_rows, target_share
 from .. import WAIT_SECONDS
-from .input import ORDER, Asked, read_asked, read_end_sample, read_tokens
+from .input import Asked, read_asked, read_end_sample, read_tokens
 from .picture import draw, require_png
 from .report import Report
 
@@ -155,7 +156,7 @@ def _is_the_same(text: str, asked: Asked, planned: Forecast) -> bool:
     """Return whether a text is read as the mixture that goes on."""
     length = asked.spec.context_length
     try:
-        schedule = Mixture.parse(text.encode(), "").schedule(length, ORDER, 0)
+        schedule = Mixture.parse(text.encode(), "").schedule(length, orders.DEFAULT_OF_FEEDS, 0)
         if asked.saved is not None:
             schedule, _ = schedule.continued(
                 asked.saved.parts, asked.saved.sample, allow=asked.allow

@@ -21,9 +21,6 @@ from ...provenance.runs import assumed
 from ...runtime.arguments import text
 from .words import escaped
 
-ORDER = "random"
-"""As that of RemoteBatches."""
-
 
 @dataclass(frozen=True, slots=True)
 class AskedRun:
@@ -103,7 +100,7 @@ def _assumed(arguments: argparse.Namespace, corpora: Corpora) -> AskedRun:
     if arguments.context_length is None:
         raise InvalidRequest("context_length", "is missing; pass it, or --state")
     require_range("context_length", arguments.context_length, 1, SAMPLE_END)
-    order = arguments.order or ORDER
+    order = arguments.order or orders.DEFAULT_OF_FEEDS
     spec = StreamSpec.of_dataset(
         text("dataset", arguments.dataset),
         orders.latest(order),

@@ -41,8 +41,8 @@ _COMPANIONS = (
 """Suffixes of files that accompany token files, and the suffix of the token file."""
 
 _MASK_NAMES = (
-    (re.compile(r"token_ids(?=_part_\d+\.npy$)"), "labels_mask"),
-    (re.compile(r"_text_document(?=\.bin$)"), "_mask_document"),
+    ("token_ids", re.compile(r"token_ids(?=_part_\d+\.npy$)"), "labels_mask"),
+    ("_text_document", re.compile(r"_text_document(?=\.bin$)"), "_mask_document"),
 )
 """What a layout calls its token files, and what their loss masks: that of OLMo-core and
 open-instruct, and Megatron's.
@@ -163,10 +163,10 @@ def _size(path: str) -> int:
 
 def mask_of(path: str) -> str:
     """Return the path that the loss mask of a token file has in its layout; "" if it has none."""
-    folder, name = os.path.split(path)
-    for of_tokens, of_mask in _MASK_NAMES:
-        if of_tokens.search(name):
-            return os.path.join(folder, of_tokens.sub(of_mask, name))
+    for word, of_tokens, of_mask in _MASK_NAMES:
+        # Nearly always the answer, and there may be 100,000 files.
+        if word in path and of_tokens.search(name := os.path.basename(path)):
+            return os.path.join(os.path.dirname(path), of_tokens.sub(of_mask, name))
     return ""
 
 

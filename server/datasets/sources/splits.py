@@ -16,6 +16,7 @@ from tokenfeed.errors import InvalidCorpus
 _SPLITS = dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")
 _SPLITS |= {"train": "", "test": "test"}
 """Words of names -> the split that they mean; files without one count as training files."""
+_WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(_SPLITS)})(?=[0-9]*(?:[^a-z0-9]|$))")
 
 
 def require_one_split(subject: str, paths: Sequence[str], option: str) -> None:
@@ -25,8 +26,11 @@ def require_one_split(subject: str, paths: Sequence[str], option: str) -> None:
     folder that has all of the files; not if all of the files have it.
     subject: what the user gave.  option: what stands before a path that takes one split.
     """
-    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
-    words = [_split_words(os.path.relpath(path, root)) for path in paths]
+    root = os.path.dirname(os.path.commonprefix(list(paths)))  # noqa: RUF071
+    names = [path[len(root) :] for path in paths]
+    if not _WORD.search("\n".join(names).lower()):
+        return
+    words = list(map(_split_words, names))
     shared = frozenset.intersection(*words)
     splits: dict[frozenset[str], list[int]] = defaultdict(list)
     for number, found in enumerate(words):
@@ -35,7 +39,7 @@ def require_one_split(subject: str, paths: Sequence[str], option: str) -> None:
         return
     named = [
         f"{' and '.join(sorted(split)) or 'train'} ({len(numbers)} file(s), such as "
-        f"{os.path.relpath(paths[numbers[0]], root)})"
+        f"{names[numbers[0]].lstrip(os.sep)})"
         for split, numbers in splits.items()
     ]
     takes = [
@@ -46,9 +50,8 @@ def require_one_split(subject: str, paths: Sequence[str], option: str) -> None:
     raise InvalidCorpus(subject, problem)
 
 
-def _split_words(path: str) -> frozenset[str]:
-    words = (word.rstrip("0123456789") for word in re.split(r"[^a-z0-9]+", path.lower()))
-    return frozenset(word for word in words if word in _SPLITS)
+def _split_words(name: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(name.lower()))
 
 
 def _pattern(wanted: Sequence[str], paths: Sequence[str]) -> str:

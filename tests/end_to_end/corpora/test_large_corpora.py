@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from client import RemoteBatches
 from tests.conftest import ROOT, Serve, Server
 from tests.support import reference
 from tests.support.forked import COLD
+from tests.support.waiting import least_seconds
 
 TERABYTE = 10**12
 SHARDS = 10_000
@@ -75,9 +76,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_terabyte_is_ready_within_a_second_of_the_imports(serve: Serve, terabyte: Path) -> None:
     """A restart must cost a trainer no pause: nothing at start may grow with the corpus."""
     # A server that is forked has imported nothing.
-    import_seconds = best(seconds_to_import) if COLD in os.environ else 0.0
+    import_seconds = least_seconds(seconds_to_import, 0.0) if COLD in os.environ else 0.0
 
-    assert best(lambda: seconds_until_ready(serve, terabyte)) - import_seconds < 1.0
+    enough = 1.0 + import_seconds
+    assert least_seconds(lambda: seconds_until_ready(serve, terabyte), enough) < enough
 
 
 @pytest.mark.alone
@@ -89,7 +91,7 @@ def test_the_first_batch_of_a_terabyte_comes_within_a_tenth_of_a_second(
     server = serve("--data", terabyte)
     first_batch_seconds(server, order)
 
-    seconds = best(lambda: first_batch_seconds(server, order))
+    seconds = least_seconds(lambda: first_batch_seconds(server, order), 0.1)
 
     print(f"\n{order}: first batch after {1000 * seconds:.1f} ms")
     assert seconds < 0.1
@@ -161,7 +163,11 @@ def test_ten_thousand_shards_are_ready_within_two_seconds_under_a_thousand_descr
     serve: Serve, shards: Path
 ) -> None:
     """1,024 is what a container or a login gives; corpora are cut into more shards than that."""
-    ready_seconds = best(lambda: seconds_until_ready(serve, shards, few_descriptors=True))
+
+    def measure() -> float:
+        return seconds_until_ready(serve, shards, few_descriptors=True)
+
+    ready_seconds = least_seconds(measure, 2.0)
 
     print(f"\n{SHARDS} shards ready after {ready_seconds:.2f} s")
     assert ready_seconds < 2.0
@@ -224,10 +230,6 @@ def next_marked_shard(order: str, seed: int, start_sample: int) -> tuple[int, in
     shards = (reference.place(f"{order}-1", seed, SHARDS, sample) for sample in samples)
     pairs = zip(samples, shards, strict=True)
     return next((sample, shard) for sample, shard in pairs if shard in MARKED_SHARDS)
-
-
-def best(measure: Callable[[], float]) -> float:
-    return min(measure() for _ in range(TRIES))
 
 
 def seconds_to_import() -> float:

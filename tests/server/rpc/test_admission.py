@@ -19,7 +19,7 @@ import pytest
 from server.rpc import admission
 from server.rpc.admission import ActiveCall, AdmissionControl, StreamLimits
 from tests.conftest import Serve, Server, WriteTokens
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, least_seconds
 from tokenfeed.errors import Busy, ServerUnavailable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -304,8 +304,8 @@ def test_a_batch_above_the_limit_is_refused_without_a_retry_hint(
 @pytest.mark.alone
 def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corpus: Path) -> None:
     """One client reads, another has stopped to, a third has sent half of a preface."""
-    seconds = []
-    for _ in range(3):
+
+    def measure() -> float:
         server = serve("--data", corpus)
         with (
             grpc.insecure_channel(server.address) as channel,
@@ -319,10 +319,11 @@ def test_a_stopping_server_exits_in_time_whatever_is_not_read(serve: Serve, corp
             server.process.terminate()
             status = ending(read)
             assert server.process.wait(timeout=10) == 0
-            seconds.append(time.monotonic() - began)
+            seconds = time.monotonic() - began
         assert status is grpc.StatusCode.UNAVAILABLE
+        return seconds
 
-    # The best of three: the machine has other things to do.
+    seconds = [least_seconds(measure, 2.0, tries=1) for _ in range(3)]
     assert min(seconds) < 2.0
     assert max(seconds) < 4.0
 

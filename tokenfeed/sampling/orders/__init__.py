@@ -14,6 +14,9 @@ _RELEASED: tuple[Order, ...] = (random_v1, shuffled_v1, sequential_v1, packed_v1
 ORDERS = {order.NAME: order for order in _RELEASED}
 OF_WINDOWS = {name: order for name, order in ORDERS.items() if not order.LONG_DOCUMENTS}
 DEFAULT = random_v1.NAME
+"""Of a request that names none."""
+DEFAULT_OF_FEEDS = "shuffled"
+"""Of RemoteBatches, and of commands that are about its streams."""
 
 LATEST = {order.NAME.partition("-")[0]: order.NAME for order in _RELEASED}
 """Name without a version -> the latest name on the wire."""

@@ -14,6 +14,7 @@ import pytest
 from server.rpc.monitoring.status_page import status_page
 from server.rpc.monitoring.status_page.drawing import bar, rate_line
 from tests.support.statuses import HOSTILE_NAMES, dataset, status, stream
+from tests.support.waiting import least_seconds
 from tokenfeed.v1 import status_pb2 as pb
 
 # Elements that the page consists of. What is in no list here came from outside.
@@ -234,7 +235,7 @@ def test_a_thousand_clients_are_rendered_within_a_second() -> None:
         assert shown.content.count(b"<tr") == 1000 + 50 + 2
         return time.monotonic() - begun
 
-    assert min(seconds() for _ in range(3)) < 1.0
+    assert least_seconds(seconds, 1.0) < 1.0
 
 
 def test_a_line_is_drawn_to_its_own_scale_and_ends_now() -> None:
