@@ -92,6 +92,7 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
     if (mask := dataset.loss_mask) is not None:
         path = mask.store.shards[0].path
         print(f"  loss masks: of {mask.file_count:,} file(s), the first is {path}")
+        print(f"  targets: {mask.targets_in_words()}")
     if ids := ids_beside([shard.path for shard in store.shards]):
         print(f"  document ids: of {len(ids):,} file(s), the first is {ids[0]}")
     for line in described_lists(dataset.redactions):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.sampling import orders
-from tokenfeed.stream.planes import DOCUMENT_STARTS
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
@@ -25,12 +25,18 @@ from . import WAIT_SECONDS
 
 _TOKENS_SHOWN = 16
 
-Pieces = Sequence[npt.NDArray[np.unsignedinteger]]
-"""The tokens of a row without its padding, split where pieces of documents begin."""
+Run = tuple[npt.NDArray[np.unsignedinteger], bool]
+"""Tokens in a row, and whether a loss mask makes them targets."""
+Pieces = Sequence[Sequence[Run]]
+"""The tokens of a row without its padding, split where pieces of documents begin, and each of them
+where targets begin and end.
+"""
 
 
 def run_show(arguments: argparse.Namespace) -> None:
-    """Print one batch, a row a line: its pieces with a bar between them, and how much padding."""
+    """Print one batch, a row a line: its pieces with a bar between them, what a loss mask makes
+    targets in brackets, and how much padding.
+    """
     in_words = _in_words(arguments.tokenizer)
     spec = StreamSpec.of_dataset(
         text("dataset", arguments.dataset),
@@ -44,7 +50,7 @@ def run_show(arguments: argparse.Namespace) -> None:
         first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
         num_batches=1,
     )
-    dataset = open_to_look(arguments.target, request, WAIT_SECONDS)
+    dataset = open_to_look(arguments.target, request, WAIT_SECONDS, loss_mask=True)
     rows = dataset.open_rows(request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     rows.start()
     try:
@@ -60,11 +66,23 @@ def run_show(arguments: argparse.Namespace) -> None:
 def _rows(part: RowBlock) -> Iterator[tuple[Pieces, int]]:
     """Yield the pieces of each row, and its tokens of padding."""
     counts = part.token_counts
-    starts = next((plane for plane in part.planes if plane.kind == DOCUMENT_STARTS), None)
+    planes = {plane.kind: plane for plane in part.planes}
+    starts, mask = planes.get(DOCUMENT_STARTS), planes.get(LOSS_MASK)
     for index, row in enumerate(part.tokens):
         count = part.row_tokens if counts is None else int(counts[index])
         begins = () if starts is None else starts[index : index + 1].content.view("<u4")
-        yield np.split(row[:count], begins), part.row_tokens - count
+        targets = np.zeros(count, np.bool_)
+        if mask is not None:
+            bits = mask[index : index + 1].content
+            targets = np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)
+        pieces = zip(np.split(row[:count], begins), np.split(targets, begins), strict=True)
+        yield [list(_runs(*piece)) for piece in pieces], part.row_tokens - count
+
+
+def _runs(tokens: npt.NDArray[np.unsignedinteger], targets: npt.NDArray[np.bool_]) -> Iterator[Run]:
+    ends = np.flatnonzero(targets[1:] != targets[:-1]) + 1
+    for run, are_targets in zip(np.split(tokens, ends), np.split(targets, ends), strict=True):
+        yield run, bool(are_targets.any())
 
 
 def _in_words(tokenizer: str | None) -> Callable[[Pieces], str]:
@@ -72,14 +90,28 @@ def _in_words(tokenizer: str | None) -> Callable[[Pieces], str]:
     if tokenizer is None:
         return _first_ids
     decode = decoder(tokenizer)
-    return lambda pieces: " | ".join(repr(decode(piece.tolist())) for piece in pieces)
+
+    def in_words(pieces: Pieces) -> str:
+        return " | ".join(
+            " ".join(_marked(repr(decode(run.tolist())), learned) for run, learned in piece)
+            for piece in pieces
+        )
+
+    return in_words
+
+
+def _marked(shown: str, are_targets: bool) -> str:
+    return f"[{shown}]" if are_targets else shown
 
 
 def _first_ids(pieces: Pieces) -> str:
     shown, room = [], _TOKENS_SHOWN
     for piece in pieces:
-        if room:
-            shown.append(" ".join(map(str, piece[:room].tolist())))
-            room -= min(room, len(piece))
-    count = sum(map(len, pieces))
+        runs = []
+        for run, are_targets in piece:
+            if room:
+                runs.append(_marked(" ".join(map(str, run[:room].tolist())), are_targets))
+                room -= min(room, len(run))
+        shown += [" ".join(runs)] if runs else []
+    count = sum(len(run) for piece in pieces for run, _ in piece)
     return " | ".join(shown) + (f" ... ({count} tokens)" if count > _TOKENS_SHOWN else "")

@@ -228,7 +228,8 @@ class BatchAttributes(ABC, Generic[Array]):
             raise InvalidRequest(
                 attribute,
                 "needs to know where documents begin, which not all datasets of this stream do; "
-                "pass --document-end-token to their server, or ?document-end-token= to local files",
+                "restore lost indices, or pass --document-end-token to their server, or "
+                "?document-end-token= to local files",
             )
         return self.documents
 

@@ -57,15 +57,16 @@ def open_target(
 
 
 def open_to_look(
-    target: Targets, request: StreamRequest, wait_seconds: float
+    target: Targets, request: StreamRequest, wait_seconds: float, *, loss_mask: bool = False
 ) -> StreamClient | LocalFiles:
-    """Return the dataset of a target for a command, which trains nothing: loss masks are not read.
+    """Return the dataset of a target for a command, which trains nothing.
 
-    wait_seconds: how long no server may answer.  Otherwise as `open_target`.
+    wait_seconds: how long no server may answer.  loss_mask: whether loss masks are read, where
+    there are some.  Otherwise as `open_target`.
     """
     return open_target(
         target,
         request,
         timeouts=Timeouts(reconnect_seconds=wait_seconds),
-        planes=WantedPlanes(loss_mask=False),
+        planes=WantedPlanes(loss_mask=loss_mask),
     )

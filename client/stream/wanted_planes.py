@@ -138,8 +138,9 @@ class WantedPlanes:
             if not plane_fingerprint(dataset, DOCUMENT_STARTS):
                 raise InvalidRequest(
                     "mask_borders",
-                    f"is set, but the documents of dataset {dataset.name!r} are not known; pass "
-                    "--document-end-token to its server, or ?document-end-token= to local files",
+                    f"is set, but the documents of dataset {dataset.name!r} are not known; restore "
+                    "lost indices, or pass --document-end-token to its server, or "
+                    "?document-end-token= to local files",
                 )
 
     def require_same(self, address: str, dataset: pb.Dataset, reference: pb.Dataset) -> None:

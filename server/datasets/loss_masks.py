@@ -17,6 +17,7 @@ import numpy as np
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream import identity
+from tokenfeed.stream.identity import COMPLETE_BYTES_MAX
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 
@@ -24,7 +25,7 @@ from ..storage.choice import Storing, fit_into_maps, open_store
 from ..storage.files import open_file
 from ..storage.formats import FormatOptions, npy
 from ..storage.formats.datatrove import SUFFIX
-from ..storage.store import Submit, TokenStore, run_inline
+from ..storage.store import PIECE_BYTES, Submit, TokenStore, run_inline
 from .content import Content
 from .sources.paths import mask_of
 
@@ -145,6 +146,20 @@ class LossMask:
         bits = np.packbits(rows, axis=1, bitorder="little")
         lengths = np.full(len(spans), bits.shape[1], dtype=np.uint32)
         return Plane(self.kind, lengths, bits.reshape(-1))
+
+    def targets_in_words(self) -> str:
+        """Return how many tokens are targets; of masks above 1 GiB, what share of a sample."""
+        total, step = self.store.shape.token_count, PIECE_BYTES
+        if total > COMPLETE_BYTES_MAX:
+            step *= -(-total // COMPLETE_BYTES_MAX)
+        read = targets = 0
+        for index, shard in enumerate(self.store.shards):
+            for first in range(0, shard.layout.token_count, step):
+                size = min(PIECE_BYTES, shard.layout.token_count - first)
+                read += size
+                targets += self.store.read(index, first, size).count(1)
+        share = f"{targets / read:.1%}"
+        return f"about {share}, of a sample" if read < total else f"{targets:,} tokens, {share}"
 
     @property
     def cold(self) -> bool:

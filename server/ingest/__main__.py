@@ -111,6 +111,18 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         help="column of the responses to these prompts; both need --append-token",
     )
     add(
+        "--tokens-column",
+        metavar="NAME",
+        help="column of tokens of --tokenizer instead of text, such as input_ids; the zeros of a "
+        "column attention_mask are left out",
+    )
+    add(
+        "--labels-column",
+        metavar="NAME",
+        help="column of the labels of these tokens: -100 where the loss mask excludes a token; "
+        "none: every token is a target, though there are labels",
+    )
+    add(
         "--id-column",
         metavar="NAME",
         help="column of ids, text or integers, which are kept beside the tokens (default: none)",
@@ -293,8 +305,9 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float, others: 
     out = single_line(out)
     for name, split in made["splits"].items():
         folder = os.path.join(out, name)
+        targets = f" ({split['targets']:,} of them targets)" if "targets" in split else ""
         print(
-            f"{folder}: {split['tokens']:,} tokens, {split['documents']:,} documents, "
+            f"{folder}: {split['tokens']:,} tokens{targets}, {split['documents']:,} documents, "
             f"{len(split['shards']):,} shard(s) of {made['dtype']}"
         )
     vocab_size = made["tokenizer"]["vocab_size"]

@@ -83,6 +83,7 @@ def _split_facts(
         return {
             "tokens": counts.all_tokens,
             "documents": counts.documents,
+            **({"targets": counts.targets} if has_mask else {}),
             "fingerprint": dataset.fingerprint.hex(),
             "digest": digest.hex(),
             "shards": [

@@ -38,6 +38,7 @@ class Job:
         return {
             "tokenizer_sha256": recipe.tokenizer_file.sha256,
             "columns": list(recipe.columns),
+            "are_tokens": recipe.are_tokens,
             "chat_template_sha256": template and template.sha256,
             "template_variables": dict(template.variables) if template else {},
             "tools_column": recipe.tools_column,

@@ -30,7 +30,7 @@ def template_of(
             if getattr(arguments, _field(option)):
                 raise InvalidRequest(option, "needs --messages-column: it is for chats")
         return None
-    for option in ("--text-column", "--prompt-column", "--response-column"):
+    for option in ("--text-column", "--prompt-column", "--response-column", "--tokens-column"):
         if getattr(arguments, _field(option)) is not None:
             problem = f"cannot be combined with {option}; omit one of them"
             raise InvalidRequest("--messages-column", problem)
@@ -86,7 +86,9 @@ def recipe_of(
             raise InvalidRequest(option, problem)
     columns = _columns(arguments)
     if has_text:
-        for option in ("--prompt-column", "--messages-column", "--id-column"):
+        for option in (
+            "--prompt-column", "--messages-column", "--tokens-column", "--id-column",
+        ):  # fmt: skip
             if getattr(arguments, _field(option)) is not None:
                 raise InvalidRequest(option, "cannot be used with plain text, which has no columns")
     return Recipe(
@@ -98,6 +100,8 @@ def recipe_of(
         template_file,
         arguments.tools_column,
         arguments.id_column,
+        arguments.tokens_column is not None,
+        arguments.tokens_column is not None and arguments.labels_column is None,
     )
 
 
@@ -108,6 +112,15 @@ def _columns(arguments: argparse.Namespace) -> tuple[str, ...]:
     """
     if arguments.messages_column is not None:
         return (arguments.messages_column,)
+    if arguments.tokens_column is not None:
+        for option in ("--text-column", "--prompt-column", "--response-column"):
+            if getattr(arguments, _field(option)) is not None:
+                problem = f"cannot be combined with {option}; omit one of them"
+                raise InvalidRequest("--tokens-column", problem)
+        labels = arguments.labels_column
+        return (arguments.tokens_column, *([labels] if labels not in (None, "none") else ()))
+    if arguments.labels_column is not None:
+        raise InvalidRequest("--labels-column", "needs --tokens-column: it is for tokens")
     prompt, response = arguments.prompt_column, arguments.response_column
     if prompt is None and response is None:
         return (arguments.text_column or "text",)

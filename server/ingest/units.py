@@ -35,13 +35,15 @@ class SourceOffset(NamedTuple):
 class Column:
     """A column of parquet, or a key of jsonl, that is read.
 
-    kind: text; json, which may also be lists and structs; or id, which is text or an integer.
-    is_optional: whether null, or an absent key, is a value too.
+    kind: text; json, which may also be lists and structs; id, which is text or an integer; or
+    numbers, a list of integers.  is_optional: whether null, or an absent key, is a value too.
+    refuses: the name of another column that must not be there; "" if any may.
     """
 
     name: str
-    kind: Literal["text", "json", "id"] = "text"
+    kind: Literal["text", "json", "id", "numbers"] = "text"
     is_optional: bool = False
+    refuses: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ import pyarrow.parquet
 
 from tokenfeed.errors import InvalidSource
 
+from ..tokenize.documents import require_no_labels
 from ..units import (
     Column,
+    InvalidDocument,
     Problem,
     Rows,
     SourceOffset,
@@ -116,9 +118,17 @@ def _group_units(
 def _rows(
     file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...], group: int
 ) -> Iterator[Row]:
-    names = list(dict.fromkeys(column.name for column in columns))
+    present = set(file.schema_arrow.names)
+    names = list(dict.fromkeys(column.name for column in columns if column.name in present))
     for batch in file.iter_batches(_BATCH_ROWS, [group], names, use_threads=False):
-        yield from zip(*(_values(batch.column(column.name)) for column in columns), strict=True)
+        absent = [None] * batch.num_rows
+        yield from zip(
+            *(
+                _values(batch.column(column.name)) if column.name in present else absent
+                for column in columns
+            ),
+            strict=True,
+        )
 
 
 def _runs(rows: Iterator[Row], first_row: int) -> Iterator[list[Row]]:
@@ -208,11 +218,17 @@ def _column_problem(
     file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...]
 ) -> Problem | None:
     schema = file.schema_arrow
+    try:
+        require_no_labels(columns[0], schema.names)
+    except InvalidDocument as error:
+        return error.problem("its schema")
     for column in columns:
         name = column.name
         if schema.names.count(name) > 1:
             return Problem(f"several columns {name!r}", "its schema")
         if name not in schema.names:
+            if column.is_optional:
+                continue
             known = ", ".join(schema.names[:8])
             return Problem(f"no column {name!r}", f"it has {known}")
         kind = schema.field(name).type
@@ -220,7 +236,10 @@ def _column_problem(
             kind = kind.storage_type
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
-        if column.kind == "json":
+        if column.kind == "numbers":
+            if not (_is_list(kind) and pyarrow.types.is_integer(kind.value_type)):
+                return Problem(f"column {name!r} is not a list of integers", _but(kind))
+        elif column.kind == "json":
             if not _is_text(kind) and not (_is_list(kind) and _is_json(kind)):
                 return Problem(f"column {name!r} is neither a list of structs nor JSON", _but(kind))
         elif not _is_text(kind) and not (column.kind == "id" and pyarrow.types.is_integer(kind)):

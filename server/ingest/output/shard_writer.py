@@ -73,7 +73,7 @@ class SplitProgress:
 
     shards: tokens and index entries of each complete shard.  tokens, ends, last_end: tokens, index
     entries and the last index entry of the open shard.  documents: number in the split.
-    id_bytes: size of the ids of the open shard.
+    id_bytes: size of the ids of the open shard.  targets: tokens of the split that its masks allow.
     """
 
     shards: list[tuple[int, int]] = field(default_factory=list)
@@ -82,6 +82,7 @@ class SplitProgress:
     last_end: int = 0
     documents: int = 0
     id_bytes: int = 0
+    targets: int = 0
 
     @property
     def all_tokens(self) -> int:
@@ -167,6 +168,7 @@ class SplitWriter:
             self._files[".ds"].add(tokens[first:end].tobytes())
             if mask is not None:
                 self._files[".ds.loss"].add(mask[first:end].tobytes())
+                counts.targets += int(mask[first:end].sum())
             counts.tokens += end - first
             first = end
         if ends:

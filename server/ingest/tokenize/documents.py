@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ..units import Column, InvalidDocument, Lines, Problem, Rows
 from .chat_template import ChatTemplate, Span, load_chat_template
 from .chats import canonical, messages_of, rendered, tools_of
-from .recipe import Recipe
+from .recipe import PADDING_COLUMN, Recipe
 
+IGNORED = -100
+"""The label of what is no target."""
 _ARRAY = "a JSON array, not an object; write one object per line"
 
 
 class Document(NamedTuple):
     """A document; a tuple, since there may be many small ones.
 
-    texts: one, or prompt and response.  where: its place in the source.  id: in UTF-8, if ids are
-    kept.  targets: of a chat: which characters are training targets, ascending.  messages: of a
-    chat, as JSON.
+    texts: one, or prompt and response; none if it is tokens already.  where: its place in the
+    source.  id: in UTF-8, if ids are kept.  targets: of a chat: which characters are training
+    targets, ascending.  messages: of a chat, as JSON.  tokens: int64[n].  learned: bool[n], which
+    of them are targets; None for all.
     """
 
     texts: tuple[str, ...]
@@ -28,12 +34,16 @@ class Document(NamedTuple):
     id: bytes | None = None
     targets: tuple[Span, ...] = ()
     messages: str | None = None
+    tokens: npt.NDArray[np.int64] | None = None
+    learned: npt.NDArray[np.bool_] | None = None
 
     @property
     def sha256(self) -> bytes:
         """Hash of its UTF-8; of prompt and response, each preceded by its length in bytes (uint64,
-        big-endian); or of the messages of a chat.
+        big-endian); of the messages of a chat; or of tokens (uint32, little-endian).
         """
+        if self.tokens is not None:
+            return hashlib.sha256(self.tokens.astype("<u4").tobytes()).digest()
         if len(self.texts) == 1:
             text = self.texts[0] if self.messages is None else self.messages
             return hashlib.sha256(text.encode()).digest()
@@ -69,6 +79,8 @@ def _document(
         if isinstance(values, InvalidDocument):
             raise values
         own = values[-1].encode() if recipe.id_column is not None else None
+        if recipe.are_tokens:
+            return _tokens(values, where, own, recipe)
         if recipe.chat_template is None:
             return _text(values, where, own, recipe)
         return _chat(values, where, own, recipe, load_chat_template(recipe.chat_template))
@@ -81,6 +93,48 @@ def _text(values: Sequence[Any], where: str, own_id: bytes | None, recipe: Recip
     if not any(texts):
         raise InvalidDocument("empty document")
     return Document(texts, where, own_id)
+
+
+def _tokens(values: Sequence[Any], where: str, own_id: bytes | None, recipe: Recipe) -> Document:
+    """Return a document of tokens without its padding; labels of -100 are no targets."""
+    count = len(recipe.columns)
+    tokens, *labels, kept = map(_numbers, values[: count + 1], [*recipe.columns, PADDING_COLUMN])
+    if tokens is None or not tokens.size:
+        raise InvalidDocument("empty document")
+    for name, found in zip([*recipe.columns[1:], PADDING_COLUMN], [*labels, kept], strict=True):
+        if found is not None and found.size != tokens.size:
+            problem = f"column {name!r} does not have as many numbers as {recipe.columns[0]!r}"
+            raise InvalidDocument(problem)
+    learned: npt.NDArray[np.bool_] | None = None
+    if labels:
+        if labels[0] is None:
+            raise InvalidDocument("null")
+        learned = np.not_equal(labels[0], IGNORED)
+    if learned is not None and np.any(labels[0] != tokens, where=learned):
+        problem = f"column {recipe.columns[1]!r} has labels that are other tokens than those of "
+        raise InvalidDocument(f"{problem}{recipe.columns[0]!r}: are they shifted?", is_fatal=True)
+    if kept is not None:
+        tokens = tokens[kept != 0]
+        learned = None if learned is None else learned[kept != 0]
+    if not tokens.size:
+        raise InvalidDocument("nothing but padding")
+    if learned is not None and not learned.any():
+        raise InvalidDocument("no target")
+    return Document((), where, own_id, tokens=tokens, learned=learned)
+
+
+def _numbers(value: Any, name: str) -> npt.NDArray[np.int64] | None:
+    if value is None:
+        return None
+    try:
+        found = np.array(value)
+    except (ValueError, OverflowError):
+        found = np.array("")
+    if found.ndim == 1 and not found.size:
+        return np.empty(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "ib":
+        raise InvalidDocument(f"column {name!r} is not a list of integers")
+    return found.astype(np.int64)
 
 
 def _chat(
@@ -122,7 +176,8 @@ def _of_cell(value: bytes | None, column: Column) -> Any:
     if value is None:
         return _null(column)
     text = value.decode()
-    return _parsed(text, column) if column.kind == "json" else _line_of(text, column)
+    is_json = column.kind in ("json", "numbers")
+    return _parsed(text, column) if is_json else _line_of(text, column)
 
 
 def _of_lines(
@@ -153,7 +208,18 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
         raise InvalidDocument(_ARRAY)
     if not isinstance(entry, dict):
         raise InvalidDocument("not a JSON object")
+    require_no_labels(columns[0], entry)
     return [_of_entry(entry, column) for column in columns]
+
+
+def require_no_labels(column: Column, names: Collection[str]) -> None:
+    """Raise InvalidDocument, which is fatal, if tokens have labels that nothing was said about.
+
+    column: of the tokens.  names: all columns that there are.
+    """
+    if column.refuses and column.refuses in names:
+        problem = f"column {column.refuses!r} says which tokens are targets; pass --labels-column "
+        raise InvalidDocument(f"{problem}{column.refuses}, or --labels-column none", is_fatal=True)
 
 
 def _of_entry(entry: dict[str, Any], column: Column) -> Any:
@@ -165,7 +231,7 @@ def _of_entry(entry: dict[str, Any], column: Column) -> Any:
         raise InvalidDocument(f"no column {name!r}")
     if value is None:
         return _null(column)
-    if column.kind == "json":
+    if column.kind in ("json", "numbers"):
         return _parsed(value, column) if isinstance(value, str) else value
     if column.kind == "text":
         raise InvalidDocument(f"column {name!r} is not text")

@@ -116,6 +116,8 @@ def _encoded(
     those that fail are added to problems.
     """
     encode = _encoded_at_once if recipe.chat_template is None else _encoded_chats
+    if recipe.are_tokens:
+        encode = _checked_tokens
     try:
         part, left_out = encode(documents, recipe, tokenizer)
     except ValueError as error:
@@ -187,6 +189,34 @@ def _encoded_chats(
     return _unit_of(kept, recipe, np.concatenate(tokens), sizes, np.concatenate(masks)), left_out
 
 
+def _checked_tokens(
+    documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer
+) -> tuple[EncodedUnit, list[Problem]]:
+    """Return documents that are tokens already, with their mask, and the problems of those with
+    tokens that the tokenizer does not have.
+    """
+    before, after = _around(recipe, tokenizer)
+    tokens, masks = [before[:0]], [np.empty(0, np.bool_)]
+    lengths: list[int] = []
+    kept, left_out = [], []
+    for document in documents:
+        ids = document.tokens
+        assert ids is not None
+        if ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
+            wrong = int(ids[(ids < 0) | (ids >= tokenizer.vocab_size)][0])
+            what = f"token {wrong}, which is not in [0, {tokenizer.vocab_size}) of the tokenizer"
+            left_out.append(Problem(what, document.where))
+            continue
+        kept.append(document)
+        learned = np.ones(ids.size, np.bool_) if document.learned is None else document.learned
+        tokens += [before, ids.astype(before.dtype), after]
+        masks += [np.zeros(before.size, np.bool_), learned, np.ones(after.size, np.bool_)]
+        lengths.append(before.size + ids.size + after.size)
+    sizes = np.array(lengths, dtype=np.int64)
+    mask = np.concatenate(masks) if recipe.has_mask else None
+    return _unit_of(kept, recipe, np.concatenate(tokens), sizes, mask), left_out
+
+
 def _with_offsets(text: str, tokenizer: Tokenizer) -> tuple[TokenIds, npt.NDArray[np.int64]]:
     """Return the tokens of a text, and int64[n, 2], the characters of each.  Raises: ValueError."""
     dtype = token_dtype(tokenizer)
@@ -256,4 +286,4 @@ def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
 
 
 def _chars(document: Document) -> int:
-    return sum(map(len, document.texts))
+    return sum(map(len, document.texts)) if document.tokens is None else document.tokens.size

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..units import Column
 from .chat_template import ChatTemplateFile
 from .tokenizer import TokenizerFile
 
+PADDING_COLUMN = "attention_mask"
+"""Of tokens: 0 at those that are padding."""
+LABELS_COLUMN = "labels"
+"""What tables of tokens call their labels."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How documents become tokens.
 
-    columns: of the text: one, or prompt and response; or of the messages of chats.  prepend_id,
-    append_id: tokens before and after each document.  val_fraction: share of documents for
-    validation, in [0, 1).  chat_template: None unless documents are chats.  tools_column: of chats,
-    if they have tools.  id_column: of the ids of documents, if they are kept.
+    columns: of the text: one, or prompt and response; of the messages of chats; or of tokens, and
+    of their labels if they have some.  prepend_id, append_id: tokens before and after each
+    document.  val_fraction: share of documents for validation, in [0, 1).  chat_template: None
+    unless documents are chats.  tools_column: of chats, if they have tools.  id_column: of the ids
+    of documents, if they are kept.  are_tokens: whether the columns hold tokens.  refuses_labels: whether
+    labels beside them are an error, since nothing was said about them.
     """
 
     tokenizer_file: TokenizerFile
@@ -28,6 +35,8 @@ class Recipe:
     chat_template: ChatTemplateFile | None = None
     tools_column: str | None = None
     id_column: str | None = None
+    are_tokens: bool = False
+    refuses_labels: bool = False
 
     @property
     def has_mask(self) -> bool:
@@ -36,9 +45,17 @@ class Recipe:
 
     @property
     def read_columns(self) -> tuple[Column, ...]:
-        """What is read of each document: its text or messages, tools, and id, in this order."""
-        kind: Literal["text", "json"] = "text" if self.chat_template is None else "json"
+        """What is read of each document, in this order: its text, messages, or tokens with their
+        labels and which of them are no padding; tools; and id.
+        """
+        kind: Literal["text", "json", "numbers"] = "text" if self.chat_template is None else "json"
+        if self.are_tokens:
+            kind = "numbers"
         found = [Column(name, kind) for name in self.columns]
+        if self.refuses_labels:
+            found[0] = replace(found[0], refuses=LABELS_COLUMN)
+        if self.are_tokens:
+            found.append(Column(PADDING_COLUMN, "numbers", is_optional=True))
         if self.tools_column is not None:
             found.append(Column(self.tools_column, "json", is_optional=True))
         if self.id_column is not None:

@@ -223,6 +223,11 @@ class RowIndices:
         if self._borders is None:
             problem = f"{key.order} needs to know where documents begin"
             cure = f"which is unknown for {self._store.name!r}; pass --document-end-token"
+            unknown = [shard for shard in self._store.shards if shard.layout.documents is None]
+            if len(unknown) < len(self._store.shards):
+                name = os.path.basename(unknown[0].path)
+                cure = f"which {len(unknown)} file(s) of {self._store.name!r} do not say, first "
+                cure += f"{name}; restore their indices of documents"
             raise InvalidRequest("order", f"{problem}, {cure}")
         if not 1 <= key.context_length < CONTEXT_LENGTH_END:
             problem = f"{key.context_length} is not in [1, {CONTEXT_LENGTH_END})"

@@ -20,10 +20,12 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from client import RemoteBatches
+from client.__main__ import main
 from client.stream.wanted_planes import LossMask
+from server import inspect
 from tests.conftest import Serve
 from tests.server.ingest.chats import CHATML
-from tests.server.ingest.corpus import END, write_parquet
+from tests.server.ingest.corpus import END, write_jsonl, write_parquet
 from tests.server.ingest.running import ingested
 from tests.support import reference
 
@@ -220,3 +222,27 @@ def test_a_model_learns_responses_and_prompts_only_without_the_mask(
     capitals = torch.tensor([*string.ascii_uppercase.encode()])
     after_capitals = model(capitals).softmax(-1)[:, capitals].sum(-1).mean().item()
     assert after_capitals < 0.1 if loss_mask == "apply" else after_capitals > 0.6
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_show_marks_targets_and_inspect_and_ingest_count_them(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_local: bool
+) -> None:
+    """So that a mask is seen before anything is trained."""
+    path = write_jsonl(tmp_path / "x.jsonl", [{"q": f"question {n} ", "a": f"{n}"} for n in (3, 4)])
+    words = ("--prompt-column", "q", "--response-column", "a", "--append-token", "<|endoftext|>")
+    said = ingested(path, "--tokenizer", "bytes", "--out", tmp_path / "out", *words)
+    assert "26 tokens (4 of them targets), 2 documents" in said
+
+    assert inspect.main([str(tmp_path / "out" / "train")]) == 0
+    assert "  targets: 4 tokens, 15.4%\n" in capsys.readouterr().out
+
+    out = tmp_path / "out"
+    target = f"file:{out}" if is_local else serve("--data", out).address
+    options = ["--batch-size", "1", "--order", "packed", "--context-length", "25"]
+    assert main(["show", target, *options, "--tokenizer", "bytes"]) == 0
+    printed = capsys.readouterr().out
+    ends = "<|endoftext|>"
+    assert printed == f"sample 0: 'question 3 ' ['3{ends}'] | 'question 4 ' ['4{ends}']\n"
+    assert main(["show", target, "--batch-size", "1", "--context-length", "14"]) == 0
+    assert capsys.readouterr().out.endswith("51 32 [51 256] 113 117\n")
