@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 from ..errors import InvalidRequest
@@ -12,10 +13,15 @@ BYTES = "bytes"
 END_OF_BYTES = "<|endoftext|>"
 
 
+def tokenizer_path(path: str) -> str:
+    """Return the tokenizer.json of a folder of a tokenizer; any other path as it is."""
+    return os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+
+
 def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
     """Return a function that turns token ids into text.
 
-    tokenizer: path of a tokenizer.json, or "bytes".
+    tokenizer: path of a tokenizer.json or of its folder, or "bytes".
     Raises: InvalidRequest if it cannot be loaded; the function, if an id is not one of "bytes".
     """
     if tokenizer == BYTES:
@@ -25,7 +31,7 @@ def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
     except ImportError as error:
         raise InvalidRequest("--tokenizer", missing(error, "tokenizer")) from None
     try:
-        loaded = Tokenizer.from_file(tokenizer)
+        loaded = Tokenizer.from_file(tokenizer_path(tokenizer))
     except Exception as error:  # the library raises plain Exception
         raise InvalidRequest(
             "--tokenizer",

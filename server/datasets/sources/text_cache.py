@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokenfeed.commands.decoding import tokenizer_path
 from tokenfeed.commands.extras import is_installed, missing
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
@@ -37,7 +38,8 @@ _Facts = dict[str, str | int]
 class TextCache:
     """The options of the ingest, and the folder of the cache.
 
-    tokenizer: path of a tokenizer.json, or "bytes".  text_column: of parquet and jsonl.
+    tokenizer: path of a tokenizer.json or of its folder, or "bytes".  text_column: of parquet and
+    jsonl.
     append_token: appended to each document; None appends none.  cache: folder.
     log_output: whether the lines that an ingest prints become records of the log; else they go to
     stderr as they are.
@@ -98,7 +100,7 @@ class TextCache:
         if not os.path.exists(self.tokenizer):
             return self.tokenizer
         try:
-            with open(self.tokenizer, "rb") as file:
+            with open(tokenizer_path(self.tokenizer), "rb") as file:
                 return hashlib.sha256(file.read()).hexdigest()
         except OSError as error:
             raise InvalidRequest("--tokenizer", f"{self.tokenizer}: {error.strerror}") from error

@@ -23,8 +23,8 @@ class Recipe:
     of their labels if they have some.  prepend_id, append_id: tokens before and after each
     document.  val_fraction: share of documents for validation, in [0, 1).  chat_template: None
     unless documents are chats.  tools_column: of chats, if they have tools.  id_column: of the ids
-    of documents, if they are kept.  are_tokens: whether the columns hold tokens.  refuses_labels: whether
-    labels beside them are an error, since nothing was said about them.
+    of documents, if they are kept.  are_tokens: whether the columns hold tokens.
+    refuses_labels: whether labels beside them are an error, as nothing was said about them.
     """
 
     tokenizer_file: TokenizerFile

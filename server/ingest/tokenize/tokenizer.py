@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
+from tokenfeed.commands.decoding import BYTES, END_OF_BYTES, tokenizer_path
 from tokenfeed.errors import InvalidRequest
 
 
@@ -41,8 +41,7 @@ class TokenizerFile:
                     "--parse-special-tokens", "cannot be used with --tokenizer bytes; omit it"
                 )
             return cls(BYTES, b"", parses_special)
-        if os.path.isdir(path):
-            path = os.path.join(path, "tokenizer.json")
+        path = tokenizer_path(path)
         try:
             if not os.path.isfile(path):
                 raise InvalidRequest(

@@ -194,6 +194,8 @@ def test_an_option_of_one_dataset_overrides_one_of_all() -> None:
         (["pages.parquet"], True),
         (["web=pages/*.jsonl.zst"], True),
         (["a.txt", "b.txt"], True),
+        (["a.json.gz"], True),
+        (["a.ndjson.xz", "b.jsonl"], True),
         (["train.bin"], False),
         (["web=shards/*.npy"], False),
     ],
