@@ -70,7 +70,7 @@ class ScriptedServer:
     fingerprint: bytes = FINGERPRINT
     digest: bytes = b""
     datasets: int = 1
-    windows_per_epoch: int | None = None
+    windows_per_epoch: int = 1 << 20
     document_rows: Callable[[pb.DescribeRequest], pb.OrderRows] | None = None
     contract_revisions: Sequence[int] = (CONTRACT_REVISION,)
     clock_ahead_seconds: float | None = None
@@ -91,9 +91,8 @@ class ScriptedServer:
             fingerprint=self.fingerprint,
             digest=self.digest,
         )
-        if self.windows_per_epoch is not None:
-            for order in ("shuffled-1", "sequential-1"):
-                dataset.rows.add(order=order, rows=self.windows_per_epoch)
+        for order in ("shuffled-1", "sequential-1"):
+            dataset.rows.add(order=order, rows=self.windows_per_epoch)
         request = pb.DescribeRequest.FromString(message)
         if request.order and self.document_rows is not None:
             dataset.rows.append(self.document_rows(request))

@@ -180,6 +180,7 @@ def test_bench_says_how_fast_batches_arrive(
 ) -> None:
     """The first question on a new machine."""
     arguments = ["--batch-size", "4", "--context-length", "10", "--seconds", "0.2"]
+    arguments += ["--order", "random"]
 
     assert main(["bench", scripted.address, *arguments]) == 0
 
@@ -200,6 +201,6 @@ def test_a_live_line_is_for_terminals_alone(scripted: ScriptedServer) -> None:
             return True
 
     for progress, shown in ((Terminal(), True), (io.StringIO(), False)):
-        with RemoteBatches(scripted.address, 4, 10) as feed:
+        with RemoteBatches(scripted.address, 4, 10, order="random") as feed:
             measure(feed, 0.7, progress)
         assert ("million tokens/s" in progress.getvalue()) is shown

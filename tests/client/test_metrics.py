@@ -95,7 +95,7 @@ def test_a_scrape_has_the_statistics_of_each_feed_and_what_else_the_trainer_coun
     server = serve("--data", path)
     with (
         RemoteBatches(server.address, B, T, order="shuffled", num_batches=700) as train,
-        NumpyBatches(f"file:{path}", B, T, num_batches=5) as val,
+        NumpyBatches(f"file:{path}", B, T, order="random", num_batches=5) as val,
     ):
         metrics.register(train, registry)
         metrics.register(val, registry, name="val")

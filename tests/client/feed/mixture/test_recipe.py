@@ -229,7 +229,10 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(
         ({"mixture": {"a": 1}, "fingerprint": "ab" * 32}, "fingerprint: is of one dataset, but"),
         ({"mixture": 5}, "weights: 5 is not a mapping from names"),
         (
-            {"mixture": Mixture({"a": 1}, sources={"a": {"max_epochs": 1}})},
+            {
+                "mixture": Mixture({"a": 1}, sources={"a": {"max_epochs": 1}}),
+                "order": "random",
+            },
             "sources.a.max_epochs: is 1, but random-1 is endless and has no epochs",
         ),
         (
