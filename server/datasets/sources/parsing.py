@@ -80,7 +80,7 @@ def parse_text(words: Sequence[str]) -> DatasetSource:
     name, first = without_name(words[0])
     _require_one_dataset((first, *words[1:]))
     paths, _ = text_files((first, *words[1:]))
-    require_one_split(first, paths, "--data ")
+    require_one_split((first, *words[1:]), paths, "--data ")
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths))
 
 
@@ -102,7 +102,7 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
         raise InvalidCorpus(first, "has another #TENSOR than other files of the dataset")
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
-    require_one_split(first, paths, "--data ")
+    require_one_split([word for word, _ in parts], paths, "--data ")
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
 
 

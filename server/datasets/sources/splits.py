@@ -19,27 +19,28 @@ _SPLITS |= {"train": "", "test": "test"}
 _WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(_SPLITS)})(?=[0-9]*(?:[^a-z0-9]|$))")
 
 
-def require_one_split(subject: str, paths: Sequence[str], option: str) -> None:
+def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -> None:
     """Raise InvalidCorpus if files of several splits are to be one dataset.
 
-    A word counts if it stands between separators of a file's name, or of a folder's below the
-    folder that has all of the files; not if all of the files have it.
-    subject: what the user gave.  option: what stands before a path that takes one split.
+    A word of a name counts if it stands between separators, and if not all files have it. Names are
+    those below what the user gave: of files, and of folders below a folder or a glob.
+    words: what the user gave.  paths: its files.  option: what stands before a path that takes one
+    split.
     """
-    root = os.path.dirname(os.path.commonprefix(list(paths)))  # noqa: RUF071
-    names = [path[len(root) :] for path in paths]
+    folders = tuple(folder for word in words if (folder := _folder_of(word)))
+    names = [_below(path, folders) for path in paths]
     if not _WORD.search("\n".join(names).lower()):
         return
-    words = list(map(_split_words, names))
-    shared = frozenset.intersection(*words)
+    found = list(map(_split_words, names))
+    shared = frozenset.intersection(*found)
     splits: dict[frozenset[str], list[int]] = defaultdict(list)
-    for number, found in enumerate(words):
-        splits[frozenset(_SPLITS[word] for word in found - shared) - {""}].append(number)
+    for number, own in enumerate(found):
+        splits[frozenset(_SPLITS[word] for word in own - shared) - {""}].append(number)
     if len(splits) == 1:
         return
     named = [
         f"{' and '.join(sorted(split)) or 'train'} ({len(numbers)} file(s), such as "
-        f"{names[numbers[0]].lstrip(os.sep)})"
+        f"{names[numbers[0]]})"
         for split, numbers in splits.items()
     ]
     takes = [
@@ -47,7 +48,23 @@ def require_one_split(subject: str, paths: Sequence[str], option: str) -> None:
         for numbers in splits.values()
     ]
     problem = f"has files of several splits: {', '.join(named)}; take one: {' or '.join(takes)}"
-    raise InvalidCorpus(subject, problem)
+    raise InvalidCorpus(words[0], problem)
+
+
+def _folder_of(word: str) -> str:
+    """Return the folder that a word names, or that a glob begins with; "" of a file."""
+    if os.path.isdir(word):
+        return os.path.join(word, "")
+    if not os.path.lexists(word) and (magic := re.search(r"[*?[]", word)):
+        return word[: word.rfind(os.sep, 0, magic.start()) + 1]
+    return ""
+
+
+def _below(path: str, folders: Sequence[str]) -> str:
+    for folder in folders:
+        if path.startswith(folder):
+            return path[len(folder) :]
+    return os.path.basename(path)
 
 
 def _split_words(name: str) -> frozenset[str]:

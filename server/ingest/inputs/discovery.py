@@ -28,7 +28,7 @@ def find_sources(
     if a file cannot be read.
     """
     paths, others = text_files(words, ignores_others=ignores_others)
-    require_one_split(words[0], paths, "tokenfeed ingest ")
+    require_one_split(words, paths, "tokenfeed ingest ")
     seen = set()
     for path in paths:
         if os.path.realpath(path) in seen:

@@ -204,7 +204,7 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
         if line.strip() == b"[":
             raise InvalidDocument(_ARRAY) from None
         raise InvalidDocument("truncated line or invalid JSON") from None
-    if isinstance(entry, list):
+    if isinstance(entry, list) and entry and isinstance(entry[0], dict):
         raise InvalidDocument(_ARRAY)
     if not isinstance(entry, dict):
         raise InvalidDocument("not a JSON object")

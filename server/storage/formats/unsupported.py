@@ -108,7 +108,6 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("a PDF", (b"%PDF-",), _TEXT),
     ("an image", (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", *_JPEGS), _NO_TOKENS),
     ("sound or video", (b"RIFF", b"OggS", b"fLaC", b"ID3\x03", b"ID3\x04"), _NO_TOKENS),
-    ("a program", (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\0asm"), _NO_TOKENS),
     ("an index of fairseq", (b"TNTIDX\0\0",), _NO_TOKENS),
 )
 """What it is, its first bytes, and what to do."""

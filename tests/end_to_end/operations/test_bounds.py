@@ -280,7 +280,7 @@ class HealthyClient:
         try:
             # Little room, so that it cannot live on what was sent before.
             batches = RemoteBatches(
-                self._feed.server.address, 4, 64, seed=5, dataset="train",
+                self._feed.server.address, 4, 64, order="random", seed=5, dataset="train",
                 rank=0, world_size=1, prefetch_bytes=1 << 13,
                 timeouts=Timeouts(reconnect_seconds=10.0),
             )  # fmt: skip

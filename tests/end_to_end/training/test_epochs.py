@@ -312,7 +312,7 @@ def test_a_state_of_another_corpus_is_refused_by_name_or_allowed(
     other = serve("--data", write_tokens(np.arange(1000), "other.bin"))
     state = open_feed(order="random").state_dict()
 
-    with RemoteBatches(other.address, 4, T, seed=5) as feed:
+    with RemoteBatches(other.address, 4, T, order="random", seed=5) as feed:
         with pytest.raises(StreamMismatch, match=r"^fingerprint: ") as caught:
             feed.load_state_dict(state | {"sample": 40})
         assert "allow=" in str(caught.value)

@@ -376,7 +376,7 @@ def test_what_cannot_be_planned_ends_in_one_line(
     (folder / "other.toml").write_text("weights = {web = 1, news = 1}")
     weights = "weights = {web = 1, math = 11}"
     (folder / "few.toml").write_text(f'order = "shuffled"\n{weights}\nsources.math.max_epochs = 1')
-    (folder / "random.toml").write_text(f"{weights}\nsources.web.max_epochs = 1")
+    (folder / "random.toml").write_text(f'order = "random"\n{weights}\nsources.web.max_epochs = 1')
     (folder / "list.json").write_text("[1]")
     with RemoteBatches(target, 1, T, dataset="web") as feed:
         (folder / "state.json").write_text(json.dumps(feed.state_dict()))

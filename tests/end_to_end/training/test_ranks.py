@@ -174,7 +174,7 @@ def test_a_dataloader_yields_the_same_batches_as_the_feed(
     with RemoteBatches(server.address, 5, T, seed=3, num_batches=20) as feed:
         rows = received_rows(DataLoader(feed, batch_size=None))
 
-    assert np.array_equal(rows, offline_rows([path], "random-1", 3, T, range(100)))
+    assert np.array_equal(rows, offline_rows([path], "shuffled-1", 3, T, range(100)))
 
 
 def test_a_dataloader_reads_nothing_ahead_of_what_it_hands_out(

@@ -87,7 +87,7 @@ def test_ranks_partition_the_stream(
 
     rows = np.stack(ranks, axis=1).reshape(-1, T + 1)
     first = 7 * world_size * 5
-    expected = offline_rows([path], "random-1", 0, T, range(first, first + 6 * world_size * 5))
+    expected = offline_rows([path], "shuffled-1", 0, T, range(first, first + 6 * world_size * 5))
     assert np.array_equal(rows, expected)
 
 
@@ -107,7 +107,7 @@ def test_a_server_that_is_briefly_away_is_waited_for(
     rows += [received_rows([batch]) for batch in feed]
 
     assert again.process.poll() is None
-    expected = offline_rows([path], "random-1", 0, 1024, range(2400))
+    expected = offline_rows([path], "shuffled-1", 0, 1024, range(2400))
     assert np.array_equal(np.concatenate(rows), expected)
 
 

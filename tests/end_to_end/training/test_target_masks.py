@@ -181,7 +181,7 @@ def test_a_corpus_without_planes_ignores_no_target() -> None:
     with served(PLAIN) as (address,), RemoteBatches(address, B, T, seed=7, **ALONE) as feed:
         found = delivered(itertools.islice(feed, 30))
 
-    assert found == expected(PLAIN, "random-1", range(30 * B))
+    assert found == expected(PLAIN, "shuffled-1", range(30 * B))
     assert not has_ignored(found)
 
 
@@ -193,7 +193,7 @@ def test_a_mask_is_known_where_documents_are_not_and_the_reverse() -> None:
             with RemoteBatches(address, B, T, seed=7, mask_borders=borders, **ALONE) as feed:
                 found = delivered(itertools.islice(feed, 20))
 
-            assert found == expected(corpus, "random-1", range(20 * B), borders=borders)
+            assert found == expected(corpus, "shuffled-1", range(20 * B), borders=borders)
 
 
 def test_batches_may_span_frames_and_frames_batches() -> None:
@@ -224,7 +224,7 @@ def test_a_run_goes_on_in_the_middle_with_the_same_targets(address: str) -> None
             assert feed.copy_into(x, y)
             found = found[0] + x.tolist(), found[1] + y.tolist()
 
-    assert found == expected(CORPUS, "random-1", range(7 * B + 18), borders=True)
+    assert found == expected(CORPUS, "shuffled-1", range(7 * B + 18), borders=True)
     assert sorted(kind for _, kind, _ in state["planes"]) == [DOCUMENT_STARTS, LOSS_MASK]
 
 
@@ -277,7 +277,7 @@ def test_a_device_gets_the_same_targets(
         batches = list(feed)
     device.finish()
 
-    assert delivered(iter(batches)) == expected(CORPUS, "random-1", range(40 * B), borders=True)
+    assert delivered(iter(batches)) == expected(CORPUS, "shuffled-1", range(40 * B), borders=True)
 
 
 @pytest.mark.parametrize("kind", ["direct", "ring"])
@@ -397,7 +397,7 @@ def test_a_replica_with_another_plane_is_left_out_and_named(
                 found = delivered(itertools.islice(feed, 5))
 
             samples = [s for s in range(10 * B) if s // B % 2 == start]
-            assert found == expected(CORPUS, "random-1", samples, borders=True)
+            assert found == expected(CORPUS, "shuffled-1", samples, borders=True)
 
     rejected = f"server rejected address={addresses[1]} reason="
     assert caplog.text.count(rejected) == 2
@@ -413,7 +413,7 @@ def test_a_replica_with_a_mask_is_left_out_if_the_first_has_none(
             found = delivered(itertools.islice(feed, 5))
 
     samples = [s for s in range(10 * B) if s // B % 2]
-    assert found == expected(PLAIN, "random-1", samples)
+    assert found == expected(PLAIN, "shuffled-1", samples)
     assert f"address={addresses[1]} reason=has the loss mask of dataset 'train'" in caplog.text
 
 
@@ -528,7 +528,7 @@ def test_local_files_have_the_same_targets(
 
     assert found == expected(
         CORPUS,
-        "random-1",
+        "shuffled-1",
         range(20 * B),
         masked=options.get("loss_mask") != "ignore",
         borders=options.get("mask_borders", False),
@@ -608,7 +608,7 @@ def test_a_server_that_still_searches_is_waited_for_or_left_out(
             next(feed)
         with RemoteBatches([peer.address, ready], B, T, **options) as feed:
             assert delivered(itertools.islice(feed, 3)) == expected(
-                CORPUS, "random-1", range(3 * B), borders=True
+                CORPUS, "shuffled-1", range(3 * B), borders=True
             )
         assert f"server left out for now address={peer.address}" in caplog.text
         with RemoteBatches(peer.address, B, T, seed=7, **ALONE) as feed:
@@ -620,7 +620,7 @@ def test_a_server_that_still_searches_is_waited_for_or_left_out(
             store.finish()
             found = read.result(timeout=10)
 
-    assert found == expected(CORPUS, "random-1", range(3 * B), borders=True)
+    assert found == expected(CORPUS, "shuffled-1", range(3 * B), borders=True)
 
 
 class Confused(MemoryStore):
@@ -648,7 +648,7 @@ def test_a_frame_with_planes_that_no_row_can_have_is_requested_again() -> None:
         found = delivered(itertools.islice(feed, 5))
 
     assert store.confused == 1
-    assert found == expected(CORPUS, "random-1", range(5 * B), borders=True)
+    assert found == expected(CORPUS, "shuffled-1", range(5 * B), borders=True)
 
 
 # --- mixtures ---

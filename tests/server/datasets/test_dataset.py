@@ -200,7 +200,7 @@ def test_a_long_scan_of_all_tokens_logs_its_progress(
     with caplog.at_level("INFO"):
         assert open_(path, dtype="<i4").store.dtype == np.dtype("<u2")
 
-    done = [float(line.partition("done=")[2][:-1]) for line in caplog.messages]
+    done = [float(line.partition("done=")[2][:-1]) for line in caplog.messages if "done=" in line]
     assert done == sorted(done)
     assert len(done) > 2
     assert done[-1] == 100.0

@@ -273,13 +273,17 @@ def test_a_plane_that_does_not_exist_is_not_silently_left_out(peer: Peer, plane:
     require_refusal(found, Status.INVALID_ARGUMENT, "planes", plane)
 
 
+def first_token(path: str) -> int:
+    return int(np.fromfile(path, "<u2", 1)[0])
+
+
 def test_documents_that_are_searched_for_are_promised_and_then_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client retries, and its user learns how long that may take."""
     monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
-    planes = PlaneOptions(delimiters=Delimiters(end=0))
+    planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
     with closing(open_dataset(source, options("<u2"), TokenChecks(), planes=planes)) as dataset:
         with serving({"a": dataset}) as peer:
@@ -303,7 +307,7 @@ def test_a_search_for_documents_that_has_failed_is_not_promised(
 
     monkeypatch.setattr(opening._Job, "searched", fail)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
-    planes = PlaneOptions(delimiters=Delimiters(end=0))
+    planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
     with closing(open_dataset(source, options("<u2"), TokenChecks(), planes=planes)) as dataset:
         dataset.start_search()

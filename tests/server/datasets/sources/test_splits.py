@@ -48,7 +48,7 @@ def test_files_of_several_splits_are_refused_with_what_takes_one(
     given = paths(tmp_path, names)
 
     with pytest.raises(InvalidCorpus) as caught:
-        require_one_split(str(tmp_path), given, "--data ")
+        require_one_split([str(tmp_path)], given, "--data ")
 
     taken = re.findall("--data '([^']+)'", caught.value.problem)
     assert tuple(path.removeprefix(f"{tmp_path}/") for path in taken) == REFUSED[names]
@@ -61,7 +61,7 @@ def test_files_of_one_split_are_one_dataset(tmp_path: Path, names: str) -> None:
     """A word that all have says nothing, and a part of a word is none."""
     given = paths(tmp_path, names)
 
-    require_one_split(str(tmp_path), given, "--data ")
+    require_one_split([str(tmp_path)], given, "--data ")
 
     assert len(parse_datasets([str(tmp_path)])[0].paths) == len(given)
 

@@ -71,7 +71,7 @@ def test_datasets_and_streams_are_told(serve: Serve, two: list[Path]) -> None:
     assert not val.HasField("warm_up_share")
     (stream,) = found.streams
     assert (stream.client_name, stream.rank, stream.world_size) == ("run-17", 3, 8)
-    assert (stream.batch_size, stream.context_length, stream.order) == (B, T, "random-1")
+    assert (stream.batch_size, stream.context_length, stream.order) == (B, T, "shuffled-1")
     assert list(stream.datasets) == ["val"]
     assert stream.rows == val.rows == 3 * B
     assert stream.tokens == T * 3 * B

@@ -10,7 +10,6 @@ import lzma
 import pickle
 import sqlite3
 import struct
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -92,7 +91,6 @@ FOREIGN = {
     "a database of LMDB": lambda path: path.write_bytes(bytes(16) + b"\xde\xc0\xef\xbe" * 9),
     "a PDF": lambda path: path.write_bytes(b"%PDF-1.7\n" + bytes(50)),
     "an image": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50)),
-    "a program": lambda path: path.write_bytes(Path(sys.executable).read_bytes()),
     "a zip archive, of arrays": lambda path: path.write_bytes(arrays()),
 }
 
