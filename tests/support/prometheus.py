@@ -88,16 +88,16 @@ class Prometheus:
 
 
 @contextmanager
-def watching(folder: Path, *servers: Server) -> Iterator[Prometheus]:
+def watching(folder: Path, *servers: Server, interval: str = INTERVAL) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes servers five times a second, with the rules of deploy/, for the
-    duration of a with block, which begins after the first scrapes.
+    duration of a with block, which begins after the first scrapes.  interval: of the scrapes.
     """
     require_installed()
     address = f"127.0.0.1:{free_port()}"
     (folder / "alerts.yml").write_text(hastened((FOLDER / "alerts.yml").read_text()))
     targets = json.dumps([metrics_address(server) for server in servers])
     config = (FOLDER / "prometheus.yml").read_text()
-    config = re.sub(r"_interval: \w+", f"_interval: {INTERVAL}", config)
+    config = re.sub(r"_interval: \w+", f"_interval: {interval}", config)
     config = re.sub(r"targets: .*", f"targets: {targets}", config)
     (folder / "prometheus.yml").write_text(config)
     with (folder / "prometheus.log").open("wb") as log:

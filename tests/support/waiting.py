@@ -30,7 +30,7 @@ def least_seconds(measure: Callable[[], float], enough: float, tries: int = 3) -
     for _ in range(tries):
         before = _slowdown()
         seconds = measure()
-        least = min(least, seconds / min(before, _slowdown()))
+        least = min(least, 2 * seconds / (before + _slowdown()))
         if least < enough:
             break
     return least

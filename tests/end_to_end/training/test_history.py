@@ -326,7 +326,7 @@ def test_what_a_ctrl_c_kept_from_being_delivered_is_not_named(server: Server) ->
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=15,
+        timeout=120,
         check=False,
     )
 

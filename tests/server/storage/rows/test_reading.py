@@ -147,7 +147,7 @@ def test_any_documents_in_any_files_have_the_rows_of_the_reference(
         for memory_bytes in (0, 1 << 20):
             patch.setattr(kept, "MEMORY_BYTES_MAX", memory_bytes)
             with indices_of(corpus) as indices:
-                index = indices.get(key)
+                index = indices.make_now(key)
                 assert index.row_count == len(expected)
                 if expected:
                     assert rows_of(index.pieces(np.arange(index.row_count))) == expected
