@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.support import forked
-from tests.support.ports import free_port
 
 # torchrun gives its ranks 30 seconds to end before it kills them. Each rank leads its own process
 # group, so a kill of torchrun's group would not reach it.
@@ -72,11 +71,16 @@ def run_ranks(ranks: int, script: Path, *words: str | Path) -> str:
     """Run a script as torchrun does, by forks of a process that has imported torch, and return what
     they print. Should one fail, the others end after a while.
     """
-    port = free_port()
+    from torch.distributed import TCPStore
+
+    # As torchrun has it: it is there until the last rank has ended.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def run_rank(rank: int) -> str:
         environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
-        environment |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
+        environment |= {"MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+        environment |= {"TORCHELASTIC_RESTART_COUNT": 0}
         variables = {name: str(value) for name, value in environment.items()}
         done = forked.run(script, *words, timeout=100, environment=variables)
         assert done.returncode == 0, done.stderr + done.stdout

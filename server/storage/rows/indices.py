@@ -224,7 +224,7 @@ class RowIndices:
             problem = f"{key.order} needs to know where documents begin"
             cure = f"which is unknown for {self._store.name!r}; pass --document-end-token"
             unknown = [shard for shard in self._store.shards if shard.layout.documents is None]
-            if len(unknown) < len(self._store.shards):
+            if 0 < len(unknown) < len(self._store.shards):
                 name = os.path.basename(unknown[0].path)
                 cure = f"which {len(unknown)} file(s) of {self._store.name!r} do not say, first "
                 cure += f"{name}; restore their indices of documents"

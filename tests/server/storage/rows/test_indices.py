@@ -346,6 +346,19 @@ def test_an_order_over_documents_needs_documents(store: TokenStore) -> None:
             found.make_now(KEY)
 
 
+def test_a_lost_index_is_named_and_to_be_restored(corpus: Corpus) -> None:
+    """A delimiter would be refused, since other files know their documents."""
+    lost = Path(f"{corpus.paths[1]}.index")
+    lost.unlink()
+
+    with opened(corpus) as store, closing(RowIndices(store, None, None, None, b"")) as found:
+        with pytest.raises(InvalidRequest) as caught:
+            found.get(KEY)
+
+    name = Path(corpus.paths[1]).name
+    assert f"first {name}; restore their indices of documents" in caught.value.problem
+
+
 @pytest.mark.parametrize("context_length", [0, (1 << 24) - 1, 1 << 40])
 def test_a_row_has_to_fit_into_the_index(found: RowIndices, context_length: int) -> None:
     with pytest.raises(InvalidRequest, match=r"context_length: .* is not in \[1, 16777215\)"):
