@@ -16,6 +16,8 @@ import pytest
 from client import InvalidRequest, NotFound, RemoteBatches, StreamMismatch
 from client.local import local_files
 from client.runtime import awaited_task
+from client.runtime.notifier import Notifier
+from client.runtime.threads import Outcome
 from tests.conftest import WriteTokens
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus
@@ -184,11 +186,17 @@ def test_an_interrupted_wait_for_files_is_continued_by_the_next_one(
     feed = RemoteBatches(f"file:{path}", 2, T, order="sequential", **mode)
     with monkeypatch.context() as patch:
 
-        def interrupted(*_: object) -> None:
-            raise KeyboardInterrupt
+        def interrupting(wait: Callable[..., object]) -> Callable[..., object]:
+            def waited(*arguments: object) -> object:
+                # A Ctrl-C comes in the main thread.
+                if threading.current_thread() is threading.main_thread():
+                    raise KeyboardInterrupt
+                return wait(*arguments)
 
-        patch.setattr("client.stream.background_rows.Notifier.wait", interrupted)
-        patch.setattr("client.runtime.threads.Outcome._get", interrupted)
+            return waited
+
+        patch.setattr(Notifier, "wait", interrupting(Notifier.wait))
+        patch.setattr(Outcome, "_get", interrupting(Outcome._get))
         with pytest.raises(KeyboardInterrupt):
             next(feed)
     slow_to_open.set()
