@@ -17,7 +17,6 @@ import numpy as np
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream import identity
-from tokenfeed.stream.identity import COMPLETE_BYTES_MAX
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 
@@ -150,8 +149,8 @@ class LossMask:
     def targets_in_words(self) -> str:
         """Return how many tokens are targets; of masks above 1 GiB, what share of a sample."""
         total, step = self.store.shape.token_count, PIECE_BYTES
-        if total > COMPLETE_BYTES_MAX:
-            step *= -(-total // COMPLETE_BYTES_MAX)
+        if total > identity.COMPLETE_BYTES_MAX:
+            step *= -(-total // identity.COMPLETE_BYTES_MAX)
         read = targets = 0
         for index, shard in enumerate(self.store.shards):
             for first in range(0, shard.layout.token_count, step):

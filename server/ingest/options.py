@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from collections.abc import Sequence
 
 from tokenfeed.commands.decoding import BYTES, END_OF_BYTES
 from tokenfeed.errors import InvalidRequest
@@ -13,6 +14,7 @@ from .tokenize.chat_template import ChatTemplateFile, load_chat_template
 from .tokenize.recipe import Recipe
 from .tokenize.tokenizer import TokenizerFile, load_tokenizer
 
+_OF_TEXT = ("--text-column", "--prompt-column", "--response-column")
 _LOG = logging.getLogger("tokenfeed.server")
 
 
@@ -30,10 +32,7 @@ def template_of(
             if getattr(arguments, _field(option)):
                 raise InvalidRequest(option, "needs --messages-column: it is for chats")
         return None
-    for option in ("--text-column", "--prompt-column", "--response-column", "--tokens-column"):
-        if getattr(arguments, _field(option)) is not None:
-            problem = f"cannot be combined with {option}; omit one of them"
-            raise InvalidRequest("--messages-column", problem)
+    _require_alone("--messages-column", (*_OF_TEXT, "--tokens-column"), arguments)
     path = arguments.chat_template
     if path is None and os.path.isdir(arguments.tokenizer):
         path = arguments.tokenizer
@@ -113,10 +112,7 @@ def _columns(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.messages_column is not None:
         return (arguments.messages_column,)
     if arguments.tokens_column is not None:
-        for option in ("--text-column", "--prompt-column", "--response-column"):
-            if getattr(arguments, _field(option)) is not None:
-                problem = f"cannot be combined with {option}; omit one of them"
-                raise InvalidRequest("--tokens-column", problem)
+        _require_alone("--tokens-column", _OF_TEXT, arguments)
         labels = arguments.labels_column
         return (arguments.tokens_column, *([labels] if labels not in (None, "none") else ()))
     if arguments.labels_column is not None:
@@ -140,6 +136,13 @@ def _columns(arguments: argparse.Namespace) -> tuple[str, ...]:
             "--append-token", "is missing: --prompt-column needs a token that ends each response"
         )
     return prompt, response
+
+
+def _require_alone(option: str, others: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Raise InvalidRequest if one of the other options is given together with this one."""
+    for other in others:
+        if getattr(arguments, _field(other)) is not None:
+            raise InvalidRequest(option, f"cannot be combined with {other}; omit one of them")
 
 
 def _field(option: str) -> str:

@@ -18,11 +18,12 @@ from tokenfeed.errors import InvalidCorpus
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """The shards of a folder: it may also contain other files, such as a README or a script."""
-_PACKINGS = ("", ".gz", ".gzip", ".zst", ".xz", ".bz2")
+PACKINGS = (".gz", ".gzip", ".zst", ".xz", ".bz2")
+"""What the name of a compressed file ends with."""
 TEXT_SUFFIXES = (
     ".parquet",
     ".txt",
-    *(lines + packing for lines in (".jsonl", ".ndjson", ".json") for packing in _PACKINGS),
+    *(lines + packing for lines in (".jsonl", ".ndjson", ".json") for packing in ("", *PACKINGS)),
 )
 """The text files of a folder, which are ingested."""
 _SNIFFED_BYTES = 1 << 16
@@ -92,14 +93,11 @@ def text_files(
     paths: list[str] = []
     others: list[LeftOut] = []
     for word in words:
-        found = expand(word, TEXT_SUFFIXES) if not os.path.isdir(word) else []
-        left = []
-        if os.path.isdir(word):
-            left = list(_left_out(word))
-            paths_left = {one.path for one in left}
-            found = sorted(set(files_in(word, TEXT_SUFFIXES)) - paths_left, key=os.fsencode)
-            if not found and not left:
-                found = expand(word, TEXT_SUFFIXES)
+        left = list(_left_out(word)) if os.path.isdir(word) else []
+        paths_left = {one.path for one in left}
+        # A folder of nothing else is an error below, which names what it has.
+        every = files_in(word, TEXT_SUFFIXES) if left else expand(word, TEXT_SUFFIXES)
+        found = sorted(set(every) - paths_left, key=os.fsencode) if left else every
         left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(_size, found))
         if left and (not found or (left_bytes > found_bytes and not ignores_others)):
             problem = f"has {left_bytes:,} bytes that would not be ingested: {named_left_out(left)}"

@@ -11,6 +11,7 @@ import re
 
 from tokenfeed.errors import InvalidSource
 
+from ...datasets.sources.paths import PACKINGS
 from . import jsonl, parquet, text
 from .base import Reader
 
@@ -25,7 +26,7 @@ def kind_of(path: str, head: bytes) -> str:
     name = path.lower()
     if head.startswith(b"PAR1") or name.endswith(".parquet"):
         return parquet.KIND
-    packed = jsonl.codec_of(head) is not None or name.endswith(jsonl.SUFFIXES)
+    packed = jsonl.codec_of(head) is not None or name.endswith(PACKINGS)
     if packed and os.path.splitext(name)[0].endswith(".txt"):
         raise InvalidSource(path, "is compressed text, which is one document; unpack it first")
     if packed or name.endswith((".jsonl", ".ndjson", ".json")):

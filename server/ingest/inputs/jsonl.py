@@ -26,7 +26,6 @@ _WINDOW_BYTES_MAX = 1 << 31
 """Of zstd, as `zstd --long=31` writes: what a reader has to keep in memory."""
 _PACKED_BYTES = 1 << 10
 """Unpacked at once: at most 32 MiB of zeros."""
-SUFFIXES = (".gz", ".gzip", ".zst", ".xz", ".bz2")
 
 
 def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:

@@ -315,7 +315,8 @@ def test_a_machine_without_torch_reads(
     )
 
     # On a busy machine it may say that it waits.
-    assert (done.returncode, "orch" in done.stderr) == (0, False), done.stderr
+    waits = ("waiting for server ", "server is back ")
+    assert [line for line in done.stderr.splitlines() if not line.startswith(waits)] == []
     shapes, stats = done.stdout.splitlines()
     assert shapes.startswith("(5, 11) (5, 12) [0, 1, 2, 3, 4] ")
     assert stats == "1 True"
