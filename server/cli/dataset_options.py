@@ -14,7 +14,14 @@ from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..datasets.sources.paths import MASK_SUFFIXES, expand
 from ..storage.borders import END_OPTION, START_OPTION, Delimiters
-from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
+from ..storage.formats import (
+    FORMAT_NAMES,
+    ROW_OPTION,
+    ROW_TOKENS_MAX,
+    ROW_TOKENS_MIN,
+    STORED,
+    FormatOptions,
+)
 from ..storage.store import WAYS
 
 _DIGITS_MAX = 19
@@ -33,6 +40,9 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=tuple(STORED),
         help="token type for files that do not record one (default: uint16)",
+    )
+    parser.add_argument(
+        ROW_OPTION, metavar="N", help="the files are rows of N tokens, as for the server"
     )
     parser.add_argument(
         "--read",
@@ -83,7 +93,19 @@ def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, FormatO
             arguments.data[0], f"has several datasets; pass one: {' or '.join(folders)}"
         )
     (source,) = sources
-    return source, FormatOptions.parse(arguments.format, arguments.dtype, source.tensor)
+    rows = row_tokens(arguments.row_tokens)
+    return source, FormatOptions.parse(arguments.format, arguments.dtype, source.tensor, rows)
+
+
+def row_tokens(word: str | None) -> int | None:
+    """Return the value of --row-tokens; None if it was not given.  Raises: InvalidRequest."""
+    if word is None:
+        return None
+    number = _number(word)
+    if number is None or not ROW_TOKENS_MIN <= number <= ROW_TOKENS_MAX:
+        problem = f"{word!r} is no number from {ROW_TOKENS_MIN} to {ROW_TOKENS_MAX}"
+        raise InvalidRequest(ROW_OPTION, problem)
+    return number
 
 
 def parse_per_dataset(
@@ -146,9 +168,16 @@ def _token(option: str, word: str | None) -> int | None:
     """Return a token id.  Raises: InvalidRequest."""
     if word is None:
         return None
-    if not (word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX):
+    token = _number(word)
+    if token is None:
         raise InvalidRequest(option, f"{word!r} is not a token id")
-    return int(word)
+    return token
+
+
+def _number(word: str) -> int | None:
+    """Return the number that a word is; None if it is none, or too long."""
+    is_number = word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX
+    return int(word) if is_number else None
 
 
 def _parse_loss_masks(

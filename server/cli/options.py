@@ -11,7 +11,7 @@ from tokenfeed.commands import program
 from tokenfeed.stream.position import BATCH_BYTES_MAX
 
 from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
-from ..storage.formats import FORMAT_NAMES, STORED
+from ..storage.formats import FORMAT_NAMES, ROW_OPTION, STORED
 from ..storage.store import WAYS
 from .dataset_options import add_plane_arguments
 
@@ -82,6 +82,13 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         metavar="[NAME=]TYPE",
         help=f"token type for files that do not record one: {', '.join(STORED)}; a file that "
         "records another type is refused; may be given several times (default: uint16)",
+    )
+    several(
+        ROW_OPTION,
+        metavar="[NAME=]N",
+        help="files of one or all datasets are rows of N tokens that do not overlap: each row is "
+        "one window, for a context length of N - 1; may be given several times (default: windows "
+        "are cut from all tokens of a file)",
     )
     several(
         "--read",

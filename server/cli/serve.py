@@ -50,8 +50,8 @@ from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
 from ..storage.choice import Storing
-from ..storage.formats import FormatOptions
-from .dataset_options import parse_per_dataset, parse_planes
+from ..storage.formats import ROW_OPTION, FormatOptions
+from .dataset_options import parse_per_dataset, parse_planes, row_tokens
 from .options import build_parser
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -283,12 +283,18 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     formats = parse_per_dataset("--format", arguments.format, names)
     dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
     reads = parse_per_dataset("--read", arguments.read, names)
+    rows = parse_per_dataset(ROW_OPTION, arguments.row_tokens, names)
     planes = parse_planes(arguments, names, arguments.cache_dir, arguments.redactions)
     checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
     poll_rate = PollRate(never=arguments.immutable)
     datasets = {}
     for source in sources:
-        options = FormatOptions.parse(formats[source.name], dtypes[source.name], source.tensor)
+        options = FormatOptions.parse(
+            formats[source.name],
+            dtypes[source.name],
+            source.tensor,
+            row_tokens(rows[source.name]),
+        )
         storing = Storing(reads[source.name], poll_rate)
         dataset = open_dataset(source, options, checks, storing, planes=planes[source.name])
         datasets[source.name] = dataset

@@ -265,7 +265,10 @@ def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> InOrder:
 def fingerprint_of(store: TokenStore, blocks: Iterable[Block]) -> bytes:
     """Return the fingerprint of a store, 32 bytes.  blocks: those that it covers, in order."""
     hashes = (block.sha256 for block in blocks)
-    return identity.fingerprint(store.stored.name, store.shape.token_counts.tolist(), hashes)
+    shape = store.shape
+    return identity.fingerprint(
+        store.stored.name, shape.token_counts.tolist(), hashes, shape.row_tokens
+    )
 
 
 def digest_of(store: TokenStore, hashes: Iterable[bytes]) -> bytes:

@@ -45,7 +45,14 @@ from tokenfeed.wire.row_block import RowBlock
 from ..runtime.threads.poll_rate import PollRate
 from ..storage.borders import END_OPTION, START_OPTION, Delimiters
 from ..storage.choice import Storing
-from ..storage.formats import FORMAT_NAMES, STORED, FormatOptions
+from ..storage.formats import (
+    FORMAT_NAMES,
+    ROW_OPTION,
+    ROW_TOKENS_MAX,
+    ROW_TOKENS_MIN,
+    STORED,
+    FormatOptions,
+)
 from ..storage.mixed_store import MixedStore
 from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, RowStore, gather_block
 from .dataset import Dataset, start_polling
@@ -61,9 +68,11 @@ from .sources.paths import MASK_SUFFIXES, expand
 
 _LOSS_MASK = MASK_OPTION.removeprefix("--")
 _VOCAB_SIZE = "vocab-size"
+_ROW_TOKENS = ROW_OPTION.removeprefix("--")
 _END_TOKEN, _START_TOKEN = (option.removeprefix("--") for option in (END_OPTION, START_OPTION))
 _NUMBERS = {_VOCAB_SIZE: (1, VOCAB_SIZE_MAX), _END_TOKEN: (0, VOCAB_SIZE_MAX)}
 _NUMBERS[_START_TOKEN] = _NUMBERS[_END_TOKEN]
+_NUMBERS[_ROW_TOKENS] = (ROW_TOKENS_MIN, ROW_TOKENS_MAX)
 """Options that are numbers, and the limits of each."""
 _IMMUTABLE = "immutable"
 _CACHE_DIR = "cache-dir"
@@ -138,7 +147,12 @@ def _open(
     is_alone: bool,
 ) -> Dataset:
     """Open a dataset.  is_alone: whether all options are its own, as with one of a server."""
-    formats = FormatOptions.parse(options.get("format"), options.get("dtype"), source.tensor)
+    formats = FormatOptions.parse(
+        options.get("format"),
+        options.get("dtype"),
+        source.tensor,
+        _number(_ROW_TOKENS, options),
+    )
     poll_rate = _poll_rate(os.getpid()) if _IMMUTABLE not in options else PollRate(never=True)
     storing = Storing(options.get("read"), poll_rate)
     checks = TokenChecks(_number(_VOCAB_SIZE, options))

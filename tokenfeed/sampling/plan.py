@@ -8,7 +8,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -56,18 +56,22 @@ class Shape:
 
     A window never crosses from one file into the next. File i of n_i tokens has n_i - T places
     where a window of an order without epochs may start, and floor((n_i - 1) / T) non-overlapping
-    windows for one with epochs; a file shorter than T + 1 has neither.
+    windows for one with epochs; a file shorter than T + 1 has neither. Where files were packed into
+    rows of T + 1 tokens, each row is a window, and no other.
     """
 
-    def __init__(self, token_counts: npt.NDArray[np.int64]) -> None:
-        """token_counts: int64[files], at least one."""
+    def __init__(self, token_counts: npt.NDArray[np.int64], row_tokens: int | None = None) -> None:
+        """token_counts: int64[files], at least one.  row_tokens: at least 2, tokens of each row if
+        files were packed into rows; divides each count.
+        """
         self.token_counts = token_counts
+        self.row_tokens = row_tokens
         self.token_count = int(token_counts.sum())
         self.longest_file_tokens = int(token_counts.max())
         self.document_rows: Callable[[RowsKey], DocumentRows] = _no_documents
         """Returns the rows of an order over documents.  Raises: InvalidRequest; Unreadable while
         they are still being made. Set by what knows where documents begin."""
-        self._kept_places = lru_cache(_PLACES_KEPT)(partial(_places, token_counts))
+        self._kept_places = lru_cache(_PLACES_KEPT)(self._places)
 
     def require_window(self, context_length: int, of_dataset: str = "") -> None:
         """Raise InvalidRequest unless a file has at least T + 1 tokens.
@@ -81,6 +85,9 @@ class Shape:
                 f"{context_length} is not in [1, {longest}): the longest file {of_dataset}has "
                 f"{longest} tokens",
             )
+        if self.row_tokens not in (None, context_length + 1):
+            problem = f"{context_length} is not {self.row_tokens - 1}: the files {of_dataset}have"
+            raise InvalidRequest("context_length", f"{problem} rows of {self.row_tokens} tokens")
 
     def places(self, context_length: int, *, has_epochs: bool) -> Places:
         """Return the possible places of windows of T + 1 tokens; there may be none.
@@ -90,8 +97,20 @@ class Shape:
         """
         if context_length >= self.longest_file_tokens:
             # There are none, so caching is pointless.
-            return _places(self.token_counts, context_length, has_epochs)
+            return self._places(context_length, has_epochs)
         return self._kept_places(context_length, has_epochs)
+
+    def _places(self, context_length: int, has_epochs: bool) -> Places:
+        if self.row_tokens is not None:
+            fits = self.row_tokens == context_length + 1
+            counts, stride = self.token_counts // self.row_tokens * fits, self.row_tokens
+        elif has_epochs:
+            counts = np.maximum(self.token_counts - 1, 0) // context_length
+            stride = context_length
+        else:
+            counts, stride = np.maximum(self.token_counts - context_length, 0), 1
+        ends = np.cumsum(counts)
+        return Places(int(ends[-1]), ends, ends - counts, stride)
 
 
 def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
@@ -324,12 +343,3 @@ def row_count(order: Order, shape: Shape, context_length: int) -> int:
     draws from.
     """
     return shape.places(context_length, has_epochs=order.HAS_EPOCHS).place_count
-
-
-def _places(token_counts: npt.NDArray[np.int64], context_length: int, has_epochs: bool) -> Places:
-    if has_epochs:
-        counts, stride = np.maximum(token_counts - 1, 0) // context_length, context_length
-    else:
-        counts, stride = np.maximum(token_counts - context_length, 0), 1
-    ends = np.cumsum(counts)
-    return Places(int(ends[-1]), ends, ends - counts, stride)

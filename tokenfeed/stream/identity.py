@@ -47,13 +47,22 @@ def content_blocks(content_bytes: int, *, complete: bool = False) -> Iterator[tu
             yield first, first + SPREAD_BLOCK_BYTES
 
 
-def fingerprint(dtype: str, token_counts: Iterable[int], block_digests: Iterable[bytes]) -> bytes:
+def fingerprint(
+    dtype: str,
+    token_counts: Iterable[int],
+    block_digests: Iterable[bytes],
+    row_tokens: int | None = None,
+) -> bytes:
     """Return the quick fingerprint of a corpus, 32 bytes.
 
     dtype: of the stored tokens, such as "uint16".  token_counts: of each file, in order.
-    block_digests: SHA-256 of each of `content_blocks`, in order.
+    block_digests: SHA-256 of each of `content_blocks`, in order.  row_tokens: tokens of each row of
+    files that were packed into rows; None for others.
     """
-    return _corpus_hash("fingerprint", dtype, token_counts, block_digests)
+    found = _corpus_hash("fingerprint", dtype, token_counts, block_digests)
+    if row_tokens is None:
+        return found
+    return _hash("tokenfeed-rows-1", f"row_tokens={row_tokens}", f"fingerprint={found.hex()}")
 
 
 def digest(dtype: str, token_counts: Iterable[int], block_digests: Iterable[bytes]) -> bytes:

@@ -234,7 +234,7 @@ class _Walk:
         begins = np.maximum(places.firsts[files], first)
         counts = places.ends[files] - begins
         first_tokens = (begins - places.firsts[files]) * places.stride
-        end_tokens = first_tokens + counts * places.stride + 1
+        end_tokens = first_tokens + (counts - 1) * places.stride + self._spec.row_tokens
         ranges = _Ranges(files, first_tokens, end_tokens, counts)
         return _Page(int(places.ends[files[-1]]), int(counts.sum()), ranges)
 

@@ -52,7 +52,8 @@ def scan_once(
     ]
     # The folder may be that of all machines of a cluster.
     machine = os.uname().nodename
-    name = _sha256((_VERSION, machine, store.stored.name, str(checked), files)) + SCAN_SUFFIX
+    of_store = (store.stored.name, store.shape.row_tokens)
+    name = _sha256((_VERSION, machine, *of_store, str(checked), files)) + SCAN_SUFFIX
     known = _sha256(list(map(str, facts)))
     settled_ns = time.time_ns() - int(_SETTLED_SECONDS * 1e9)
     with locked("scan", name, stopped) as lock:

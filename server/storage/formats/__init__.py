@@ -13,11 +13,23 @@ from tokenfeed.errors import InvalidCorpus
 from ..files import OpenFile
 from . import datatrove, llmc, megatron, npy, olmo, raw, safetensors, unsupported
 from .documents import Documents
-from .layout import STORED, FormatOptions, Layout, NoTokens, Stored
+from .layout import (
+    ROW_OPTION,
+    ROW_TOKENS_MAX,
+    ROW_TOKENS_MIN,
+    STORED,
+    FormatOptions,
+    Layout,
+    NoTokens,
+    Stored,
+)
 
 __all__ = [
     "FORMATS",
     "FORMAT_NAMES",
+    "ROW_OPTION",
+    "ROW_TOKENS_MAX",
+    "ROW_TOKENS_MIN",
     "STORED",
     "Documents",
     "FormatOptions",
@@ -79,4 +91,7 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     if options.tensor is not None and layout.format != safetensors.NAME:
         problem = f"is not safetensors, so it has no tensor {options.tensor!r}"
         raise InvalidCorpus(file.path, f"{problem}; omit #{options.tensor}")
-    return layout
+    if options.row_tokens is not None and layout.token_count % options.row_tokens:
+        problem = f"has {layout.token_count} tokens, no multiple of {ROW_OPTION}"
+        raise InvalidCorpus(file.path, f"{problem} {options.row_tokens}")
+    return replace(layout, row_tokens=options.row_tokens)

@@ -13,6 +13,9 @@ from .documents import Documents
 
 Stored = np.dtype[np.integer]
 
+ROW_OPTION = "--row-tokens"
+ROW_TOKENS_MIN, ROW_TOKENS_MAX = 2, (1 << 31) - 1
+
 STORED: dict[str, Stored] = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -26,7 +29,8 @@ class Layout:
 
     format: its name.  dtype: as stored, one of STORED.  first_byte: where the first token begins.
     token_count: at least 1.  why: how the format was recognized.  dtype_assumed: whether the type
-    was recorded nowhere.  documents: None if they are unknown.
+    was recorded nowhere.  documents: None if they are unknown.  row_tokens: tokens of each row, if
+    the file is rows that do not overlap; None for a text that windows are cut from.
     """
 
     format: str
@@ -36,6 +40,7 @@ class Layout:
     why: str
     dtype_assumed: bool = False
     documents: Documents | None = None
+    row_tokens: int | None = None
 
     @property
     def content_bytes(self) -> int:
@@ -48,21 +53,33 @@ class FormatOptions:
     """The user's options for the files of a dataset; None where the files decide.
 
     format: one of the names in FORMATS.  dtype: of the tokens.  tensor: name of one of several.
+    row_tokens: at least 2, tokens of each row of files that were packed into rows.
     """
 
     format: str | None = None
     dtype: Stored | None = None
     tensor: str | None = None
+    row_tokens: int | None = None
 
     @classmethod
-    def parse(cls, format: str | None, dtype: str | None, tensor: str | None) -> FormatOptions:
+    def parse(
+        cls,
+        format: str | None,
+        dtype: str | None,
+        tensor: str | None,
+        row_tokens: int | None = None,
+    ) -> FormatOptions:
         """Parse options.  dtype: a key of STORED."""
-        return cls(format, STORED[dtype] if dtype else None, tensor)
+        return cls(format, STORED[dtype] if dtype else None, tensor, row_tokens)
 
     @property
     def words(self) -> tuple[str, ...]:
         """The options of a command line, without the tensor."""
-        given = {"--format": self.format, "--dtype": self.dtype.name if self.dtype else None}
+        given = {
+            "--format": self.format,
+            "--dtype": self.dtype.name if self.dtype else None,
+            ROW_OPTION: self.row_tokens,
+        }
         return tuple(f"{option} {value}" for option, value in given.items() if value)
 
 

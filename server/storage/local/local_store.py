@@ -70,7 +70,8 @@ class LocalStore(OpenedShards, ABC):
         super().__init__(name, shards, poll_rate or PollRate(), status_of)
         self.stored = _one_kind(shards)
         self.narrowing = Narrowing(self.stored)
-        self.shape = Shape(np.array([shard.layout.token_count for shard in shards], dtype=np.int64))
+        counts = np.array([shard.layout.token_count for shard in shards], dtype=np.int64)
+        self.shape = Shape(counts, shards[0].layout.row_tokens)
         self._planes: dict[int, PlaneReader] = {}
         self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
         tails = [shard.tail for shard in shards]

@@ -11,6 +11,7 @@ import pytest
 from client import RemoteBatches
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
+from tokenfeed.errors import InvalidCorpus, InvalidRequest, StreamMismatch
 
 T = 16
 LENGTHS = (5000, 7, T, 3001, T + 1)
@@ -154,3 +155,62 @@ def test_train_and_validation_are_two_datasets_of_one_server(
         for _ in range(20):
             assert int(next(one)[0].max()) < 300
             assert int(next(two)[0].min()) >= 1000
+
+
+def test_files_of_rows_are_served_row_by_row(serve: Serve, write_tokens: WriteTokens) -> None:
+    """Each row of an epoch is a row of the files, whole, and none is missing or twice."""
+    rows = np.arange(1000, 1000 + 30 * (T + 1)).reshape(30, T + 1)
+    paths = [write_tokens(rows[:20], "a.bin"), write_tokens(rows[20:], "b.bin")]
+    files = "file:" + ",".join(map(str, paths)) + f"?row-tokens={T + 1}"
+    server = serve("--data", f"train={paths[0]}", paths[1], "--row-tokens", str(T + 1))
+
+    for target in (server.address, files):
+        with RemoteBatches(target, 5, T, seed=3, num_batches=12) as feed:
+            assert feed.batches_per_epoch == 6
+            delivered = received_rows(feed)
+        for epoch in (delivered[:30], delivered[30:]):
+            assert np.array_equal(epoch[np.argsort(epoch[:, 0])], rows)
+    with RemoteBatches(server.address, 5, T, order="random", num_batches=40) as feed:
+        drawn = received_rows(feed)
+    assert {tuple(row) for row in drawn} == {tuple(row) for row in rows}
+
+
+def test_files_of_rows_are_another_corpus_than_the_same_files_of_text(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """So a resumed run cannot get other rows: its server is refused."""
+    path = write_tokens(np.arange(20 * (T + 1)) + 1000)
+    target = f"file:{path}"
+
+    with RemoteBatches(f"{target}?row-tokens={T + 1}", 5, T) as feed:
+        next(feed)
+        state = feed.state_dict()
+    with RemoteBatches(target, 5, T) as feed, pytest.raises(StreamMismatch):
+        feed.load_state_dict(state)
+
+
+@pytest.mark.parametrize("context_length", [T - 1, T + 1, 2 * T + 1])
+def test_files_of_rows_refuse_another_context_length_and_name_their_own(
+    serve: Serve, write_tokens: WriteTokens, context_length: int
+) -> None:
+    """Rows of another length would be cut out of two."""
+    path = write_tokens(np.arange(20 * (T + 1)) + 1000)
+    server = serve("--data", path, "--row-tokens", str(T + 1))
+
+    for target in (server.address, f"file:{path}?row-tokens={T + 1}"):
+        with (
+            pytest.raises(InvalidRequest, match=f"is not {T}: the files have rows of {T + 1} "),
+            RemoteBatches(target, 5, context_length) as feed,
+        ):
+            next(feed)
+
+
+def test_a_file_that_is_no_number_of_rows_is_refused(write_tokens: WriteTokens) -> None:
+    """It has other rows, or a part is missing."""
+    path = write_tokens(np.arange(20 * (T + 1) - 1) + 1000)
+
+    problem = r"train.bin.* has 339 tokens, no multiple of .row-tokens=17"
+    with pytest.raises(InvalidCorpus, match=problem):
+        next(RemoteBatches(f"file:{path}?row-tokens={T + 1}", 5, T))
+    with pytest.raises(InvalidRequest, match="row-tokens is '1'; it takes a number from 2"):
+        next(RemoteBatches(f"file:{path}?row-tokens=1", 5, T))

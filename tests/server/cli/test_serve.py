@@ -347,6 +347,15 @@ def test_a_command_line_that_makes_no_sense_exits_2_with_the_usage(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("word", ["1", "-5", "2k", "2147483648"])
+def test_a_number_of_tokens_of_a_row_that_is_none_is_refused(
+    write_tokens: WriteTokens, word: str
+) -> None:
+    """A row has a token and its target."""
+    line = refusal("--data", write_tokens(range(100)), f"--row-tokens={word}")
+    assert line == f"--row-tokens: {word!r} is no number from 2 to 2147483647"
+
+
 # Addresses that cannot be had.
 
 

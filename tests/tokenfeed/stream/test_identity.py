@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -28,6 +29,18 @@ def test_order_seed_context_length_and_fingerprint_each_make_another_stream() ->
     }
 
     assert len(streams) == 5
+
+
+def test_the_fingerprint_of_a_corpus_of_rows_is_the_published_one() -> None:
+    """Another server, and the client that resumes, have to come to the same one."""
+    blocks = [hashlib.sha256(bytes.fromhex("010002000300")).digest()]
+
+    found = identity.fingerprint("uint16", [3], blocks, row_tokens=3)
+
+    whole = "fbeaa8f715a6fc40480d49c8a4e419d8b4091701e20de1b120ac7aee6b228272"
+    lines = f"tokenfeed-rows-1\nrow_tokens=3\nfingerprint={whole}\n"
+    assert found == hashlib.sha256(lines.encode()).digest()
+    assert found.hex() == "41acbed1c49bec7577e892ec8f8dbb7246aad7f131a6a00fea80cfe45195ca39"
 
 
 def test_the_seed_of_an_order_that_ignores_it_is_no_difference() -> None:

@@ -65,12 +65,12 @@ def documents_in(corpus: Corpus) -> list[tuple[int, int, int]]:
 
 
 @contextmanager
-def opened(corpus: Corpus) -> Iterator[Dataset]:
-    """Its dataset, as a server opens it."""
+def opened(corpus: Corpus, row_tokens: int | None = None) -> Iterator[Dataset]:
+    """Its dataset, as a server opens it.  row_tokens: the value of --row-tokens."""
     source = DatasetSource(corpus.name, tuple(map(str, corpus.paths)))
     planes = PlaneOptions(delimiters=Delimiters(end=corpus.end_token))
     dataset = open_dataset(
-        source, FormatOptions.parse(None, None, None), TokenChecks(), planes=planes
+        source, FormatOptions.parse(None, None, None, row_tokens), TokenChecks(), planes=planes
     )
     try:
         yield dataset
@@ -79,10 +79,13 @@ def opened(corpus: Corpus) -> Iterator[Dataset]:
 
 
 @contextmanager
-def local(*corpora: Corpus) -> Iterator[LocalDatasets]:
-    """Datasets of this process; rows over documents are made at once."""
+def local(*corpora: Corpus, row_tokens: int | None = None) -> Iterator[LocalDatasets]:
+    """Datasets of this process; rows over documents are made at once.
+
+    row_tokens: the value of --row-tokens.
+    """
     with ExitStack() as stack:
-        datasets = [stack.enter_context(opened(corpus)) for corpus in corpora]
+        datasets = [stack.enter_context(opened(corpus, row_tokens)) for corpus in corpora]
         yield LocalDatasets(datasets, lambda: False, polls=False)
 
 

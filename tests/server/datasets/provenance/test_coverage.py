@@ -117,6 +117,16 @@ def test_the_ranges_have_the_tokens_of_all_rows_and_no_other(
             assert all(len({one.file for one in page.ranges}) <= 1 for page in pages)
 
 
+@pytest.mark.parametrize("order", ["shuffled", "random"])
+def test_ranges_of_files_of_rows_end_with_their_rows(tmp_path: Path, order: str) -> None:
+    """A whole epoch has each token of a file once, its last one too."""
+    corpus = write_documents(tmp_path, [[40, 11], [60, 25], [17]], "ids")
+
+    with local(corpus, row_tokens=17) as datasets:
+        for samples in ([range(9, 18)], [range(1, 3), range(5, 6)]):
+            require_right(datasets, stream_of(order), corpus, samples)
+
+
 def test_a_whole_epoch_is_one_range_for_each_file(tmp_path: Path) -> None:
     """What an auditor reads is short."""
     corpus = write_documents(tmp_path, [[100, 61], [40], [10], [90]], "ids")

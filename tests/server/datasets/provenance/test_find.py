@@ -130,6 +130,15 @@ def test_all_rows_that_hold_a_document_are_found_and_no_other(
         assert require_right(datasets, spec, corpus, range(33, 433))
 
 
+@pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
+def test_documents_are_found_in_files_of_rows(tmp_path: Path, order: str) -> None:
+    """A row begins where the one before it ends, so no token is in two rows of an epoch."""
+    corpus = write_documents(tmp_path, [[40, 11], [60, 25], [3, 14, 17]], "ids")
+
+    with local(corpus, row_tokens=17) as datasets:
+        assert require_right(datasets, stream_of(order), corpus, range(3, 45))
+
+
 @pytest.mark.parametrize("source", [0, 1, 2])
 def test_a_source_of_a_mixture_is_searched_by_itself(tmp_path: Path, source: int) -> None:
     """Through blocks of a later stage, from within a block to within another one."""
