@@ -11,7 +11,7 @@ from typing import Protocol
 from tokenfeed.errors import InvalidCorpus
 
 from ..files import OpenFile
-from . import datatrove, llmc, megatron, npy, olmo, raw, safetensors, unsupported
+from . import datatrove, litdata, litgpt, llmc, megatron, npy, olmo, raw, safetensors, unsupported
 from .documents import Documents
 from .layout import (
     ROW_OPTION,
@@ -51,7 +51,9 @@ class Format(Protocol):
         """Return where its tokens are.  Raises: InvalidCorpus."""
 
 
-FORMATS: tuple[Format, ...] = (megatron, npy, safetensors, llmc, unsupported, datatrove, olmo, raw)
+FORMATS: tuple[Format, ...] = (
+    megatron, npy, safetensors, llmc, litgpt, litdata, unsupported, datatrove, olmo, raw
+)  # fmt: skip
 """In order of detection: by another file beside it, by its first bytes, by its name. raw, which
 matches anything, comes last."""
 

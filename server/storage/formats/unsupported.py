@@ -10,6 +10,7 @@ from tokenfeed.wire import crc32c
 
 from ..files import OpenFile
 from .layout import FormatOptions
+from .litdata import is_chunk
 
 NAME = "unsupported"
 
@@ -45,15 +46,6 @@ def _is_arrow(file: OpenFile) -> bool:
     length = int.from_bytes(file.head[4:8], "little")
     is_stream = file.head[:4] == b"\xff" * 4 and 0 < length < 1 << 20 and length % 8 == 0
     return is_stream or file.head.startswith(b"ARROW1\0\0")
-
-
-def _is_chunk(file: OpenFile) -> bool:
-    """A count, offsets and samples, as in the chunks of MosaicML and LitData."""
-    count, first = (int.from_bytes(file.head[at : at + 4], "little") for at in (0, 4))
-    offsets_end = 8 + 4 * count
-    if len(file.head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
-        return False
-    return file.read(offsets_end - 4, 4) == file.size_bytes.to_bytes(8, "little")[:4]
 
 
 def _is_tfrecord(file: OpenFile) -> bool:
@@ -100,7 +92,6 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("compressed by 7z", (b"7z\xbc\xaf\x27\x1c",), _UNPACK),
     ("Feather or ORC", (b"FEA1", b"ORC\x0a", b"ORC\x08"), _COLUMN),
     ("HDF5", (b"\x89HDF\r\n\x1a\n",), _SAVE),
-    ("a chunk of litgpt or TinyLlama", (b"LITPKDS",), _OWN_READER),
     ("a model of llama.cpp", (b"GGUF", b"ggml", b"lmgg", b"tjgg"), _NO_TOKENS),
     ("a database of SQLite", (b"SQLite format 3\0",), _COLUMN),
     ("compressed by snappy", (b"\xff\x06\0\0sNaPpY",), _UNPACK),
@@ -116,7 +107,11 @@ _MAGICS = tuple(magic for _, magics, _ in _BEGINNINGS for magic in magics)
 _OTHERS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
     ("an index or mask of tokens", _is_companion, "the file of tokens itself is missing"),
     ("Arrow", _is_arrow, _COLUMN),
-    ("a chunk of MosaicML's MDS or of LitData", _is_chunk, _COLUMN),
+    (
+        "a chunk of MosaicML's MDS, or of LitData without an index.json of tokens",
+        is_chunk,
+        _COLUMN,
+    ),
     ("compressed by gzip", _is_gzip, _UNPACK),
     ("TFRecord", _is_tfrecord, _OWN_READER),
     ("a database of LMDB", _is_lmdb, _OWN_READER),

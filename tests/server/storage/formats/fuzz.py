@@ -26,7 +26,13 @@ from hypothesis import strategies as st
 
 from server.storage.files import OpenFile, open_file
 from server.storage.formats import FormatOptions, Layout, llmc, read_layout
-from tests.server.storage.formats.writing import llmc_header, megatron_index
+from tests.server.storage.formats.writing import (
+    litdata_chunk,
+    litdata_index,
+    litgpt_header,
+    llmc_header,
+    megatron_index,
+)
 from tokenfeed.errors import InvalidCorpus
 
 MEMORY_BYTES = 512 << 20
@@ -39,7 +45,7 @@ TOKENS = np.arange(1, 40, dtype="<u2")
 
 @dataclass(frozen=True)
 class Seeds:
-    """A valid file of tokens, by its name, and the files beside it, by suffix."""
+    """A valid file of tokens, by its name, and the files beside it, by suffix, or by /NAME."""
 
     name: str
     files: dict[str, bytes]
@@ -56,6 +62,14 @@ def valid_files() -> list[Seeds]:
     return [
         Seeds("raw.bin", {"": plain}),
         Seeds("llmc.bin", {"": llmc_header(TOKENS.size) + plain}),
+        Seeds("litgpt.bin", {"": litgpt_header(TOKENS.size) + plain}),
+        Seeds(
+            "litdata.bin",
+            {
+                "": litdata_chunk([TOKENS[:10], TOKENS[10:]]),
+                "/index.json": litdata_index("no_header_tensor:20"),
+            },
+        ),
         Seeds("megatron.bin", {"": plain, ".idx": index}),
         Seeds("numpy.npy", {"": array + plain}),
         Seeds(
@@ -123,7 +137,9 @@ def check(folder: Path, files: Seeds, seconds: float) -> str:
     for path in folder.iterdir():
         path.unlink()
     for suffix, content in files.files.items():
-        (stem.with_suffix(suffix) if suffix else stem).write_bytes(content)
+        is_name = suffix.startswith("/")
+        path = folder / suffix[1:] if is_name else stem.with_suffix(suffix) if suffix else stem
+        path.write_bytes(content)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     refusal = None
     try:

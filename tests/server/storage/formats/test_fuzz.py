@@ -26,6 +26,7 @@ def test_any_content_gives_a_layout_within_the_file_or_a_clear_error(examples: i
     assert answer.returncode == 0, answer.stdout + answer.stderr
     outcomes = ast.literal_eval(answer.stdout.partition(": ")[2])
     formats = {"raw", "llm.c", "megatron", "npy", "safetensors", "datatrove", "olmo", "refused"}
+    formats |= {"litgpt", "litdata"}
     assert set(outcomes) == formats
     assert outcomes["refused"] > examples / 6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import numpy as np
@@ -26,3 +27,21 @@ def megatron_index(
     parts = np.array(lengths, "<i4"), np.array(pointers, "<i8"), np.array(places, "<i8")
     header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, parts[0].size, parts[2].size)
     return header + b"".join(part.tobytes() for part in parts)
+
+
+def litgpt_header(count: int, *, version: int = 1, code: int = 8) -> bytes:
+    """As packed_dataset.py of lit-gpt writes it.  code: of the type of tokens."""
+    return struct.pack("<7sQBQ", b"LITPKDS", version, code, count)
+
+
+def litdata_chunk(items: list[npt.NDArray[np.integer]]) -> bytes:
+    """As writer.py of LitData writes it."""
+    ends = np.cumsum([0, *(item.nbytes for item in items)]) + 4 * (len(items) + 2)
+    header = np.array([len(items), *ends], "<u4").tobytes()
+    return header + b"".join(item.tobytes() for item in items)
+
+
+def litdata_index(writer: str) -> bytes:
+    """The index.json beside chunks.  writer: of their items, such as "no_header_tensor:16"."""
+    config = {"compression": None, "data_format": [writer], "item_loader": "TokensLoader"}
+    return json.dumps({"chunks": [], "config": config}).encode()
