@@ -56,8 +56,8 @@ class HostPart(NamedTuple):
         return cls(last_tokens, documents)
 
 
-Note: TypeAlias = Callable[[Sequence[RowBlock]], HostPart]
-"""What makes the HostPart of a batch from its rows: HostPart.of, with what is known of a stream."""
+Note: TypeAlias = Callable[[Sequence[RowBlock]], HostPart | None]
+"""What sees the rows of each batch, and makes its HostPart if that is wanted."""
 
 
 class BatchAttributes(ABC, Generic[Array]):

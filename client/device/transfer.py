@@ -123,7 +123,7 @@ class PinnedTransfer(_ToDevice):
         """engine: of this device."""
         super().__init__(shape, x_dtype, device, masks, note=note)
         self._engine = engine
-        self._staged_notes: deque[HostPart] = deque()
+        self._staged_notes: deque[HostPart | None] = deque()
         self._ring: PinnedRing | None = None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:

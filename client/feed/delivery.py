@@ -9,18 +9,21 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Generic, TypeVar
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.row_block import RowBlock
 
 from ..device.host_transfer import Pair, Transfer
-from ..device.numpy_batch import Note
+from ..device.numpy_batch import HostPart, Note
+from ..device.target_mask import TargetWatch
 from ..runtime.counters import Counters
 from .cursor import Cursor, OpenRun
 from .history import History
@@ -52,6 +55,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         """
         self._stream = stream
         self._masks = masks
+        self._target_watch = TargetWatch()
         self._end_sample = end_sample
         self._prefetch_bytes = prefetch_bytes
         self._rich_batch = rich_batch
@@ -68,8 +72,19 @@ class Delivery(ABC, Generic[Array, Rich]):
         """
 
     def _note(self) -> Note | None:
-        """Return what notes the host part of each batch; None unless it is wanted."""
-        return note_of(self._dataset, self._spec) if self._is_rich else None
+        """Return what sees the rows of each batch: it notes the host part if that is wanted, and
+        warns of rows without a target; None if neither is needed.
+        """
+        note = note_of(self._dataset, self._spec) if self._is_rich else None
+        if LOSS_MASK not in self._masks:
+            return note
+        watch = self._target_watch  # alone: the reader ends with the last reference to it
+
+        def watched(parts: Sequence[RowBlock]) -> HostPart | None:
+            watch.see(parts)
+            return note(parts) if note is not None else None
+
+        return watched
 
     @property
     def _shape(self) -> tuple[int, int]:

@@ -854,3 +854,67 @@ def test_commands_read_a_masked_corpus(
 
     printed = capsys.readouterr().out
     assert printed.count("sample ") == 2 or "million tokens/s" in printed
+
+
+def write_chats(folder: Path, prompt_tokens: Sequence[int], answer_tokens: int = 5) -> Path:
+    """Documents of a prompt, which is no target, and an answer."""
+    lengths = np.array(prompt_tokens) + answer_tokens
+    mask = [[0] * prompt + [1] * answer_tokens for prompt in prompt_tokens]
+    path = folder / "chats.ds"
+    path.write_bytes(np.arange(lengths.sum(), dtype="<u2").tobytes())
+    Path(f"{path}.index").write_bytes(np.cumsum(lengths).astype("<u8").tobytes())
+    Path(f"{path}.loss").write_bytes(bytes(np.concatenate(mask).astype("u1")))
+    return path
+
+
+def target_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of rows without a target, each up to the colon."""
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    return [text.partition(":")[0] for text in found if "have no target" in text]
+
+
+def test_rows_that_end_before_their_answer_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """long="truncate" keeps the beginning, so the loss of such a batch is not a number."""
+    path = write_chats(tmp_path, [40] * 20)
+
+    with RemoteBatches(f"file:{path}", 4, 16, order="padded", long="truncate") as feed:
+        for _ in range(9):
+            _, y = next(feed)
+            assert (y == -100).all()
+    assert target_warnings(caplog) == ["4 of the 4 rows of a batch have no target"]
+    assert "is not a number" in caplog.text
+
+
+@pytest.mark.parametrize("rich", [False, True])
+def test_rows_without_a_target_are_said_once_and_a_whole_batch_of_them_once_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rich: bool
+) -> None:
+    """Batches of a seed, some with one such row, some with two; a context of 44 tokens has none."""
+    prompts = [3, 3, 40, 3, 40, 40, 40, 40, 3, 40, 40, 40]
+    path = write_chats(tmp_path, prompts)
+
+    with RemoteBatches(f"file:{path}", 2, 44, order="padded", long="truncate") as feed:
+        next(feed)
+    assert target_warnings(caplog) == []
+    with RemoteBatches(f"file:{path}", 2, 16, order="padded", long="truncate", seed=3) as feed:
+        batches = iter(feed.batches()) if rich else iter(feed)
+        for _ in range(60):
+            next(batches)
+    assert target_warnings(caplog) == [
+        "1 of the 2 rows of a batch have no target",
+        "2 of the 2 rows of a batch have no target",
+    ]
+
+
+def test_a_feed_that_ignores_the_mask_says_nothing_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_chats(tmp_path, [40] * 20)
+    options = {"order": "padded", "long": "truncate", "loss_mask": "ignore"}
+
+    with RemoteBatches(f"file:{path}", 4, 16, **options) as feed:
+        _, y = next(feed)
+    assert (y != -100).all()
+    assert target_warnings(caplog) == []
