@@ -25,7 +25,7 @@ from benchmarks.report import print_load, print_table
 from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, write_corpus
 from client import Mixture, RemoteBatches
 from tokenfeed.stream.position import Position
-from tokenfeed.wire.request import Expected, StreamRequest, to_message
+from tokenfeed.wire.request import Expected, Hints, StreamRequest, to_message
 
 TOKENS = 1 << 28
 TARGETS = {"3 sources": 0.95, "100 sources": 0.90}
@@ -124,7 +124,7 @@ def request_bytes() -> int:
     spec = far_mixture(names).schedule(CONTEXT_LENGTH, "shuffled-1", 1337).spec()
     part = StreamRequest(spec, Position(FAR_SAMPLE, BATCH_SIZE), 16).part(0, 512)
     expected = Expected(bytes(32), 2, (bytes(32),) * 100)
-    return len(to_message(part, expected, "run-17 rank 3").SerializeToString()) + 34
+    return len(to_message(part, expected, Hints("run-17 rank 3")).SerializeToString()) + 34
 
 
 def write_sources(folder: Path, tokens: int) -> None:

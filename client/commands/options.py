@@ -150,7 +150,7 @@ def _add_plan(commands: _Commands) -> None:
     add(
         "--order",
         choices=tuple(orders.LATEST),
-        help="order of the feed, for sources that have none in the file (default: random)",
+        help="order of the feed, for sources that have none in the file (default: shuffled)",
     )
     number("--seed", help="seed of the feed, if the file has none (default: that of --state, or 0)")
     number(

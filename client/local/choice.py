@@ -23,6 +23,7 @@ def open_target(
     timeouts: Timeouts,
     credentials: Credentials | None = None,
     client_name: str = "",
+    is_tool: bool = False,
     fingerprint: bytes | None = None,
     agreement: Agreement | None = None,
     planes: WantedPlanes = DEFAULT_PLANES,
@@ -50,6 +51,7 @@ def open_target(
         timeouts=timeouts,
         credentials=with_environment(credentials),
         client_name=client_name,
+        is_tool=is_tool,
         fingerprint=fingerprint,
         agreement=agreement,
         planes=planes,
@@ -68,5 +70,6 @@ def open_to_look(
         target,
         request,
         timeouts=Timeouts(reconnect_seconds=wait_seconds),
+        is_tool=True,
         planes=WantedPlanes(loss_mask=loss_mask),
     )

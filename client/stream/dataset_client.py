@@ -24,7 +24,7 @@ from tokenfeed.errors import (
 )
 from tokenfeed.stream.redactions import Redactions
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Hints, StreamRequest
 
 from ..runtime.awaited_task import AwaitedTask
 from ..runtime.notifier import Notifier
@@ -78,6 +78,7 @@ class DatasetClient(Supervised):
         timeouts: Timeouts,
         credentials: Credentials = PLAINTEXT,
         client_name: str = "",
+        is_tool: bool = False,
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
         planes: WantedPlanes = DEFAULT_PLANES,
@@ -88,7 +89,7 @@ class DatasetClient(Supervised):
         their position. Its rank selects the first server, modulo their number, and appears in the
         log.  timeouts: as for Failover.
         credentials: used as they are, without the environment.  client_name: name of this client in
-        server logs; "" is none.
+        server logs; "" is none.  is_tool: whether it is a command that trains nothing.
         fingerprint: of the required corpus, for one dataset; None accepts that of the first server
         that answers.  agreement: compares the corpus and its planes between ranks that do not
         require different ones.  planes: to request.
@@ -97,7 +98,7 @@ class DatasetClient(Supervised):
         super().__init__()
         self._targets = targets
         self._credentials = credentials
-        self.client_name = client_name
+        self.hints = Hints(client_name, is_tool=is_tool)
         self._request = request
         self._context_length = request.spec.context_length
         self._fingerprint = fingerprint
@@ -350,7 +351,7 @@ class DatasetClient(Supervised):
     ) -> None:
         request = replace(self._request, spec=replace(self._request.spec, redactions=redactions))
         require_usable(
-            replica.address, described, request, self.client_name, reference, self.planes
+            replica.address, described, request, self.hints.client_name, reference, self.planes
         )
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from tokenfeed.errors import BadFrame, Unreachable
+from tokenfeed.errors import BadFrame, TokenfeedError, Unreachable
 from tokenfeed.wire import frame, redacted_runs
-from tokenfeed.wire.request import StreamRequest, to_message
+from tokenfeed.wire.request import Hints, StreamRequest, to_message
 
 from ..runtime.counters import Counters
 from ..runtime.threads import without_traceback
@@ -32,6 +33,8 @@ second call that is requested later saves nothing, and costs a fifth of the rate
 trip: docs/decisions/0018-hot-path.md.
 """
 _WATCH_SECONDS = 0.5
+_GOODBYE_SECONDS = 0.2
+"""How long a server may take to hear that a feed has ended. `close` waits for it."""
 _MESSAGE_BYTES_MAX = 1 << 32
 """gRPC stores the size of a message in 32 bits, so longer rows do not exist."""
 FIRST_PREFETCH_BYTES = 1 << 19
@@ -139,15 +142,19 @@ class RowStream(BackgroundRows):
             replica, timeout_seconds, self._describe_calls, redactions
         ) as channel:
             failure: Exception | None = None
+            known: KnownStream | None = None
             try:
                 datasets = self._remote.described(timeout_seconds, self._describe_calls)
                 request = self._remote.planes.request(self._request, datasets)
-                self._receive(channel, KnownStream(request, datasets))
+                known = KnownStream(request, datasets)
+                self._receive(channel, known)
             except (RpcError, ValueError) as error:
                 failure = self._failure(error, replica)
             finally:
                 replica.has_served |= self._received_row > received_before
                 self._drop_calls()
+                if known is not None and self._source.closed:
+                    self._say_goodbye(channel, known)
             # Outside the except block: gRPC's error is the call itself, and as the context of this
             # one it would be freed in the consumer's thread.
             if failure is not None:
@@ -213,14 +220,34 @@ class RowStream(BackgroundRows):
             stream = frame.Stream(
                 part.spec, self._request.position, expected.identity, dict(expected.planes)
             )
-            message = to_message(part, expected, self._remote.client_name)
+            self._requested_row += part.row_count
+            message = to_message(part, expected, self._hints())
             if not self._calls:
                 self._progress_at = time.monotonic()
-            self._requested_row += part.row_count
             self._calls.append(_OpenCall(channel.get_batch(message), stream, self._requested_row))
             if self._closed:
                 # The supervisor may have checked just before.
                 self.cancel()
+
+    def _hints(self) -> Hints:
+        """Return what is told with a call that requests all rows before `_requested_row`."""
+        return self._remote.hints._replace(
+            trainer_sample=self._request.position.sample_of(self._consumed_row),
+            is_last=self._requested_row == self._request.end_batch * self._batch_rows,
+        )
+
+    def _say_goodbye(self, channel: Channel, known: KnownStream) -> None:
+        """Tell a server that the feed has ended, unless it knows: its rows were all requested."""
+        hints = self._hints()
+        if hints.is_last or hints.is_tool or not self._received_row:
+            return
+        part, expected = known.part(self._consumed_row, self._consumed_row)
+        message = to_message(part, expected, hints._replace(is_last=True))
+        with suppress(RpcError, ValueError, TokenfeedError):
+            call = channel.get_batch(message, _GOODBYE_SECONDS)
+            for _ in call:
+                pass
+            drain_events(call)
 
     def _room(self) -> int:
         """Return how many batches may be requested and not yet consumed.

@@ -171,10 +171,15 @@ class Channel:
             f"/{_SERVICE}/GetBatch"
         )
 
-    def get_batch(self, request: pb.GetBatchRequest) -> Call:
-        """Send a request and return the call: an iterator of encoded frames."""
+    def get_batch(self, request: pb.GetBatchRequest, timeout_seconds: float | None = None) -> Call:
+        """Send a request and return the call: an iterator of encoded frames.
+
+        timeout_seconds: when the call ends by itself; None: never.
+        """
         return self._get_batch(
-            request.SerializeToString(), metadata=self._credentials.metadata(self.target)
+            request.SerializeToString(),
+            timeout=timeout_seconds,
+            metadata=self._credentials.metadata(self.target),
         )
 
     def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> DescribeCall:

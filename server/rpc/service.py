@@ -31,6 +31,7 @@ from tokenfeed.wire.request import (
     CLIENT_NAME_MAX,
     CONTRACT_REVISION,
     Expected,
+    Hints,
     StreamRequest,
     from_message,
     require_understood,
@@ -128,7 +129,8 @@ class TokenFeed:
             producer = self._open(message)
             caller = Caller(str(context.peer()), call.client_name)
             _LOG.debug("call opened peer=%s client=%r", *caller)
-            with self._activity.call(producer, caller, began_at) as activity:
+            hints = Hints.of(message)
+            with self._activity.call(producer, caller, began_at, hints) as activity:
                 for made in producer.frames(call.connection):
                     activity.made()
                     sent = partial(activity.sent, made)

@@ -405,7 +405,7 @@ def test_what_an_argument_cannot_be_is_said_before_anything_is_sent(
 @pytest.mark.parametrize("name", ["run-17 rank 3", "größter Lauf", "n" * 128, ""])
 def test_a_client_has_the_name_that_it_was_given(name: str) -> None:
     """By which a server's log names it."""
-    assert RemoteBatches("localhost:1", 2, 8, client_name=name)._dataset.client_name == name
+    assert RemoteBatches("localhost:1", 2, 8, client_name=name)._dataset.hints.client_name == name
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_a_client_is_named_by_its_machine_and_rank_unless_told_otherwise(
 
     feed = RemoteBatches("localhost:1", 2, 8, rank=3, world_size=4)
 
-    assert feed._dataset.client_name == f"{shown} rank 3"
+    assert feed._dataset.hints.client_name == f"{shown} rank 3"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ class Progress(_message.Message):
     def __init__(self, what: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class StreamStatus(_message.Message):
-    __slots__ = ("client_name", "address", "rank", "world_size", "batch_size", "context_length", "order", "datasets", "datasets_omitted", "next_sample", "rows", "tokens", "tokens_per_second", "waits_for_server", "waits_for_client", "calls", "age_seconds", "idle_seconds")
+    __slots__ = ("client_name", "address", "rank", "world_size", "batch_size", "context_length", "order", "datasets", "datasets_omitted", "next_sample", "rows", "tokens", "tokens_per_second", "waits_for_server", "waits_for_client", "calls", "age_seconds", "idle_seconds", "trainer_sample", "has_ended")
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,8 @@ class StreamStatus(_message.Message):
     CALLS_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENDED_FIELD_NUMBER: _ClassVar[int]
     client_name: str
     address: str
     rank: int
@@ -133,7 +135,9 @@ class StreamStatus(_message.Message):
     calls: int
     age_seconds: float
     idle_seconds: float
-    def __init__(self, client_name: _Optional[str] = ..., address: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., order: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., datasets_omitted: _Optional[int] = ..., next_sample: _Optional[int] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., waits_for_server: _Optional[float] = ..., waits_for_client: _Optional[float] = ..., calls: _Optional[int] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    trainer_sample: int
+    has_ended: bool
+    def __init__(self, client_name: _Optional[str] = ..., address: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., order: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., datasets_omitted: _Optional[int] = ..., next_sample: _Optional[int] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., waits_for_server: _Optional[float] = ..., waits_for_client: _Optional[float] = ..., calls: _Optional[int] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., trainer_sample: _Optional[int] = ..., has_ended: bool = ...) -> None: ...
 
 class Refusals(_message.Message):
     __slots__ = ("status", "reason", "count")

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetBatchRequest(_message.Message):
-    __slots__ = ("batch_size", "context_length", "seed", "dataset", "order", "first_sample", "first_row", "num_batches", "rank", "world_size", "expected_identity", "planes", "expected_digest", "identity_version", "end_sample", "stage", "redactions", "declined_planes", "long_documents", "client_name")
+    __slots__ = ("batch_size", "context_length", "seed", "dataset", "order", "first_sample", "first_row", "num_batches", "rank", "world_size", "expected_identity", "planes", "expected_digest", "identity_version", "end_sample", "stage", "redactions", "declined_planes", "long_documents", "client_name", "trainer_sample", "is_last", "is_tool")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,9 @@ class GetBatchRequest(_message.Message):
     DECLINED_PLANES_FIELD_NUMBER: _ClassVar[int]
     LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    IS_TOOL_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
     context_length: int
     seed: int
@@ -47,7 +50,10 @@ class GetBatchRequest(_message.Message):
     declined_planes: _containers.RepeatedScalarFieldContainer[int]
     long_documents: str
     client_name: str
-    def __init__(self, batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., seed: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., planes: _Optional[_Iterable[_Union[WantedPlane, _Mapping]]] = ..., expected_digest: _Optional[bytes] = ..., identity_version: _Optional[int] = ..., end_sample: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ..., declined_planes: _Optional[_Iterable[int]] = ..., long_documents: _Optional[str] = ..., client_name: _Optional[str] = ...) -> None: ...
+    trainer_sample: int
+    is_last: bool
+    is_tool: bool
+    def __init__(self, batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., seed: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., planes: _Optional[_Iterable[_Union[WantedPlane, _Mapping]]] = ..., expected_digest: _Optional[bytes] = ..., identity_version: _Optional[int] = ..., end_sample: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ..., declined_planes: _Optional[_Iterable[int]] = ..., long_documents: _Optional[str] = ..., client_name: _Optional[str] = ..., trainer_sample: _Optional[int] = ..., is_last: bool = ..., is_tool: bool = ...) -> None: ...
 
 class WantedPlane(_message.Message):
     __slots__ = ("kind", "expected_fingerprint")

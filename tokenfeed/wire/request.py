@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -169,8 +170,32 @@ class Expected:
             )
 
 
+class Hints(NamedTuple):
+    """What a client tells the operators of a server; no row depends on it.
+
+    client_name: the name that the client gives itself.  trainer_sample: that of the row which its
+    trainer gets next; None if it does not say.  is_last: whether no call of the stream follows.
+    is_tool: whether it is a tool, and no trainer.
+    """
+
+    client_name: str = ""
+    trainer_sample: int | None = None
+    is_last: bool = False
+    is_tool: bool = False
+
+    @classmethod
+    def of(cls, message: pb.GetBatchRequest) -> Hints:
+        """Return those of a request."""
+        has_sample = message.HasField("trainer_sample")
+        sample = message.trainer_sample if has_sample else None
+        return cls(message.client_name, sample, message.is_last, message.is_tool)
+
+
+_NO_HINTS = Hints()
+
+
 def to_message(
-    request: StreamRequest, expected: Expected, client_name: str = ""
+    request: StreamRequest, expected: Expected, hints: Hints = _NO_HINTS
 ) -> pb.GetBatchRequest:
     """Return a request as a message of the contract. That of a mixture has one stage."""
     spec, position = request.spec, request.position
@@ -205,7 +230,7 @@ def to_message(
         ],
         declined_planes=request.declined_planes,
         long_documents="" if spec.mixture else _sent(spec.source),
-        client_name=client_name,
+        **hints._asdict(),
     )
 
 
@@ -259,7 +284,8 @@ def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) ->
         request = replace(request, spec=largest)
     sources = len(request.spec.sources)
     hashes = Expected(bytes(_HASH_BYTES), VERSIONS_SERVED[-1], (bytes(_HASH_BYTES),) * sources)
-    size_bytes = to_message(request, hashes, client_name).ByteSize()
+    hints = Hints(client_name, SAMPLE_END, is_last=True, is_tool=True)
+    size_bytes = to_message(request, hashes, hints).ByteSize()
     size_bytes += _NUMBERS_BYTES * sources + _HASH_BYTES * len(request.spec.planes)
     if 0 < limits.request_bytes_max < size_bytes:
         raise LimitExceeded(

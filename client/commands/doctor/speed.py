@@ -19,7 +19,7 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import StreamRequest, to_message
+from tokenfeed.wire.request import Hints, StreamRequest, to_message
 
 from ...runtime.threads import Outcome, start_thread, without_traceback
 from ...stream.known_stream import KnownStream
@@ -32,7 +32,7 @@ _CONTEXT_LENGTH = 2048
 _BATCH_ROWS = 32
 _BATCHES = 1 << 30
 """More than a measurement reads."""
-_CLIENT_NAME = "tokenfeed doctor"
+_HINTS = Hints("tokenfeed doctor", is_tool=True)
 _PAUSE_SECONDS = 0.05
 """Between two looks at line and server."""
 _QUEUE_SECONDS_MIN = 0.001
@@ -76,7 +76,7 @@ class Reader:
         part, expected = known.part(0, request.position.batch_size * batches)
         stream = frame.Stream(part.spec, part.position, expected.identity, dict(expected.planes))
         self._began = time.monotonic()
-        self._call = self._channel.get_batch(to_message(part, expected, _CLIENT_NAME))
+        self._call = self._channel.get_batch(to_message(part, expected, _HINTS))
         run = partial(self._done.run, partial(self._receive, stream))
         start_thread(run, "tokenfeed-doctor-reader")
 

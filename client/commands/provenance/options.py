@@ -106,7 +106,7 @@ def _add_stream(add: Add) -> None:
     add(
         "--order",
         choices=tuple(orders.LATEST),
-        help="without --state: order of the rows (default: random)",
+        help="without --state: order of the rows (default: shuffled)",
     )
     add(
         "--long",

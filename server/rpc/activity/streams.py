@@ -59,7 +59,9 @@ class Stream:
     of these, making and sending make and send a frame.  make_seconds: time in which some call made
     a frame; send_seconds: time in which none did, and some had one ready.  since: when these two
     were last added to.  readings: of the last seconds.  has_first: whether a frame
-    was made.  has_ended: whether its end was logged.
+    was made.  has_ended: whether its end was logged.  trainer_sample: as in the hints of its latest
+    call.  is_last: whether the client has said, in a call that was answered, that none follows.
+    is_listed: False for that of a tool, which only counts its rows.
     """
 
     key: StreamKey
@@ -78,6 +80,9 @@ class Stream:
     readings: deque[_Reading] = field(default_factory=lambda: deque(maxlen=RATE_SECONDS + 1))
     has_first: bool = False
     has_ended: bool = False
+    trainer_sample: int | None = None
+    is_last: bool = False
+    is_listed: bool = True
 
     @property
     def next_sample(self) -> int:
@@ -127,6 +132,8 @@ class StreamSeen(NamedTuple):
     age_seconds: float
     idle_seconds: float
     rates: StreamRates
+    trainer_sample: int | None
+    is_last: bool
 
 
 def seen_at(stream: Stream, now: float) -> StreamSeen:
@@ -143,6 +150,8 @@ def seen_at(stream: Stream, now: float) -> StreamSeen:
         now - stream.began_at,
         now - stream.moved_at,
         _rates(stream, now),
+        stream.trainer_sample,
+        stream.is_last and not stream.calls,
     )
 
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stages import MIXTURE
+from tokenfeed.wire.request import Hints
 
 from ..frame_producer import FrameProducer, MadeFrame
 from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Totals
 from .streams import Caller, Stream, StreamKey, StreamSeen, log_ended, log_opened, seen_at
 
+_NO_HINTS = Hints()
 STREAMS_KEPT = 4096
 """Beyond it, streams without a call are forgotten, those first whose last call is oldest."""
 FORGET_SECONDS = 600.0
@@ -41,18 +43,27 @@ class Activity:
 
     @contextmanager
     def call(
-        self, producer: FrameProducer, caller: Caller, began_at: float
+        self,
+        producer: FrameProducer,
+        caller: Caller,
+        began_at: float,
+        hints: Hints = _NO_HINTS,
     ) -> Iterator[CallActivity]:
         """Count a GetBatch call for the duration of the with block.
 
-        producer: makes its frames.  began_at: when its request arrived, by time.monotonic.
+        producer: makes its frames.  began_at: when its request arrived, by time.monotonic.  hints:
+        of its request. The rows of a tool are counted, but it is no stream.
         """
-        opened = self._opened(producer, caller, began_at)
+        opened = self._opened(producer, caller, began_at, hints)
         call = CallActivity(self._lock, producer.request.position, *opened)
+        is_answered = False
         try:
             yield call
+            is_answered = True
         finally:
-            call.end()
+            ended = call.end(is_last=is_answered and hints.is_last)
+        if ended is not None:
+            log_ended(ended, "finished")
 
     def tick(self) -> None:
         """Keep the totals of this second, and forget old streams; to be called once a second."""
@@ -142,7 +153,7 @@ class Activity:
         return found
 
     def _opened(
-        self, producer: FrameProducer, caller: Caller, began_at: float
+        self, producer: FrameProducer, caller: Caller, began_at: float, hints: Hints
     ) -> tuple[Stream, FrameCounts, list[RowCounts]]:
         """Return the stream of a call that begins, and what it is counted in."""
         request, names = producer.request, producer.datasets
@@ -166,15 +177,22 @@ class Activity:
                 self._rows.setdefault(Labels(name, each.order.NAME), RowCounts())
                 for name, each in zip(names, spec.sources, strict=True)
             ]
+            if hints.is_tool:
+                unlisted = Stream(key, position, began_at, began_at, now, is_listed=False)
+                unlisted.calls = unlisted.making = 1
+                return unlisted, counts, rows
             stream = self._streams.get(key)
             is_new = stream is None or stream.has_ended
             if stream is None:
                 stream = Stream(key, position, began_at, began_at, now)
                 counts.opened += 1
-            stream.has_ended = False
+            stream.has_ended = stream.is_last = False
+            # Behind its last rows, the client does not say any more where its trainer is.
+            is_silent = hints.is_last and request.row_count > 0
+            stream.trainer_sample = None if is_silent else hints.trainer_sample
             stream.pass_time(now)
             stream.datasets = list(dict.fromkeys(names))
-            if not stream.calls:
+            if not stream.calls and request.row_count:
                 stream.position, stream.end_row = position, request.first_row
             counts.open += not stream.calls
             stream.calls += 1
@@ -264,8 +282,12 @@ class CallActivity:
                 each.token_bytes += rows * frame.row_bytes
         self._is_sending, self._since = False, now
 
-    def end(self) -> None:
-        """The call ends, at any point."""
+    def end(self, *, is_last: bool) -> Stream | None:
+        """The call ends, at any point.
+
+        is_last: whether it was answered, and no other follows.  Returns: the stream, if that was
+        its end.
+        """
         with self._lock:
             stream = self._stream
             stream.pass_time(time.monotonic())
@@ -274,4 +296,10 @@ class CallActivity:
             else:
                 stream.making -= 1
             stream.calls -= 1
+            stream.is_last |= is_last
+            if not stream.is_listed:
+                return None
             self._counts.open -= not stream.calls
+            has_ended = stream.is_last and not (stream.calls or stream.has_ended)
+            stream.has_ended |= has_ended
+            return stream if has_ended else None

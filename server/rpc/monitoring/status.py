@@ -184,6 +184,8 @@ def _stream(seen: StreamSeen) -> pb.StreamStatus:
         calls=seen.calls,
         age_seconds=seen.age_seconds,
         idle_seconds=seen.idle_seconds,
+        trainer_sample=seen.trainer_sample,
+        has_ended=seen.is_last,
     )
 
 

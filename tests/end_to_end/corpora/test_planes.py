@@ -31,7 +31,7 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import Expected, StreamRequest, to_message
+from tokenfeed.wire.request import Expected, Hints, StreamRequest, to_message
 from tokenfeed.wire.row_block import RowBlock
 
 B, T = 3, 7
@@ -88,7 +88,7 @@ def request_of(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
     request = StreamRequest(SPEC, POSITION, 4, first_row=1, end_sample=50)
     fingerprints = tuple((kind, store.planes[kind]) for kind in KINDS)
     expected = Expected(SPEC.identity([Corpus(FINGERPRINT)]), 1, (bytes(32),), fingerprints)
-    message = to_message(request, expected, "run-17 rank 1")
+    message = to_message(request, expected, Hints("run-17 rank 1"))
     for name, value in fields.items():
         if isinstance(value, (int, str, bytes)):
             setattr(message, name, value)

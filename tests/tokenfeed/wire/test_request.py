@@ -30,6 +30,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import (
     CLIENT_NAME_MAX,
     Expected,
+    Hints,
     StreamRequest,
     from_message,
     require_size,
@@ -107,22 +108,38 @@ def expectations(draw: st.DrawFn, request: StreamRequest) -> Expected:
     )
 
 
-@given(request=requests(), data=st.data(), client_name=st.text(max_size=5))
+HINTS = st.builds(
+    Hints,
+    st.text(max_size=5),
+    st.none() | st.integers(0, SAMPLE_END),
+    is_last=st.booleans(),
+    is_tool=st.booleans(),
+)
+
+
+def largest(client_name: str) -> Hints:
+    """The hints of the longest request of a client."""
+    return Hints(client_name, SAMPLE_END, is_last=True, is_tool=True)
+
+
+@given(request=requests(), data=st.data(), hints=HINTS)
 def test_a_request_comes_back_from_its_message_as_it_was(
-    request: StreamRequest, data: st.DataObject, client_name: str
+    request: StreamRequest, data: st.DataObject, hints: Hints
 ) -> None:
     """A field that one side forgets would be a default on the other: other tokens, in silence."""
     expected = data.draw(expectations(request))
 
-    sent = to_message(request, expected, client_name).SerializeToString()
+    sent = to_message(request, expected, hints).SerializeToString()
 
-    assert from_message(pb.GetBatchRequest.FromString(sent)) == (request, expected)
+    received = pb.GetBatchRequest.FromString(sent)
+    assert from_message(received) == (request, expected)
+    assert Hints.of(received) == hints
 
 
 @given(request=requests())
 def test_every_field_is_on_the_wire_as_it_was_asked_for(request: StreamRequest) -> None:
     """Both directions could agree with each other and not with the contract."""
-    message = to_message(request, Expected(), "somebody")
+    message = to_message(request, Expected(), Hints("somebody"))
 
     position, spec = request.position, request.spec
     assert (message.batch_size, message.context_length) == (
@@ -701,7 +718,7 @@ def test_a_stream_whose_first_request_passes_has_no_later_one_that_is_too_long(
     )
     planes = tuple((kind, bytes(32)) for kind in request.spec.planes)
     expected = Expected(bytes(32), 1, (bytes(32),) * len(request.spec.sources), planes)
-    size_bytes = to_message(later, expected, client_name).ByteSize()
+    size_bytes = to_message(later, expected, largest(client_name)).ByteSize()
 
     with pytest.raises(LimitExceeded, match=r"^request: "):
         require_size(request, pb.Limits(request_bytes_max=size_bytes - 1), client_name)
@@ -715,7 +732,7 @@ def test_the_longest_request_of_a_stream_counts_when_its_first_one_is_measured()
     expected = Expected(
         bytes(32), 1, (bytes(32),), tuple((kind, bytes(32)) for kind in spec.planes)
     )
-    size_bytes = to_message(later, expected, "somebody").ByteSize()
+    size_bytes = to_message(later, expected, largest("somebody")).ByteSize()
 
     with pytest.raises(LimitExceeded, match=r"^request: "):
         require_size(first, pb.Limits(request_bytes_max=size_bytes - 1), "somebody")

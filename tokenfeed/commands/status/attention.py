@@ -186,7 +186,7 @@ def _silent(streams: Sequence[pb.StreamStatus]) -> str:
     verb = "has" if len(streams) == 1 else "have"
     return (
         f"{verb} asked for nothing for {_longest(streams)}, longer than the rows last that it was "
-        "sent. The trainer has ended, or hangs."
+        "sent. The trainer was killed, or hangs."
     )
 
 

@@ -95,7 +95,7 @@ def _replaced(streams: Sequence[pb.StreamStatus]) -> Iterable[int]:
         places.sort(key=lambda place: streams[place].age_seconds)
         for newer, older in itertools.pairwise(places):
             ended_ago = streams[older].idle_seconds
-            if not streams[older].calls and (
+            if not (streams[older].calls or streams[older].has_ended) and (
                 streams[newer].age_seconds <= ended_ago + _HANDOVER_SECONDS
             ):
                 yield older

@@ -45,6 +45,7 @@ class State(Enum):
     READING = ("reads", Level.NOTICE)
     SATISFIED = ("has enough", Level.NOTICE)
     REPLACED = ("reconnected", Level.NOTICE)
+    ENDED = ("has ended", Level.NOTICE)
 
     def __init__(self, label: str, level: Level) -> None:
         """Keep both."""
@@ -69,6 +70,8 @@ def usual_sample(streams: Sequence[pb.StreamStatus]) -> int:
 
 
 def _state(stream: pb.StreamStatus, samples_behind: int = 0) -> State:
+    if stream.has_ended:
+        return State.ENDED
     if stream.calls and stream.idle_seconds > _STALL_SECONDS:
         if stream.waits_for_client >= stream.waits_for_server:
             return State.STALLED

@@ -115,9 +115,12 @@ def settings_of(stream: pb.StreamStatus) -> str:
     return f"{printable(stream.order)} T={stream.context_length} B={stream.batch_size}"
 
 
-def progress_of(stream: pb.StreamStatus) -> tuple[str, str, str, str, str, str]:
-    """Return sample, rate, both waits, idle time and age of a stream."""
+def progress_of(stream: pb.StreamStatus) -> tuple[str, ...]:
+    """Return where its trainer is, what was sent to it, rate, both waits, idle time and age of a
+    stream.
+    """
     return (
+        f"{stream.trainer_sample:,}" if stream.HasField("trainer_sample") else "unknown",
         f"{stream.next_sample:,}",
         amount(stream.tokens_per_second),
         share(stream.waits_for_server),

@@ -38,7 +38,7 @@ STREAM_COLUMNS: Sequence[Column] = (
     ("Client", "name", "the name that the client gave itself, and its address"),
     ("Rank", "number", "data-parallel rank, of the world size"),
     ("Reads", "", "dataset, or those of a mixture; order, context length T, batch size B"),
-    ("Sample", "number", "sample index of the row after the last one that was sent"),
+    ("Sample", "number", "what its trainer got next when it last asked; and what was sent"),
     ("Tokens/s", "number", "tokens sent, averaged over 10 s"),
     ("Waits for us", "number", "share of the last 10 s in which the server made a frame for it"),
     ("We wait for it", "number", "share in which a frame was ready that it had not taken"),
@@ -94,12 +94,14 @@ def stream_row(seen: SeenStream) -> str:
     """Return the row of a stream."""
     stream, state = seen.status, seen.state
     address = escape(words.address(stream.address))
+    trainer_sample, next_sample, *progress = words.progress_of(stream)
     cells = (
         f"{MARKS[state.level]} {state.label}",
         f"{_text(stream.client_name) or 'no name'}<small>{address}</small>",
         f"{stream.rank:,} of {stream.world_size:,}",
         f"{escape(words.data_of(stream))}<small>{escape(words.settings_of(stream))}</small>",
-        *words.progress_of(stream),
+        f"{trainer_sample}<small>sent to {next_sample}</small>",
+        *progress,
     )
     return _row(state.level, STREAM_COLUMNS, cells, state.name.lower())
 

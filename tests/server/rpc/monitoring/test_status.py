@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -12,8 +16,9 @@ import pytest
 
 from client import Mixture, NumpyBatches
 from server.rpc.monitoring.status import _is_local
-from tests.conftest import Serve, WriteTokens
-from tests.support.waiting import eventually
+from tests.conftest import ROOT, Serve, WriteTokens
+from tests.support.commands import run
+from tests.support.waiting import eventually, least_seconds
 from tokenfeed import __version__
 from tokenfeed.v1 import status_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2
@@ -78,6 +83,135 @@ def test_datasets_and_streams_are_told(serve: Serve, two: list[Path]) -> None:
     # Rank 3 of 8 with batches of 8: row r of batch k is sample 64 k + 24 + r.
     assert stream.next_sample == 64 * 3 + 24
     assert val.token_bytes == 2 * (T + 1) * 3 * B
+
+
+def stream_states(address: str) -> list[tuple[str, bool]]:
+    """Name and end of each stream."""
+    return [(one.client_name, one.has_ended) for one in ask(address).streams]
+
+
+def test_a_feed_that_has_all_its_batches_has_ended(serve: Serve, two: list[Path]) -> None:
+    """Else its silence would look like that of a trainer that hangs."""
+    server = serve("--data", two[0])
+
+    with NumpyBatches(server.address, B, T, num_batches=3, client_name="short") as feed:
+        assert len(list(feed)) == 3
+        assert eventually(lambda: stream_states(server.address) == [("short", True)])
+        assert not ask(server.address).streams[0].HasField("trainer_sample")
+    assert "reason=finished" in server.stderr
+    assert ask(server.address).streams_open == 0
+
+
+@pytest.mark.parametrize("ends", ["close", "with", "collected"])
+def test_a_feed_that_is_closed_early_says_so_and_where_its_trainer_was(
+    serve: Serve, two: list[Path], ends: str
+) -> None:
+    """Its server has sent more than the trainer has got. A killed one says nothing."""
+    server = serve("--data", two[0])
+    feed = NumpyBatches(server.address, B, T, client_name="early")
+    for _ in range(5):
+        next(feed)
+    assert stream_states(server.address) == [("early", False)]
+
+    if ends == "with":
+        with feed:
+            pass
+    elif ends == "close":
+        feed.close()
+    del feed
+    assert eventually(lambda: stream_states(server.address) == [("early", True)])
+    (stream,) = ask(server.address).streams
+    assert stream.trainer_sample == 5 * B
+    assert stream.next_sample >= 5 * B
+
+
+def test_a_client_that_is_killed_has_not_ended(serve: Serve, two: list[Path]) -> None:
+    """It may come back, and somebody should look."""
+    server = serve("--data", two[0])
+    code = (
+        "import sys, time; from client import NumpyBatches; "
+        f"feed = NumpyBatches({server.address!r}, {B}, {T}, client_name='killed'); "
+        "next(feed); print('read', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "read\n"
+        process.kill()
+
+    assert eventually(lambda: ask(server.address).streams[0].calls == 0)
+    assert stream_states(server.address) == [("killed", False)]
+
+
+def test_a_trainer_that_goes_on_after_its_end_is_listed_again(
+    serve: Serve, two: list[Path]
+) -> None:
+    """An evaluation reads all its rows, and reads them again an hour later."""
+    server = serve("--data", two[0])
+
+    with NumpyBatches(server.address, B, T, num_batches=3) as feed:
+        state = feed.state_dict()
+        list(feed)
+        assert eventually(lambda: ask(server.address).streams[0].has_ended)
+        feed.load_state_dict(state)
+        list(feed)
+        assert eventually(lambda: ask(server.address).streams[0].rows == 2 * 3 * B)
+    assert server.stderr.count("stream opened") == 2
+    assert server.stderr.count("reason=finished") == 2
+
+
+def test_where_a_trainer_is_follows_what_it_takes(serve: Serve, two: list[Path]) -> None:
+    """Not only what was sent ahead of it."""
+    server = serve("--data", two[0])
+
+    with NumpyBatches(server.address, B, T, prefetch_bytes=8 * 2 * B * (T + 1)) as feed:
+        for taken in (40, 80):
+            for _ in range(40):
+                next(feed)
+            (stream,) = ask(server.address).streams
+            # It is told with each request for half of the 8 batches that are prefetched.
+            assert (taken - 9) * B <= stream.trainer_sample <= taken * B
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("doctor", "--seconds", "0.1"),
+        ("show", "--context-length", "8"),
+        ("explain", "--context-length", "8", "--sample", "3"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_tools_are_no_trainers(serve: Serve, two: list[Path], command: tuple[str, ...]) -> None:
+    """Nobody looks for a run called doctor."""
+    server = serve("--data", two[0])
+    rows = ask(server.address).datasets[0].rows
+
+    run("-m", "tokenfeed", *command, server.address)
+
+    found = ask(server.address)
+    assert (list(found.streams), found.streams_open) == ([], 0)
+    assert command[0] != "doctor" or found.datasets[0].rows > rows
+    assert "stream" not in server.stderr.replace("max_streams", "")
+
+
+def test_a_server_that_hangs_delays_no_close(serve: Serve, two: list[Path]) -> None:
+    """A goodbye that nobody hears."""
+    server = serve("--data", two[0])
+
+    def seconds() -> float:
+        feed = NumpyBatches(server.address, B, T)
+        next(feed)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            feed.close()
+            return time.monotonic() - began
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+
+    assert least_seconds(seconds, 1.0) < 1.0
 
 
 def test_a_mixture_is_told_with_the_datasets_of_its_stage(serve: Serve, two: list[Path]) -> None:

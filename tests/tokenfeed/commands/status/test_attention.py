@@ -218,8 +218,20 @@ def test_a_client_whose_rows_are_used_up_and_that_asks_for_nothing_is_a_warning(
     assert [seen.state for seen in judge(found).streams] == [State.SILENT, State.SATISFIED]
     assert points(found) == [
         "ended (10.0.0.0:41234) has asked for nothing for 5 min, longer than the rows last that it "
-        "was sent. The trainer has ended, or hangs."
+        "was sent. The trainer was killed, or hangs."
     ]
+
+
+def test_a_client_that_has_said_goodbye_needs_nobody() -> None:
+    """It is not silent, its rank is not behind, and a new run of its name has not replaced it."""
+    silent = {"calls": 0, "tokens_per_second": 0.0, "idle_seconds": 500.0}
+    ended = stream("run", 2, 4, next_sample=5, has_ended=True, address="ipv4:10.0.0.9:1", **silent)
+    found = status(streams=[*ranks(4), ended])
+
+    judgement = judge(found)
+
+    assert states(found)[4] is State.ENDED
+    assert not judgement.points
 
 
 def test_a_lost_dataset_is_the_first_point() -> None:

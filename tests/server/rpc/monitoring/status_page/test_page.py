@@ -91,7 +91,7 @@ def test_a_page_shows_what_an_operator_looks_for() -> None:
                 second_bytes=[1, 2, 3],
             )
         ],
-        streams=[stream("llama", 1, 2, datasets=["code"], age_seconds=5.0)],
+        streams=[stream("llama", 1, 2, datasets=["code"], age_seconds=5.0, trainer_sample=987_000)],
         streams_open=1,
         refusals=[pb.Refusals(status="NOT_FOUND", reason="NotFound", count=1234)],
         evictions=7,
@@ -114,7 +114,7 @@ def test_a_page_shows_what_an_operator_looks_for() -> None:
         "llama 10.0.0.1:41234",
         "1 of 2",
         "code shuffled-1 T=2048 B=32",
-        "1,000,000",
+        "987,000 sent to 1,000,000",
         "70.0 k",
         "10 %",
         "0 %",
