@@ -17,9 +17,10 @@ import grpc
 import numpy as np
 
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
+from client.feed.options import PREFETCH_BYTES
 from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
-from client.stream.row_stream import PREFETCH_BYTES, RowStream
+from client.stream.row_stream import RowStream
 from client.transport import channel as client_channel
 from client.transport.timeouts import Timeouts
 from tokenfeed.sampling import orders

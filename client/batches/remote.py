@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import torch
 from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.sampling import orders
 
 from ..device.host_transfer import Transfer
 from ..device.loaders import require_own_batches
@@ -17,13 +17,30 @@ from ..device.transfer import indexed, transfer_for, usable_device
 from ..device.widening import WIDE_NUMPY, Batch, require_fits
 from ..feed.epochs import Epoch
 from ..feed.feed import Feed
-from ..feed.mixture.recipe import Mixture
-from ..feed.ranks.coordinates import Group
-from ..stream.row_stream import PREFETCH_BYTES
-from ..stream.wanted_planes import LossMask
+from ..feed.options import FeedOptions, Option, checked, takes, unchecked
 from ..transport.addresses import Targets
-from ..transport.credentials import Credentials
-from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+def _wide(name: str, value: torch.dtype) -> torch.dtype:
+    if value not in WIDE_NUMPY:
+        raise InvalidRequest(name, f"{value} is neither torch.int64 nor torch.int32")
+    return value
+
+
+class DeviceOptions(TypedDict, total=False):
+    """The arguments of feeds of tensors."""
+
+    device: Annotated[torch.device | str, Option("cpu", unchecked, "is where x and y arrive.")]
+    x_dtype: Annotated[
+        torch.dtype, Option(torch.int64, _wide, "is torch.int64 or torch.int32; y is int64.")
+    ]
+
+
+class RemoteOptions(DeviceOptions, FeedOptions, total=False):
+    """The arguments of RemoteBatches."""
 
 
 class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset[Batch]):
@@ -41,104 +58,34 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
     `close`.
     """
 
+    @takes(RemoteOptions)
     def __init__(
         self,
         target: Targets,
         batch_size: int,
         context_length: int,
-        *,
-        device: torch.device | str = "cpu",
-        x_dtype: torch.dtype = torch.int64,
-        seed: int = 0,
-        dataset: str | None = None,
-        mixture: Mixture | Mapping[str, float] | None = None,
-        fingerprint: str | None = None,
-        order: str = orders.DEFAULT_OF_FEEDS,
-        long: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        group: Group | None = None,
-        loss_mask: LossMask = "apply",
-        mask_borders: bool = False,
-        start_step: int = 0,
-        start_sample: int | None = None,
-        num_batches: int | None = None,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-        credentials: Credentials | None = None,
-        client_name: str | None = None,
+        **options: Unpack[RemoteOptions],
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
-        target: "HOST:PORT" or "unix:PATH", or several servers of the same corpus (replicas): a
+        target is "HOST:PORT" or "unix:PATH", or several servers of the same corpus (replicas): a
         sequence of these, or "dns:///HOST:PORT" for all addresses of a name. Or local files, read
         in this process without a server: "file:PATH", where PATH is a file, a glob or a folder;
         "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two.
-        batch_size: rows per rank, in [1, 2^20].  context_length: tokens of x, in [1, longest
-        file).  x_dtype: torch.int64 or torch.int32.
-        seed: in [0, 2^64).  dataset: its name; optional if the server has only one.
-        mixture: weights of several datasets instead, {"web": 0.7, "code": 0.3}, or a Mixture: of
-        weights that change, and of sources with orders and seeds of their own.
-        fingerprint: 64 hexadecimal digits, as `tokenfeed describe` prints them. A server with
-        another corpus is refused. Without it, the client accepts the corpus of the first server
-        that answers, and the ranks of a process group compare their corpora.
-        order: "shuffled" or "sequential" (each window once per epoch, one epoch after another), or
-        "random" (any window, with replacement). Over documents, which have to be known: "packed"
-        (rows of whole pieces of documents, each once per epoch) or "padded" (one piece a row).
-        Their y is -100 at padding and where the next piece begins.
-        long: what "padded" does with documents longer than a row: "cut" into pieces (the default),
-        "drop" or "truncate".
-        rank, world_size: data-parallel coordinates.  group: a ProcessGroup or 1-D DeviceMesh that
-        has them.  By default those of torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
-        loss_mask: "apply" (where a corpus has a loss mask, y is -100 at tokens that it masks, so
-        that a loss ignores them) or "ignore" (every token is a target).
-        mask_borders: whether y is -100 too where its token begins another document than that of x.
-        The documents of all datasets have to be known.
-        start_step: batches of all ranks to begin after, at this batch size and world size.
-        start_sample: the same as a sample index, independent of both sizes.  num_batches: length
-        of the stream from there on; None is endless.
-        prefetch_bytes: host memory for prefetched rows. With local files at most 8 MiB of it are
-        used, but at least two batches, and 0 reads them without a thread.
-        timeouts: for one server, and for all servers together.  credentials: TLS files and a bearer
-        token. Each field that is None comes from the environment (TOKENFEED_TLS_CA, and so on; see
-        Credentials). Without tls_ca the connection is plaintext.
-        client_name: name of this client in server logs, printable text of up to 128 characters,
-        such as "run-17 rank 3". By default the machine's name and the rank.
+        batch_size counts rows per rank, in [1, 2^20].
+        context_length counts tokens of x, in [1, longest file).
 
         Raises: InvalidRequest, SamplesExhausted or NotFound (order), naming the argument and its
         limit.
         Iterating raises RequestError if the server refuses, CorpusError, and Unreachable after
         timeouts.reconnect_seconds.
         """
-        if x_dtype not in WIDE_NUMPY:
-            raise InvalidRequest("x_dtype", f"{x_dtype} is neither torch.int64 nor torch.int32")
+        own = checked(RemoteOptions, options, "RemoteBatches")
         # Before the feed is counted as one that all ranks have.
-        self._device = usable_device(device)
-        self._x_dtype = x_dtype
+        self._device = usable_device(own["device"])
+        self._x_dtype = own["x_dtype"]
         super().__init__(
-            target,
-            batch_size,
-            context_length,
-            seed=seed,
-            dataset=dataset,
-            mixture=mixture,
-            fingerprint=fingerprint,
-            order=order,
-            long=long,
-            rank=rank,
-            world_size=world_size,
-            group=group,
-            loss_mask=loss_mask,
-            mask_borders=mask_borders,
-            start_step=start_step,
-            start_sample=start_sample,
-            num_batches=num_batches,
-            prefetch_bytes=prefetch_bytes,
-            timeouts=timeouts,
-            credentials=credentials,
-            client_name=client_name,
-            rich_batch=RichBatch,
-            epoch=TorchEpoch,
+            target, batch_size, context_length, own, rich_batch=RichBatch, epoch=TorchEpoch
         )
 
     def __iter__(self) -> RemoteBatches:

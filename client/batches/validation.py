@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
@@ -13,37 +12,30 @@ from tokenfeed.errors import InvalidRequest
 from ..device.loaders import require_own_batches
 from ..device.widening import Batch
 from ..feed.mixture.recipe import Mixture
-from ..feed.ranks.coordinates import Group
+from ..feed.options import SharedOptions, checked, takes
 from ..feed.stats import FeedStats
 from ..runtime.arguments import shown, text
-from ..stream.row_stream import PREFETCH_BYTES
-from ..stream.wanted_planes import LossMask
 from ..transport.addresses import Targets
-from ..transport.credentials import Credentials
-from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .remote import RemoteBatches
+from .remote import DeviceOptions, RemoteBatches
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+_ORDER = "sequential"
+"""An evaluation reads the windows in the order of the corpus, unless it is asked for another."""
 
 
+class ValidationOptions(DeviceOptions, SharedOptions, total=False):
+    """The arguments of validation feeds."""
+
+
+@takes(ValidationOptions, order=_ORDER)
 def validation_feeds(
     target: Targets,
     batch_size: int,
     context_length: int,
     sources: Iterable[str] | Mixture,
-    *,
-    device: torch.device | str = "cpu",
-    x_dtype: torch.dtype = torch.int64,
-    order: str = "sequential",
-    long: str | None = None,
-    seed: int = 0,
-    rank: int | None = None,
-    world_size: int | None = None,
-    group: Group | None = None,
-    loss_mask: LossMask = "apply",
-    mask_borders: bool = False,
-    prefetch_bytes: int = PREFETCH_BYTES,
-    timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    credentials: Credentials | None = None,
-    client_name: str | None = None,
+    **options: Unpack[ValidationOptions],
 ) -> ValidationFeeds:
     """Return a feed for each of several datasets, to evaluate a model on each by itself; does no
     I/O.
@@ -57,36 +49,19 @@ def validation_feeds(
     number of batches. Rows that fill up the last batch have y = -100 throughout, so that a loss
     ignores them. A feed connects when it is first read, and between two evaluations it has no open
     stream. Servers with another corpus than at its first evaluation are refused.
-    sources: the names of the datasets; also a mapping that has them as keys, such as the weights of
-    a mixture, or a Mixture, of which these are all sources.
-    order: "sequential", or "shuffled": then the first batches are a sample of the dataset; "padded"
-    for one document a row, or "packed".
-    All other arguments: as for RemoteBatches.
+    With order="shuffled" the first batches are a sample of the dataset.
+
+    target, batch_size and context_length mean what they do for RemoteBatches.
+    sources has the names of the datasets; also as a mapping that has them as keys, such as the
+    weights of a mixture, or as a Mixture, of which these are all sources.
     Raises: InvalidRequest or NotFound (order), naming the argument and its limit. Iterating raises
     NotFound for a dataset that is not served, and else like RemoteBatches.
     """
+    given: ValidationOptions = {"order": _ORDER, **options}
+    checked(ValidationOptions, given, "validation_feeds")
     return ValidationFeeds(
         {
-            name: RemoteBatches(
-                target,
-                batch_size,
-                context_length,
-                device=device,
-                x_dtype=x_dtype,
-                seed=seed,
-                dataset=name,
-                order=order,
-                long=long,
-                rank=rank,
-                world_size=world_size,
-                group=group,
-                loss_mask=loss_mask,
-                mask_borders=mask_borders,
-                prefetch_bytes=prefetch_bytes,
-                timeouts=timeouts,
-                credentials=credentials,
-                client_name=client_name,
-            )
+            name: RemoteBatches(target, batch_size, context_length, dataset=name, **given)
             for name in _names(sources)
         }
     )

@@ -47,7 +47,9 @@ _GREATEST = {2: _greatest(np.int32), 4: _greatest(np.int64)}
 
 
 class TargetWatch:
-    """Warns of rows without a target: a batch of nothing else has a loss that is no number."""
+    """Warns of rows of documents without a target, and of a batch without any: its mean loss is not
+    a number.
+    """
 
     def __init__(self) -> None:
         """Begin without a warning; there are at most two, the second of a whole batch."""
@@ -62,7 +64,9 @@ class TargetWatch:
             return
         rows = sum(map(len, parts))
         found = sum(map(_rows_without_targets, parts))
-        if found == rows or (found and not self._warned_rows):
+        # Of windows, which fall anywhere, some have none.
+        are_documents = parts[0].token_counts is not None
+        if found == rows or (found and are_documents and not self._warned_rows):
             self._warned_rows = _WHOLE_BATCH if found == rows else found
             whole = "; the mean loss of a batch without a target is not a number"
             _LOG.warning(

@@ -17,17 +17,13 @@ from tokenfeed.stream.position import SAMPLE_END
 from ..device.host_transfer import Pair
 from ..local.choice import open_target
 from ..runtime import arguments
-from ..stream.wanted_planes import LossMask
 from ..transport.addresses import Targets
-from ..transport.credentials import Credentials
-from ..transport.timeouts import Timeouts
 from .delivery import Delivery
 from .epochs import TAILS, Tail, planned_epoch
 from .history import as_dicts
-from .mixture.recipe import Mixture
-from .ranks.coordinates import Group
+from .options import FeedOptions
 from .stats import FeedPosition, FeedStats, stats_of
-from .streamed.asked import asked_prefetch, asked_ranks, asked_stream, require_timeouts
+from .streamed.asked import asked_stream
 from .streamed.changes import Changed, change_together
 from .streamed.loading import loaded
 
@@ -50,64 +46,31 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         target: Targets,
         batch_size: int,
         context_length: int,
+        options: FeedOptions,
         *,
-        seed: int,
-        dataset: str | None,
-        mixture: Mixture | Mapping[str, float] | None,
-        fingerprint: str | None,
-        order: str,
-        long: str | None,
-        rank: int | None,
-        world_size: int | None,
-        group: Group | None,
-        loss_mask: LossMask,
-        mask_borders: bool,
-        start_step: int,
-        start_sample: int | None,
-        num_batches: int | None,
-        prefetch_bytes: int,
-        timeouts: Timeouts,
-        credentials: Credentials | None,
-        client_name: str | None,
         rich_batch: Callable[..., Rich],
         epoch: Callable[..., OneEpoch],
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
-        rich_batch, epoch: constructors, with the arguments of BatchAttributes and Epoch.  The other
-        arguments, and Raises: as for RemoteBatches.
+        options: all of them, as `checked` returns them.  rich_batch, epoch: constructors, with the
+        arguments of BatchAttributes and Epoch.  The other arguments, and Raises: as for
+        RemoteBatches.
         """
-        asked = asked_stream(
-            batch_size,
-            context_length,
-            seed=seed,
-            dataset=dataset,
-            mixture=mixture,
-            fingerprint=fingerprint,
-            order=order,
-            long=long,
-            ranks=asked_ranks(rank, world_size, group),
-            loss_mask=loss_mask,
-            mask_borders=mask_borders,
-            start_step=start_step,
-            start_sample=start_sample,
-            num_batches=num_batches,
-        )
-        prefetch_bytes = asked_prefetch(prefetch_bytes)
-        require_timeouts(timeouts)
+        asked = asked_stream(batch_size, context_length, options)
         self._definition = asked.schedule
         self._agreement = asked.agreement(target)
         open_dataset = partial(
             open_target,
             target,
-            timeouts=timeouts,
-            credentials=credentials,
-            client_name=arguments.name_of_client(client_name, asked.ranks.rank),
+            timeouts=options["timeouts"],
+            credentials=options["credentials"],
+            client_name=arguments.name_of_client(options["client_name"], asked.ranks.rank),
             planes=asked.planes,
         )
         source = open_dataset(
             asked.request,
-            fingerprint=arguments.hash_digits("fingerprint", fingerprint),
+            fingerprint=arguments.hash_digits("fingerprint", options["fingerprint"]),
             agreement=self._agreement,
         )
         source.end_with(self)
@@ -115,7 +78,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             asked.stream(source, open_dataset),
             masks=asked.planes.masking,
             end_sample=asked.end_sample,
-            prefetch_bytes=prefetch_bytes,
+            prefetch_bytes=options["prefetch_bytes"],
             rich_batch=rich_batch,
         )
         self._epoch = epoch

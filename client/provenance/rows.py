@@ -10,10 +10,10 @@ import numpy.typing as npt
 from tokenfeed.errors import BadFrame, Deleted
 from tokenfeed.stream.spec import StreamSpec
 
+from ..feed.options import PREFETCH_BYTES
 from ..local.choice import open_to_look
 from ..local.provenance import QUESTION_SECONDS
 from ..runtime.counters import Counters
-from ..stream.row_stream import PREFETCH_BYTES
 from .asking import stream_request
 
 Tokens = npt.NDArray[np.unsignedinteger]

@@ -27,11 +27,6 @@ from .dataset_client import DatasetClient
 from .known_stream import KnownStream
 from .wanted_planes import require_valid
 
-PREFETCH_BYTES = 32 << 20
-"""Two calls of 16 frames: one is read, one is requested ahead. As fast as one endless stream. A
-second call that is requested later saves nothing, and costs a fifth of the rate with 10 ms of round
-trip: docs/decisions/0018-hot-path.md.
-"""
 _WATCH_SECONDS = 0.5
 _GOODBYE_SECONDS = 0.2
 """How long a server may take to hear that a feed has ended. `close` waits for it."""

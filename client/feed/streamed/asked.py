@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
-from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from ...runtime import arguments
-from ...stream.wanted_planes import LOSS_MASKS, LossMask, WantedPlanes
+from ...stream.wanted_planes import WantedPlanes
 from ...transport.addresses import Targets
-from ...transport.timeouts import Timeouts
 from ..cursor import Cursor
 from ..mixture.recipe import Mixture, long_argument
 from ..mixture.schedule import Schedule
+from ..options import FeedOptions
 from ..ranks.agreement import RankAgreement, rank_agreement
-from ..ranks.coordinates import DataParallel, Group, data_parallel
+from ..ranks.coordinates import DataParallel, data_parallel
 from ..redactions import Planned, planned_for
 from .dataset import StreamedDataset
 from .feed_stream import FeedStream
@@ -64,34 +64,17 @@ class AskedStream(NamedTuple):
         )
 
 
-def asked_stream(
-    batch_size: int,
-    context_length: int,
-    *,
-    seed: int,
-    dataset: str | None,
-    mixture: Mixture | Mapping[str, float] | None,
-    fingerprint: str | None,
-    order: str,
-    long: str | None,
-    ranks: DataParallel,
-    loss_mask: LossMask,
-    mask_borders: bool,
-    start_step: int,
-    start_sample: int | None,
-    num_batches: int | None,
-) -> AskedStream:
-    """Check the arguments of a feed, and return what it is asked for.
+def asked_stream(batch_size: int, context_length: int, options: FeedOptions) -> AskedStream:
+    """Return what a feed is asked for.
 
-    ranks: as of `asked_ranks`.  The other arguments, and Raises: as for RemoteBatches.
+    options: all of them, checked.  The other arguments, and Raises: as for RemoteBatches.
     """
     batch_size = arguments.integer("batch_size", batch_size)
-    num_batches = arguments.optional_integer("num_batches", num_batches)
-    order = orders.latest(arguments.text("order", order)).NAME
-    long_documents = long_argument(order, long)
-    seed = arguments.integer("seed", seed)
     context_length = arguments.integer("context_length", context_length)
-    dataset = arguments.text("dataset", dataset)
+    order, seed, dataset = options["order"], options["seed"], options["dataset"] or ""
+    long_documents = long_argument(order, options["long"])
+    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
+    mixture = options["mixture"]
     schedule: Schedule | None = None
     redactions: Planned = ()
     if mixture is None:
@@ -99,7 +82,7 @@ def asked_stream(
             dataset, orders.find(order), seed, context_length, (), long_documents
         )
     else:
-        mixture = _asked_mixture(mixture, dataset, fingerprint)
+        mixture = _asked_mixture(mixture, dataset, options["fingerprint"])
         schedule = mixture.schedule(context_length, order, seed, long_documents)
         redactions = mixture.planned_redactions(context_length)
         spec = planned_for(schedule.spec(), redactions)
@@ -107,38 +90,16 @@ def asked_stream(
     request = StreamRequest(
         spec,
         arguments.first_position(
-            start_step, start_sample, Position(0, batch_size, ranks.rank, ranks.world_size)
+            options["start_step"],
+            options["start_sample"],
+            Position(0, batch_size, ranks.rank, ranks.world_size),
         ),
-        num_batches,
+        options["num_batches"],
     )
     planes = WantedPlanes(
-        loss_mask=arguments.one_of("loss_mask", loss_mask, LOSS_MASKS) == "apply",
-        document_starts=arguments.flag("mask_borders", mask_borders),
+        loss_mask=options["loss_mask"] == "apply", document_starts=options["mask_borders"]
     )
     return AskedStream(request, ranks, planes, schedule, redactions)
-
-
-def asked_ranks(rank: int | None, world_size: int | None, group: Group | None) -> DataParallel:
-    """Return the data-parallel coordinates.  The arguments, and Raises: as for RemoteBatches."""
-    return data_parallel(
-        arguments.optional_integer("rank", rank),
-        arguments.optional_integer("world_size", world_size),
-        group,
-    )
-
-
-def asked_prefetch(prefetch_bytes: int) -> int:
-    """Return the memory for prefetched rows.  Raises: InvalidRequest."""
-    prefetch_bytes = arguments.integer("prefetch_bytes", prefetch_bytes)
-    require_range("prefetch_bytes", prefetch_bytes, 0, 1 << 63)
-    return prefetch_bytes
-
-
-def require_timeouts(timeouts: object) -> None:
-    """Raise InvalidRequest unless these are timeouts."""
-    if not isinstance(timeouts, Timeouts):
-        problem = f"{timeouts!r} is not valid; pass tokenfeed.Timeouts(...)"
-        raise InvalidRequest("timeouts", problem)
 
 
 def _asked_mixture(
