@@ -176,12 +176,6 @@ def _add_plan_files(add: _Add) -> None:
         help='as load_state_dict(state, allow=("mixture",))',
     )
     add(
-        "--write",
-        metavar="PATH",
-        help="write a new file with the mixture that goes on without each source from the block on "
-        "that it cannot fill; nothing is written, and the exit code is 0, if none is exhausted",
-    )
-    add(
         "--plot",
         metavar="PATH",
         help="draw the shares into a PNG file, in place of an older one; needs matplotlib",

@@ -22,8 +22,7 @@ class Report:
     max_epochs: of sources, by the names of their datasets.  tokens: as they were asked for.
     global_batch_size: rows of a step of all ranks; None is unknown.  seen: of each source, by the
     history of a state; None without one.  first_batch: of that history, above 0 if older ones
-    were dropped.  written: the file that was written; None if none was.  asked_to_write: whether
-    one was asked for.  target_shares: of each source, the share of the positions of x that have a
+    were dropped.  target_shares: of each source, the share of the positions of x that have a
     target, before any loss mask: 1 for windows.
     """
 
@@ -33,8 +32,6 @@ class Report:
     global_batch_size: int | None
     seen: Mapping[str, SourceStats] | None
     first_batch: int
-    written: str | None
-    asked_to_write: bool
     target_shares: Sequence[Fraction]
 
     def text(self) -> str:
@@ -72,7 +69,6 @@ class Report:
             "stages": [self._plain_stage(stage) for stage in planned.stages],
             "sources": {name: self._plain_source(index) for index, name in enumerate(names)},
             "smaller_blocks": self._plain_smaller_blocks(),
-            "written": self.written,
         }
 
     # --- text ---
@@ -178,10 +174,6 @@ class Report:
             yield f"nothing is left from sample {planned.first_sample:,} on"
         if not planned.exhausted:
             yield "no source is exhausted"
-        if self.written is not None:
-            yield f"written: {self.written}, which goes on without what is exhausted"
-        elif self.asked_to_write:
-            yield "nothing was written"
 
     def _amount(self, source: int, samples: int) -> tuple[str, str, str]:
         epochs = self.planned.epochs(source, samples)

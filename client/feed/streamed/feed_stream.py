@@ -188,9 +188,7 @@ class FeedStream:
             self.spec,
             self.schedule.max_epochs,
             self._rows_of_sources(),
-            sample=self.cursor.sample,
-            block=self.schedule.block,
-            rank=self.request.position.rank,
+            self.cursor.sample,
         )
 
     def source_stats(self, history: History, *, has_read: bool) -> dict[str, SourceStats]:

@@ -16,7 +16,6 @@ import pytest
 from client import Mixture, RemoteBatches
 from client.__main__ import main
 from tests.conftest import ROOT, Serve, WriteTokens
-from tests.support.offline import received_rows
 from tests.support.packed_corpora import random_lengths, write_corpus
 
 T, ROWS = 8, {"web": 60, "code": 40, "math": 10}
@@ -207,49 +206,6 @@ def test_smaller_blocks_do_what_the_plan_says(mixture: Path, target: str, plan: 
     assert found["smaller_blocks"] is None
 
 
-def test_the_written_mixture_goes_on_with_the_same_rows_before(
-    mixture: Path, target: str, tmp_path: Path, plan: Plan, capsys: Captured
-) -> None:
-    """A run that would have ended goes on, by a change of its file alone."""
-    written = tmp_path / "longer.toml"
-    words = ("--tokens", "1e4", "--context-length", T)
-
-    found = plan(mixture, *words, "--write", written, target)
-
-    assert found["written"] == str(written)
-    with RemoteBatches(target, 1, T, mixture=Mixture.load(mixture)) as feed:
-        short = received_rows(feed)
-        state = feed.state_dict()
-    with RemoteBatches(target, 1, T, mixture=Mixture.load(written), num_batches=500) as feed:
-        long = received_rows(feed)
-        sources = feed.stats().sources
-    assert len(short) == END
-    assert np.array_equal(long[:END], short)
-    assert len(long) == 500
-    assert sources["math"].samples == 40
-    with RemoteBatches(target, 1, T, mixture=Mixture.load(written), num_batches=500) as feed:
-        feed.load_state_dict(state)
-        assert np.array_equal(received_rows(feed), long[END:])
-    assert plan(written, *words, target)["ended_by"] is None
-    assert main(["plan", str(mixture), *map(str, words), "--write", str(written), target]) == 1
-    assert capsys.readouterr().err == (
-        f"error: --write: {written} exists already; pass another name\n"
-    )
-
-
-def test_nothing_is_written_if_no_source_is_exhausted(
-    mixture: Path, target: str, tmp_path: Path, capsys: Captured
-) -> None:
-    """The plan is right, so that is no error."""
-    written = tmp_path / "longer.toml"
-    words = ["--tokens", str(END * T), "--context-length", str(T), "--write", str(written)]
-
-    assert main(["plan", str(mixture), *words, target]) == 0
-
-    assert capsys.readouterr().out.endswith("\nno source is exhausted\nnothing was written\n")
-    assert not written.exists()
-
-
 def test_a_state_shows_what_was_seen_and_what_comes(
     mixture: Path, target: str, tmp_path: Path, plan: Plan, capsys: Captured
 ) -> None:
@@ -283,34 +239,6 @@ def test_a_state_shows_what_was_seen_and_what_comes(
     assert "\nseen before sample 225, by the history of the state:\n  source  samples" in text
     assert re.search(rf"\n  web +{web.samples} +{web.tokens} +{web.epochs:.2f}\n", text)
     assert re.search(r"\n  math .* 4\.40 +-\n", text)
-
-
-def test_a_mixture_that_goes_on_from_a_state_is_written_for_it(
-    mixture: Path, target: str, tmp_path: Path, plan: Plan
-) -> None:
-    """Its changes stay in the state, and the file has the rest."""
-    state, written = tmp_path / "state.json", tmp_path / "longer.toml"
-    with RemoteBatches(target, 1, T, mixture=Mixture.load(mixture)) as feed:
-        for _ in range(210):
-            next(feed)
-        feed.change_mixture({"math": 1, "web": 9}, at_sample=220)
-        saved = feed.state_dict()
-        state.write_text(json.dumps(saved))
-        short = received_rows(feed)
-
-    found = plan(mixture, "--state", state, "--tokens", "1e4", "--write", written, target)
-
-    assert found["end_sample"] == 210 + len(short)
-    assert found["ended_by"] == "math"
-    with RemoteBatches(target, 1, T, mixture=Mixture.load(written), num_batches=900) as feed:
-        feed.load_state_dict(saved)
-        long = received_rows(feed)
-        assert (
-            feed.stats().sources["math"].samples
-            == found["sources"]["math"]["seen"]["samples"] + found["sources"]["math"]["samples"]
-        )
-    assert len(long) == 900 - 210
-    assert np.array_equal(long[: len(short)], short)
 
 
 def test_a_state_that_another_mixture_goes_on_from_is_planned_if_that_is_allowed(
@@ -360,7 +288,6 @@ def test_a_state_that_another_mixture_goes_on_from_is_planned_if_that_is_allowed
         ("--state list.json --tokens 9", "--state: is list, not a dict; pass what state_dict()"),
         ("--state state.json --tokens 9", "--state: state.json is of one dataset, but only a"),
         ("mixture.toml --tokens 9 --plot plot.jpg", "--plot: plot.jpg does not end in .png"),
-        ("mixture.toml --tokens 9 --write none/x.toml", "none/x.toml: cannot be written: No such"),
     ],
 )
 def test_what_cannot_be_planned_ends_in_one_line(
@@ -382,8 +309,6 @@ def test_what_cannot_be_planned_ends_in_one_line(
         (folder / "state.json").write_text(json.dumps(feed.state_dict()))
     monkeypatch.chdir(folder)
     length = [] if "--context-length" in words else ["--context-length", str(T)]
-    if "--write" in words:
-        words = words.replace("--tokens 9", "--tokens 1e4")
 
     assert main(["plan", *words.split(), *length, target]) == 1
 
