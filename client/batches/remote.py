@@ -93,7 +93,7 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
 
         Raises: InvalidRequest for a loader that would turn these batches into others.
         """
-        require_own_batches(self._request.position.world_size)
+        require_own_batches(self._request.position.world_size, is_restored=self._cursor.restored)
         return self
 
     def copy_into(self, x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -127,5 +127,5 @@ class TorchEpoch(Epoch[torch.Tensor, RichBatch], IterableDataset[Batch]):
 
         Raises: InvalidRequest for a loader that would turn these batches into others.
         """
-        require_own_batches(self._world_size)
+        require_own_batches(self._world_size, is_restored=self._cursor.restored)
         return super().__iter__()

@@ -87,7 +87,7 @@ class WholeDataset(IterableDataset[Batch]):
         Raises: InvalidRequest for a loader that would turn these batches into others, and after
         `close`; NotFound if the servers do not have the dataset, and else like RemoteBatches.
         """
-        require_own_batches(1)  # the epoch takes this function for the loader
+        require_own_batches(1, is_restored=False)  # the epoch takes this function for the loader
         if self._closed:
             # An evaluation of no batch would go unnoticed, or divide by zero.
             raise InvalidRequest("validation_feeds", "are closed; create new ones")

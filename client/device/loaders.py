@@ -1,5 +1,5 @@
 """Refuses loaders that turn a feed's batches into others: torch's DataLoader if it collates, and
-accelerate if it distributes the batches of one rank among all.
+accelerate if it distributes the batches of one rank among all, or skips batches once more.
 
 Neither identifies itself to the dataset, so the stack frames of the caller are inspected, once per
 loop.
@@ -16,10 +16,11 @@ from torch.utils.data import default_collate
 from tokenfeed.errors import InvalidRequest
 
 
-def require_own_batches(world_size: int) -> None:
+def require_own_batches(world_size: int, *, is_restored: bool) -> None:
     """Raise InvalidRequest unless the loader that iterates keeps a rank's batches unchanged.
 
-    world_size: number of ranks; only with several ranks can batches be mixed up.  Call it in
+    world_size: number of ranks; only with several ranks can batches be mixed up.  is_restored:
+    whether the feed has loaded a state, so that no other position has to be restored.  Call it in
     `__iter__`.
     """
     reader = sys._getframe(1).f_back
@@ -29,8 +30,15 @@ def require_own_batches(world_size: int) -> None:
             "of the DataLoader has to be None: the feed already makes whole batches, and the "
             "DataLoader would add a dimension",
         )
-    while world_size > 1 and reader is not None:
-        if (processes := _processes_served(reader)) > 1:
+    while (world_size > 1 or is_restored) and reader is not None:
+        if is_restored and (skipped := _batches_skipped(reader)):
+            raise InvalidRequest(
+                "ignore_data_skip",
+                f"has to be True: accelerate would skip {skipped} batches, but the state that this "
+                "feed has loaded is behind them already. Pass ignore_data_skip=True to the "
+                "Trainer, or do not call skip_first_batches",
+            )
+        if world_size > 1 and (processes := _processes_served(reader)) > 1:
             raise InvalidRequest(
                 "prepare",
                 f"of accelerate would distribute this rank's batches among {processes} processes, "
@@ -58,6 +66,11 @@ def _processes_served(reader: FrameType) -> int:
     if type(loader).__name__ == "IterableDatasetShard":
         return int(loader.num_processes)
     return 1
+
+
+def _batches_skipped(reader: FrameType) -> int:
+    """Return how many batches accelerate will skip of what a frame reads."""
+    return int(getattr(_self_in(reader, "accelerate.data_loader"), "skip_batches", 0))
 
 
 def _self_in(frame: FrameType, module: str) -> Any:

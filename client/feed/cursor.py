@@ -37,10 +37,11 @@ class Cursor:
     replaced in one assignment: other threads and signal handlers read a consistent value, and an
     interrupt comes before or after the assignment.
     generation: incremented by each move; an epoch compares it.  repositioned: whether a loaded
-    state, `skip`, `start_sample` or `next` has set the position.
+    state, `skip`, `start_sample` or `next` has set the position.  restored: whether a loaded state
+    has, and no batch was delivered since.
     """
 
-    __slots__ = ("_position", "_stride", "current", "generation", "repositioned")
+    __slots__ = ("_position", "_stride", "current", "generation", "repositioned", "restored")
 
     def __init__(self, position: Position) -> None:
         """position: where the feed begins; its batch size and ranks apply to all batches."""
@@ -49,6 +50,7 @@ class Cursor:
         self.current = position.first_sample, OpenRun(position.first_sample, 0, History())
         self.generation = 0
         self.repositioned = True
+        self.restored = False
 
     @property
     def sample(self) -> int:
@@ -79,6 +81,7 @@ class Cursor:
         """Move to a sample.  history: of a loaded state; None keeps the current one."""
         self.generation += 1
         self.repositioned = True
+        self.restored = history is not None
         self.skip_to(sample, history)
 
     def moved(self, sample: int, history: History | None = None) -> Cursor:
@@ -132,6 +135,7 @@ class Cursor:
         `current` is assigned last: an interrupt before that loses no batch.
         """
         self.repositioned = not of_epoch
+        self.restored = False
         if not of_epoch:
             self.generation += 1
         self.current = after

@@ -105,6 +105,8 @@ class Epoch(Generic[Array, Rich]):
         enriched: Enrich[Array, Rich],
         is_current: Callable[[BatchReader[Array]], bool],
         *,
+        state: Callable[[], dict[str, Any]],
+        load: Callable[[dict[str, Any]], None],
         world_size: int,
     ) -> None:
         """Remember what to read; does no I/O.
@@ -112,8 +114,8 @@ class Epoch(Generic[Array, Rich]):
         cursor: of the feed.  make_plan: asks the server for the number of windows.  open_reader:
         starts to read, given a first sample and a number of batches.  carry_more: to be called
         before rich batches are read.  enriched: makes one of a batch.  is_current: whether a reader
-        reads what the feed reads now: `redact` has not changed that meanwhile.  world_size: ranks
-        that share the epoch.
+        reads what the feed reads now: `redact` has not changed that meanwhile.  state, load:
+        `state_dict` and `load_state_dict` of the feed.  world_size: ranks that share the epoch.
         """
         self._cursor = cursor
         self._make_plan = make_plan
@@ -121,6 +123,8 @@ class Epoch(Generic[Array, Rich]):
         self._carry_more = carry_more
         self._enriched = enriched
         self._is_current = is_current
+        self._state = state
+        self._load = load
         self._world_size = world_size
 
     def __len__(self) -> int:
@@ -131,6 +135,16 @@ class Epoch(Generic[Array, Rich]):
     def __iter__(self) -> Iterator[Pair[Array]]:
         """Return an iterator over its batches (x, y).  Raises: as for iterating the feed."""
         return self._items(lambda batch, reader, before, after: batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of its feed, for loaders that store that of what they read."""
+        return self._state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of its feed, which may have loaded it already: the next `for` goes on from
+        there, if it is within the epoch.  Raises: as for the feed.
+        """
+        self._load(state)
 
     def batches(self) -> Iterator[Rich]:
         """Return an iterator over its batches, as of `batches` of the feed: they carry more than x

@@ -347,6 +347,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
                 batch, reader, self._stream, before, after
             ),
             lambda reader: reader.request.spec is self._spec,
+            state=self.state_dict,
+            load=self.load_state_dict,
             world_size=self._request.position.world_size,
         )
 
