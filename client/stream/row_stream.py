@@ -138,17 +138,21 @@ class RowStream(BackgroundRows):
         ) as channel:
             failure: Exception | None = None
             known: KnownStream | None = None
+            has_all = False
             try:
                 datasets = self._remote.described(timeout_seconds, self._describe_calls)
                 request = self._remote.planes.request(self._request, datasets)
                 known = KnownStream(request, datasets)
                 self._receive(channel, known)
+                # The trainer has rows to take, and may hang until then.
+                self._await_room(lambda: self._consumed_row == self._received_row)
+                has_all = not self._closed
             except (RpcError, ValueError) as error:
                 failure = self._failure(error, replica)
             finally:
                 replica.has_served |= self._received_row > received_before
                 self._drop_calls()
-                if known is not None and self._source.closed:
+                if known is not None and (has_all or self._source.closed):
                     self._say_goodbye(channel, known)
             # Outside the except block: gRPC's error is the call itself, and as the context of this
             # one it would be freed in the consumer's thread.
@@ -225,16 +229,15 @@ class RowStream(BackgroundRows):
                 self.cancel()
 
     def _hints(self) -> Hints:
-        """Return what is told with a call that requests all rows before `_requested_row`."""
+        """Return what a call tells the people who look at the server."""
         return self._remote.hints._replace(
-            trainer_sample=self._request.position.sample_of(self._consumed_row),
-            is_last=self._requested_row == self._request.end_batch * self._batch_rows,
+            trainer_sample=self._request.position.sample_of(self._consumed_row)
         )
 
     def _say_goodbye(self, channel: Channel, known: KnownStream) -> None:
-        """Tell a server that the feed has ended, unless it knows: its rows were all requested."""
+        """Tell a server that the trainer has all rows that it wants."""
         hints = self._hints()
-        if hints.is_last or hints.is_tool or not self._received_row:
+        if hints.is_tool or not self._received_row:
             return
         part, expected = known.part(self._consumed_row, self._consumed_row)
         message = to_message(part, expected, hints._replace(is_last=True))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus
 
 from ..runtime.exceptions import log_safe_name
-from ..storage.formats import raw
+from ..storage.formats import datatrove, olmo, raw
 from ..storage.store import StoredShard, TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -24,6 +24,10 @@ _SHARDS_MAX = 64
 _SAMPLE_BYTES = 1 << 14
 _TOKENS_MIN = 1024
 """Fewer tell nothing."""
+_NUMBERS_MIN = 256
+"""Of a float type, without zeros."""
+_HEADERLESS = (raw.NAME, olmo.NAME, datatrove.NAME)
+"""Formats whose files have no header."""
 _NAMED_RAW = (".bin", ".raw")
 _ID_MAX = 1 << 24
 """Vocabularies have fewer ids."""
@@ -40,17 +44,18 @@ def require_plausible(store: TokenStore, format_is_given: bool) -> None:
     flags, others, constant = [], False, []
     for index in sorted(chosen.tolist()):
         shard = store.shards[index]
-        limits: list[int] = []
+        has_header = shard.layout.format not in _HEADERLESS
+        greatest = 0
         for content in _samples(store, index):
             tokens = np.frombuffer(content, shard.layout.dtype)
-            limits += int(tokens.min()), int(tokens.max())
-            if shard.layout.format == raw.NAME and not format_is_given:
+            # Without a header, a mask of bytes may be taken for wider tokens.
+            greatest = max(greatest, int(tokens.max()) if has_header else max(content))
+            if not has_header and not format_is_given:
                 _require_tokens(shard, content, tokens)
-            if tokens.size >= _TOKENS_MIN and limits[-1] == limits[-2]:
+            if tokens.size >= _TOKENS_MIN and tokens.min() == tokens.max():
                 constant.append(shard.path)
-        is_flags = (min(limits), max(limits)) == (0, 1)
-        others |= max(limits) > 1
-        flags += [shard.path] if is_flags else []
+        others |= greatest > 1
+        flags += [shard.path] if greatest == 1 else []
     if constant:
         _LOG.warning(
             "one value dataset=%s files=%d first=%s: thousands of tokens in a row are the same",
@@ -90,8 +95,9 @@ def _require_tokens(shard: StoredShard, content: bytes, tokens: npt.NDArray[np.i
 def _floats(content: bytes) -> str:
     """Return which floating-point numbers bytes are; "" if they are none.
 
-    The exponents of a file of numbers are within a small range, and both signs occur; the lowest 16
-    bits of float32 and float64 are as good as random. Tokens have neither property.
+    The exponents of a file of numbers are within a small range. Besides, both signs of numbers of
+    16 bits occur; and the lowest bits of wider ones are as good as random, or all 0, if they were
+    made from narrower ones. Tokens have neither property.
     """
     for name, word, bits, low, high in (
         ("float64", "<u8", 52, 900, 1150),
@@ -100,14 +106,24 @@ def _floats(content: bytes) -> str:
         ("float16", "<u2", 10, 1, 20),
     ):
         words = np.frombuffer(content[: len(content) // 8 * 8], word)
+        # Numbers that are exactly 0 are frequent in some arrays.
+        words = words[words != 0]
+        if words.size < _NUMBERS_MIN:
+            continue
         top = words.dtype.itemsize * 8 - 1
         exponents = (words >> words.dtype.type(bits)) & words.dtype.type((1 << (top - bits)) - 1)
-        signs = (words >> words.dtype.type(top)).mean()
-        is_range = ((exponents >= low) & (exponents <= high)).mean() > 0.99
+        if ((exponents >= low) & (exponents <= high)).mean() <= 0.99:
+            continue
+        if top < 16:
+            if 0.2 < (words >> words.dtype.type(top)).mean() < 0.8:
+                return name
+            continue
         # The lower half of a float64 is not a float32.
-        lowest = [words >> words.dtype.type(shift) for shift in range(0, top - 31, 16)] or [words]
-        is_noise = top < 16 or all(_is_noise(word.astype("<u2")) for word in lowest)
-        if is_range and 0.2 < signs < 0.8 and is_noise:
+        lowest = [words >> words.dtype.type(shift) for shift in range(0, max(16, top - 31), 16)]
+        is_noise = all(_is_noise(word.astype("<u2")) for word in lowest)
+        # float32 has 29 bits less than float64, and float16 13 less than float32.
+        are_zeros = not (words & words.dtype.type((1 << (29 if top == 63 else 13)) - 1)).any()
+        if is_noise or are_zeros:
             return name
     return ""
 

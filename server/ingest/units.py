@@ -37,13 +37,15 @@ class Column:
 
     kind: text; json, which may also be lists and structs; id, which is text or an integer; or
     numbers, a list of integers.  is_optional: whether null, or an absent key, is a value too.
-    refuses: the name of another column that must not be there; "" if any may.
+    may_be_absent: whether a file of parquet may lack it.  refuses: names of other columns that must
+    not be there.
     """
 
     name: str
     kind: Literal["text", "json", "id", "numbers"] = "text"
     is_optional: bool = False
-    refuses: str = ""
+    may_be_absent: bool = False
+    refuses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

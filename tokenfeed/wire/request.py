@@ -185,17 +185,17 @@ class Hints(NamedTuple):
 
     @classmethod
     def of(cls, message: pb.GetBatchRequest) -> Hints:
-        """Return those of a request."""
+        """Return the hints that a request has."""
         has_sample = message.HasField("trainer_sample")
         sample = message.trainer_sample if has_sample else None
         return cls(message.client_name, sample, message.is_last, message.is_tool)
 
 
-_NO_HINTS = Hints()
+NO_HINTS = Hints()
 
 
 def to_message(
-    request: StreamRequest, expected: Expected, hints: Hints = _NO_HINTS
+    request: StreamRequest, expected: Expected, hints: Hints = NO_HINTS
 ) -> pb.GetBatchRequest:
     """Return a request as a message of the contract. That of a mixture has one stage."""
     spec, position = request.spec, request.position

@@ -27,7 +27,7 @@ def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -
     words: what the user gave.  paths: its files.  option: what stands before a path that takes one
     split.
     """
-    folders = tuple(folder for word in words if (folder := _folder_of(word)))
+    folders = tuple(folder for word in words if (folder := _folder_of(word)) is not None)
     names = [_below(path, folders) for path in paths]
     if not _WORD.search("\n".join(names).lower()):
         return
@@ -44,20 +44,22 @@ def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -
         for split, numbers in splits.items()
     ]
     takes = [
-        f"{option}{_pattern([paths[number] for number in numbers], paths)!r}"
+        f"{option}{_pattern([paths[number] for number in numbers], paths)}"
         for numbers in splits.values()
     ]
     problem = f"has files of several splits: {', '.join(named)}; take one: {' or '.join(takes)}"
     raise InvalidCorpus(words[0], problem)
 
 
-def _folder_of(word: str) -> str:
-    """Return the folder that a word names, or that a glob begins with; "" of a file."""
+def _folder_of(word: str) -> str | None:
+    """Return the folder that a word names, or that a glob begins with, "" for the working
+    directory; None of a file.
+    """
     if os.path.isdir(word):
         return os.path.join(word, "")
     if not os.path.lexists(word) and (magic := re.search(r"[*?[]", word)):
         return word[: word.rfind(os.sep, 0, magic.start()) + 1]
-    return ""
+    return None
 
 
 def _below(path: str, folders: Sequence[str]) -> str:
@@ -72,10 +74,19 @@ def _split_words(name: str) -> frozenset[str]:
 
 
 def _pattern(wanted: Sequence[str], paths: Sequence[str]) -> str:
-    """Return a glob of some of the files and no others; else the path of the first one."""
+    """Return a glob of some of the files and no others; else the path of the first one, and that
+    there are more.
+    """
+    if len(wanted) == 1:
+        return repr(wanted[0])
     folder = os.path.commonpath(list(map(os.path.dirname, wanted)))
     begins = os.path.commonprefix(list(map(os.path.basename, wanted)))  # noqa: RUF071
-    begins = begins.rstrip("0123456789")
-    pattern = glob.escape(os.path.join(folder, begins)) + "*" + os.path.splitext(wanted[0])[1]
-    found = set(glob.glob(pattern))
-    return pattern if found >= set(wanted) and not found & set(paths) - set(wanted) else wanted[0]
+    ending = "*" + os.path.splitext(wanted[0])[1]
+    for pattern in (
+        glob.escape(os.path.join(folder, begins.rstrip("0123456789"))) + ending,
+        glob.escape(folder) + os.path.join(os.sep, "**", ending),
+    ):
+        found = set(glob.glob(pattern, recursive=True))
+        if found >= set(wanted) and not found & set(paths) - set(wanted):
+            return repr(pattern)
+    return f"{wanted[0]!r} and the other {len(wanted) - 1}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
 from itertools import islice
@@ -35,6 +35,8 @@ _UNIT_ROWS_MAX = 1 << 16
 _BATCH_ROWS = 256
 """Rows that are decoded at once."""
 Row = tuple[bytes | None, ...]
+_Bare = Callable[[Any], Any]
+"""Makes a value without the nulls that Arrow adds."""
 
 _JSON_EXTENSION = "arrow.json"
 """The type of columns of JSON that datasets writes since 4.7."""
@@ -159,7 +161,8 @@ def _values(column: pyarrow.Array) -> list[bytes | None]:
     if types.is_integer(column.type):
         return [None if value is None else b"%d" % value for value in column.to_pylist()]
     if not _is_text(column.type):
-        return [_json(value) for value in column]
+        bare = _without_padding(column.type, _MESSAGE_KEYS)
+        return [_json(value, bare) for value in column]
     # A cast imports pyarrow.compute, which takes 30 ms; a view does not.
     if types.is_string(column.type):
         column = column.view(pyarrow.binary())
@@ -171,42 +174,55 @@ def _values(column: pyarrow.Array) -> list[bytes | None]:
     return values
 
 
-def _json(value: pyarrow.Scalar) -> bytes | None:
+def _json(value: pyarrow.Scalar, bare: _Bare | None) -> bytes | None:
+    """Return a value as JSON.  bare: as of `_without_padding`."""
     try:
         if not value.is_valid:
             return None
-        plain = _without_padding(value.as_py(), value.type, _MESSAGE_KEYS)
+        plain = value.as_py()
+        plain = plain if bare is None else bare(plain)
         return json.dumps(plain, ensure_ascii=False, default=_text_of).encode()
     except UnicodeDecodeError:
         return b"\xff"  # so that it is counted as what it is
-    except ValueError:
+    except (ValueError, RecursionError):
         return b""  # as above: it is not JSON
 
 
-def _without_padding(value: Any, kind: pyarrow.DataType, kept: frozenset[str] = frozenset()) -> Any:
-    """Return a value without the nulls that Arrow adds: a struct has the keys of all rows, and null
-    for those that its own row lacked. A null that was in the data looks the same.
+def _without_padding(kind: pyarrow.DataType, kept: frozenset[str] = frozenset()) -> _Bare | None:
+    """Return what makes a value without the nulls that Arrow adds: a struct has the keys of all
+    rows, and null for those that its own row lacked. A null that was in the data looks the same.
+    None if values of the type are used as they are.
 
-    kind: the type of the value.  kept: keys of the outermost structs that stay where they are null.
+    kind: the type of the values.  kept: keys of the outermost structs that stay where they are
+    null.
     """
     types = pyarrow.types
-    if value is None:
-        return None
     if isinstance(kind, pyarrow.BaseExtensionType):
         is_json = kind.extension_name == _JSON_EXTENSION
-        return json.loads(value) if is_json else _without_padding(value, kind.storage_type, kept)
+        return _if_given(json.loads) if is_json else _without_padding(kind.storage_type, kept)
     if types.is_dictionary(kind):
-        return _without_padding(value, kind.value_type, kept)
+        return _without_padding(kind.value_type, kept)
     if _is_list(kind):
-        return [_without_padding(item, kind.value_type, kept) for item in value]
-    if types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
+        of_item = _without_padding(kind.value_type, kept)
+        return of_item and _if_given(lambda items: list(map(of_item, items)))
+    if not types.is_struct(kind):
+        return None
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    bare = {field.name: _without_padding(field.type) for field in fields}
+
+    def of_struct(value: dict[str, Any]) -> dict[str, Any]:
         return {
-            field.name: _without_padding(value[field.name], field.type)
-            for field in fields
-            if value[field.name] is not None or field.name in kept
+            name: held if (of_field := bare[name]) is None else of_field(held)
+            for name, held in value.items()
+            if held is not None or name in kept
         }
-    return value
+
+    return _if_given(of_struct)
+
+
+def _if_given(make: _Bare) -> _Bare:
+    """Return the same for values that may be null, and stay so."""
+    return lambda value: None if value is None else make(value)
 
 
 def _text_of(value: date | time | timedelta | Decimal) -> str:
@@ -227,7 +243,7 @@ def _column_problem(
         if schema.names.count(name) > 1:
             return Problem(f"several columns {name!r}", "its schema")
         if name not in schema.names:
-            if column.is_optional:
+            if column.may_be_absent:
                 continue
             known = ", ".join(schema.names[:8])
             return Problem(f"no column {name!r}", f"it has {known}")

@@ -8,7 +8,7 @@ chat up to each turn of the assistant, without and with that turn: what is added
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any
@@ -59,7 +59,7 @@ def _message(value: Any, place: str) -> Message:
         raise InvalidDocument("message that is not an object", place)
     message = value
     if value.get("role") is None and "from" in value and "value" in value:
-        if value["from"] not in _ROLES:
+        if not isinstance(value["from"], str) or value["from"] not in _ROLES:
             raise InvalidDocument(f"message from {value['from']!r}, which is no role", place)
         renamed = {"role": _ROLES[value["from"]], "content": value["value"]}
         others = {name: field for name, field in value.items() if name not in ("from", "value")}
@@ -78,7 +78,9 @@ def _message(value: Any, place: str) -> Message:
         raise InvalidDocument("content that is neither text nor a list of parts", place)
     reasoning = (message[name] for name in _REASONING if message.get(name) is not None)
     if (found := next(reasoning, None)) is not None:
-        return {"thinking": found, **message, "reasoning_content": found}
+        thinking = message.get("thinking")
+        own = found if thinking is None else thinking
+        return message | {"thinking": own, "reasoning_content": found}
     return message
 
 
@@ -119,7 +121,10 @@ def rendered(
     """
     messages, (text, blocks) = _with_or_without_nulls(messages, tools, template)
     for index, message in enumerate(messages):
-        _require_written(message, text, f"{column}[{index}]")
+        place = f"{column}[{index}]"
+        _require_written(message, text, place)
+        if message.get("tool_calls") and not message.get("content"):
+            _require_calls_written(messages, index, tools, template, text, place)
     if template.marks_targets:
         return text, tuple(blocks)
     return text, tuple(_turns(messages, tools, template, column, text))
@@ -150,13 +155,10 @@ def _with_or_without_nulls(
 
 
 def _require_written(message: Message, text: str, place: str) -> None:
-    """Raise InvalidDocument if a template has left out what it does not know: calls of a message
-    that has nothing else; or, which is fatal, content in parts, of which it may also have written
-    what Python prints for their list.
+    """Raise InvalidDocument, which is fatal, if a template has left out content in parts, or has
+    written what Python prints for their list.
     """
-    content, calls = message.get("content"), message.get("tool_calls")
-    if not content and calls and not any(name in text for name in _names_of(calls)):
-        raise InvalidDocument("calls of tools, which the chat template does not write", place)
+    content = message.get("content")
     if not isinstance(content, list):
         return
     texts = (part["text"].strip() for part in content)
@@ -166,12 +168,25 @@ def _require_written(message: Message, text: str, place: str) -> None:
         raise InvalidDocument(problem, place, is_fatal=True)
 
 
-def _names_of(calls: Any) -> Iterator[str]:
-    """Yield the names of the functions that are called; nothing where calls have no known form."""
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function", call) if isinstance(call, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        yield name if isinstance(name, str) else ""
+def _require_calls_written(
+    messages: Sequence[Message],
+    index: int,
+    tools: list[Any] | None,
+    template: ChatTemplate,
+    text: str,
+    place: str,
+) -> None:
+    """Raise InvalidDocument if the text would be the same without the calls of a message that has
+    nothing else: the template does not write them.
+    """
+    without = {name: held for name, held in messages[index].items() if name != "tool_calls"}
+    others = [*messages[:index], without, *messages[index + 1 :]]
+    try:
+        found, _ = template.render(others, tools)
+    except InvalidDocument:
+        return  # it asks for them
+    if found == text:
+        raise InvalidDocument("calls of tools, which the chat template does not write", place)
 
 
 def _turns(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..units import Column, InvalidDocument, Lines, Problem, Rows
 from .chat_template import ChatTemplate, Span, load_chat_template
 from .chats import canonical, messages_of, rendered, tools_of
-from .recipe import PADDING_COLUMN, Recipe
+from .recipe import MASK_ENDINGS, PADDING_COLUMN, Recipe
 
 IGNORED = -100
 """The label of what is no target."""
@@ -106,11 +106,15 @@ def _tokens(values: Sequence[Any], where: str, own_id: bytes | None, recipe: Rec
             problem = f"column {name!r} does not have as many numbers as {recipe.columns[0]!r}"
             raise InvalidDocument(problem)
     learned: npt.NDArray[np.bool_] | None = None
+    is_mask = False
     if labels:
         if labels[0] is None:
             raise InvalidDocument("null")
-        learned = np.not_equal(labels[0], IGNORED)
-    if learned is not None and np.any(labels[0] != tokens, where=learned):
+        is_mask = recipe.columns[1].endswith(MASK_ENDINGS)
+        learned = np.not_equal(labels[0], 0 if is_mask else IGNORED)
+        if is_mask and np.any((labels[0] != 0) & (labels[0] != 1)):
+            raise InvalidDocument(f"column {recipe.columns[1]!r} has more than 0 and 1")
+    if learned is not None and not is_mask and np.any(labels[0] != tokens, where=learned):
         problem = f"column {recipe.columns[1]!r} has labels that are other tokens than those of "
         raise InvalidDocument(f"{problem}{recipe.columns[0]!r}: are they shifted?", is_fatal=True)
     if kept is not None:
@@ -217,9 +221,9 @@ def require_no_labels(column: Column, names: Collection[str]) -> None:
 
     column: of the tokens.  names: all columns that there are.
     """
-    if column.refuses and column.refuses in names:
-        problem = f"column {column.refuses!r} says which tokens are targets; pass --labels-column "
-        raise InvalidDocument(f"{problem}{column.refuses}, or --labels-column none", is_fatal=True)
+    if found := [name for name in column.refuses if name in names]:
+        problem = f"column {found[0]!r} says which tokens are targets; pass --labels-column "
+        raise InvalidDocument(f"{problem}{found[0]}, or --labels-column none", is_fatal=True)
 
 
 def _of_entry(entry: dict[str, Any], column: Column) -> Any:

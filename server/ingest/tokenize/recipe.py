@@ -11,8 +11,10 @@ from .tokenizer import TokenizerFile
 
 PADDING_COLUMN = "attention_mask"
 """Of tokens: 0 at those that are padding."""
-LABELS_COLUMN = "labels"
-"""What tables of tokens call their labels."""
+LABELS_COLUMNS = ("labels", "completion_mask", "assistant_masks", "loss_mask")
+"""Columns that say which tokens are targets: labels, -100 where there is none; and those of TRL and
+others, 1 at a target, whose names end as `MASK_ENDINGS`."""
+MASK_ENDINGS = ("mask", "masks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,9 @@ class Recipe:
             kind = "numbers"
         found = [Column(name, kind) for name in self.columns]
         if self.refuses_labels:
-            found[0] = replace(found[0], refuses=LABELS_COLUMN)
+            found[0] = replace(found[0], refuses=LABELS_COLUMNS)
         if self.are_tokens:
-            found.append(Column(PADDING_COLUMN, "numbers", is_optional=True))
+            found.append(Column(PADDING_COLUMN, "numbers", is_optional=True, may_be_absent=True))
         if self.tools_column is not None:
             found.append(Column(self.tools_column, "json", is_optional=True))
         if self.id_column is not None:

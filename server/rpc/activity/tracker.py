@@ -13,13 +13,12 @@ import numpy as np
 
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stages import MIXTURE
-from tokenfeed.wire.request import Hints
+from tokenfeed.wire.request import NO_HINTS, Hints
 
 from ..frame_producer import FrameProducer, MadeFrame
 from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Totals
 from .streams import Caller, Stream, StreamKey, StreamSeen, log_ended, log_opened, seen_at
 
-_NO_HINTS = Hints()
 STREAMS_KEPT = 4096
 """Beyond it, streams without a call are forgotten, those first whose last call is oldest."""
 FORGET_SECONDS = 600.0
@@ -47,7 +46,7 @@ class Activity:
         producer: FrameProducer,
         caller: Caller,
         began_at: float,
-        hints: Hints = _NO_HINTS,
+        hints: Hints = NO_HINTS,
     ) -> Iterator[CallActivity]:
         """Count a GetBatch call for the duration of the with block.
 
@@ -61,9 +60,10 @@ class Activity:
             yield call
             is_answered = True
         finally:
+            # Also behind a call that was cancelled: it may end behind the goodbye.
             ended = call.end(is_last=is_answered and hints.is_last)
-        if ended is not None:
-            log_ended(ended, "finished")
+            if ended is not None:
+                log_ended(ended, "finished")
 
     def tick(self) -> None:
         """Keep the totals of this second, and forget old streams; to be called once a second."""
@@ -187,9 +187,7 @@ class Activity:
                 stream = Stream(key, position, began_at, began_at, now)
                 counts.opened += 1
             stream.has_ended = stream.is_last = False
-            # Behind its last rows, the client does not say any more where its trainer is.
-            is_silent = hints.is_last and request.row_count > 0
-            stream.trainer_sample = None if is_silent else hints.trainer_sample
+            stream.trainer_sample = hints.trainer_sample
             stream.pass_time(now)
             stream.datasets = list(dict.fromkeys(names))
             if not stream.calls and request.row_count:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tokenfeed.errors import InvalidCorpus
 
@@ -39,25 +41,29 @@ def is_chunk(file: OpenFile) -> bool:
 
 def matches(file: OpenFile) -> bool:
     """Return whether it is such a chunk, and the index says that its items are tokens."""
-    return is_chunk(file) and _writer(file).partition(":")[0] in _CODES
+    index = _index_of(file)
+    return is_chunk(file) and index.how in _CODES and file.name in index.token_counts
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
     """Return where the tokens are.  Raises: InvalidCorpus if they are no integers, or the file is
     no such chunk.
     """
-    writer, _, code = _writer(file).partition(":")
-    if not is_chunk(file) or writer not in _CODES:
+    if not matches(file):
         problem = "is no chunk of LitData's tokens, or lacks the index.json that says so"
         raise InvalidCorpus(file.path, problem)
-    name = _CODES[writer].get(int(code) if code.isdecimal() else -1)
+    index = _index_of(file)
+    name = _CODES[index.how].get(int(index.code) if index.code.isdecimal() else -1)
     if name is None:
-        raise InvalidCorpus(file.path, f"has items of the type {code} of LitData, no integers")
+        problem = f"has items of the type {index.code} of LitData, no integers"
+        raise InvalidCorpus(file.path, problem)
     count, dtype = int.from_bytes(file.head[:4], "little"), STORED[name]
     first = 8 + 4 * count
     tokens, rest = divmod(file.size_bytes - first, dtype.itemsize)
-    if rest or not tokens:
-        raise InvalidCorpus(file.path, f"has no whole number of {name} tokens; it may be truncated")
+    if rest or not tokens or tokens != index.token_counts[file.name]:
+        problem = f"{_INDEX} records {index.token_counts[file.name]} {name} tokens, but "
+        problem += f"{file.size_bytes - first} bytes follow the offsets; it may be truncated"
+        raise InvalidCorpus(file.path, problem)
     ends = partial(_ends, file.path, count, dtype.itemsize)
     require_ascending(file.path, ends(), tokens, all_of_it=True)
     documents = Documents(count, file.path, ends)
@@ -74,24 +80,38 @@ def _ends(path: str, count: int, token_bytes: int) -> Iterator[Ends]:
             yield offsets // token_bytes
 
 
-def _writer(file: OpenFile) -> str:
-    """Return how the index says that items are written, such as "no_header_tensor:16"; "" if there
-    is none, or items have several values.
+class _Index(NamedTuple):
+    """What an index says.
+
+    how, code: how items are written, such as "no_header_tensor", and the code of their type; "" if
+    they have several values.  token_counts: of each chunk of tokens, by its name; chunks of items
+    that are more than tokens have none.
     """
+
+    how: str = ""
+    code: str = ""
+    token_counts: Mapping[str, int] = MappingProxyType({})
+
+
+def _index_of(file: OpenFile) -> _Index:
+    """Return the index beside a chunk; one that says nothing if there is none."""
     path = os.path.join(os.path.dirname(file.path), _INDEX)
     try:
         status = os.stat(path)
     except OSError:
-        return ""
-    return _format(path, status.st_mtime_ns, status.st_size)
+        return _Index()
+    return _parsed(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=1)
-def _format(path: str, modified_ns: int, size_bytes: int) -> str:
+def _parsed(path: str, modified_ns: int, size_bytes: int) -> _Index:
     """Parse an index once for all of its chunks.  modified_ns, size_bytes: of the index."""
     try:
         with open(path, "rb") as index:
-            (found,) = json.load(index)["config"]["data_format"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return ""
-    return str(found)
+            content = json.load(index)
+        (writer,) = content["config"]["data_format"]
+        counts = {each["filename"]: each["dim"] for each in content["chunks"]}
+        how, _, code = writer.partition(":")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return _Index()
+    return _Index(how, code, {name: dim for name, dim in counts.items() if type(dim) is int})

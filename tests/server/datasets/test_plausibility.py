@@ -31,6 +31,13 @@ FLOATS: dict[str, Callable[[Random], npt.NDArray[np.generic]]] = {
     "float16": lambda random: random.normal(0, 0.1, 100_000).astype("<f2"),
     "bfloat16": bfloat16,
 }
+POSITIVE: dict[str, Callable[[Random], npt.NDArray[np.generic]]] = {
+    "float32": lambda random: random.random(50_000).astype("<f4"),
+    "float64": lambda random: random.random(50_000),
+    "float32 of float16": lambda random: random.normal(0, 1, 50_000).astype("<f2").astype("<f4"),
+    "float64 of float32": lambda random: random.random(50_000).astype("<f4").astype("<f8"),
+    "float32 with zeros": lambda random: np.maximum(random.normal(0, 1, 50_000), 0).astype("<f4"),
+}
 
 
 def open_files(*paths: Path, given: FormatOptions | None = None) -> None:
@@ -48,6 +55,35 @@ def test_floats_are_refused_unless_the_user_says_raw(tmp_path: Path, kind: str, 
     with pytest.raises(InvalidCorpus, match=f"holds {kind}; pass --format raw if it is tokens"):
         open_files(path)
     open_files(path, given=FormatOptions.parse("raw", None, None))
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.npy", "x.ds"])
+@pytest.mark.parametrize("kind", POSITIVE)
+def test_floats_of_any_kind_are_refused_in_every_format_without_a_header(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    """Probabilities, and numbers that were made from narrower ones."""
+    path = tmp_path / name
+    POSITIVE[kind](np.random.default_rng(1)).tofile(path)
+
+    with pytest.raises(InvalidCorpus, match=f"holds {kind.split()[0]}; pass --format raw"):
+        open_files(path)
+
+
+@pytest.mark.parametrize("name", ["mask.bin", "mask.npy"])
+@pytest.mark.parametrize("ones", [0.3, 1.0])
+def test_a_mask_of_bytes_beside_wider_tokens_is_refused(
+    tmp_path: Path, name: str, ones: float
+) -> None:
+    """Two of its bytes are one token: 0, 1, 256 or 257."""
+    random = np.random.default_rng(1)
+    tokens, mask = tmp_path / name.replace("mask", "tokens"), tmp_path / name
+    random.integers(0, 50_000, 40_000).astype("<u2").tofile(tokens)
+    (random.random(40_000) < ones).astype("u1").tofile(mask)
+
+    with pytest.raises(InvalidCorpus, match=f"{name}: holds nothing but 0 and 1"):
+        open_files(tokens, mask)
+    open_files(tokens)
 
 
 def test_noise_is_refused_unless_its_name_says_raw(tmp_path: Path) -> None:

@@ -97,9 +97,29 @@ def test_a_feed_that_has_all_its_batches_has_ended(serve: Serve, two: list[Path]
     with NumpyBatches(server.address, B, T, num_batches=3, client_name="short") as feed:
         assert len(list(feed)) == 3
         assert eventually(lambda: stream_states(server.address) == [("short", True)])
-        assert not ask(server.address).streams[0].HasField("trainer_sample")
+        assert ask(server.address).streams[0].trainer_sample == 3 * B
     assert "reason=finished" in server.stderr
     assert ask(server.address).streams_open == 0
+
+
+@pytest.mark.parametrize("is_epoch", [False, True])
+def test_a_trainer_that_hangs_with_its_last_rows_has_not_ended(
+    serve: Serve, two: list[Path], is_epoch: bool
+) -> None:
+    """A short run, or an epoch, is sent as a whole at its beginning."""
+    server = serve("--data", two[0])
+
+    with NumpyBatches(server.address, B, T, num_batches=None if is_epoch else 30) as feed:
+        batches = iter(feed.epoch(0)) if is_epoch else iter(feed)
+        for _ in range(3):
+            next(batches)
+        assert eventually(lambda: ask(server.address).streams[0].calls == 0)
+        (stream,) = ask(server.address).streams
+        assert not stream.has_ended
+        assert stream.trainer_sample < 3 * B
+    assert eventually(lambda: ask(server.address).streams[0].has_ended)
+    assert ask(server.address).streams[0].trainer_sample == 3 * B
+    assert eventually(lambda: "reason=finished" in server.stderr)
 
 
 @pytest.mark.parametrize("ends", ["close", "with", "collected"])

@@ -67,7 +67,7 @@ def valid_files() -> list[Seeds]:
             "litdata.bin",
             {
                 "": litdata_chunk([TOKENS[:10], TOKENS[10:]]),
-                "/index.json": litdata_index("no_header_tensor:20"),
+                "/index.json": litdata_index("no_header_tensor:20", {"litdata.bin": TOKENS.size}),
             },
         ),
         Seeds("megatron.bin", {"": plain, ".idx": index}),

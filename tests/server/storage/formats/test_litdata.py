@@ -16,7 +16,8 @@ def write(folder: Path, documents: list[list[int]], writer: str, dtype: str) -> 
     """A chunk, and its index."""
     path = folder / "chunk-0-0.bin"
     path.write_bytes(litdata_chunk([np.array(each, dtype) for each in documents]))
-    (folder / "index.json").write_bytes(litdata_index(writer))
+    counts = {path.name: sum(map(len, documents))}
+    (folder / "index.json").write_bytes(litdata_index(writer, counts))
     return path
 
 
@@ -52,7 +53,18 @@ def test_items_of_floats_are_refused(tmp_path: Path, writer: str) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("index", [b"{}", b"[", b'{"shards": []}', litdata_index("jpeg"), None])
+INT32 = "no_header_tensor:16"
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        *(b"{}", b"[", b'{"shards": []}', None),
+        litdata_index("jpeg", {"chunk-0-0.bin": 3}),
+        litdata_index(INT32, {"chunk-0-1.bin": 3}),
+        litdata_index(INT32, {"chunk-0-0.bin": None}),
+    ],
+)
 def test_a_chunk_of_samples_or_without_its_index_is_refused(
     tmp_path: Path, index: bytes | None
 ) -> None:
@@ -66,6 +78,15 @@ def test_a_chunk_of_samples_or_without_its_index_is_refused(
         read(path)
     with pytest.raises(InvalidCorpus, match="is no chunk of LitData's tokens, or lacks"):
         read(path, form="litdata")
+
+
+def test_a_chunk_of_another_size_than_its_index_says_is_refused(tmp_path: Path) -> None:
+    """It was cut off, or each item has more than tokens."""
+    path = write(tmp_path, [[1, 2, 3]], INT32, "<i4")
+    (tmp_path / "index.json").write_bytes(litdata_index(INT32, {path.name: 4}))
+
+    with pytest.raises(InvalidCorpus, match="records 4 int32 tokens, but 12 bytes follow"):
+        read(path)
 
 
 def test_an_item_that_ends_within_a_token_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,12 @@ def litdata_chunk(items: list[npt.NDArray[np.integer]]) -> bytes:
     return header + b"".join(item.tobytes() for item in items)
 
 
-def litdata_index(writer: str) -> bytes:
-    """The index.json beside chunks.  writer: of their items, such as "no_header_tensor:16"."""
-    config = {"compression": None, "data_format": [writer], "item_loader": "TokensLoader"}
-    return json.dumps({"chunks": [], "config": config}).encode()
+def litdata_index(writer: str, token_counts: Mapping[str, int | None]) -> bytes:
+    """The index.json beside chunks.
+
+    writer: of their items, such as "no_header_tensor:16".  token_counts: of chunks, by their names;
+    None as PyTreeLoader writes it, whose items begin with their size.
+    """
+    config = {"compression": None, "data_format": [writer]}
+    chunks = [{"filename": name, "dim": count} for name, count in token_counts.items()]
+    return json.dumps({"chunks": chunks, "config": config}).encode()
