@@ -154,7 +154,8 @@ class Delivery(ABC, Generic[Array, Rich]):
         Returns: the batch, where it was read, and the value of the cursor behind it; None at the
         end.
         """
-        # Another thread or a signal handler may close this feed meanwhile.
+        # Another thread or a signal handler may close this feed meanwhile, or move it.
+        generation = self._cursor.generation
         reader, sample = self._reader, self._cursor.sample
         if reader is None or reader.sample != sample:
             self._drop_reader()
@@ -176,6 +177,8 @@ class Delivery(ABC, Generic[Array, Rich]):
             # For example a Ctrl-C: rows that were not delivered are requested again.
             self._drop_reader()
             raise
+        if self._cursor.generation != generation:
+            return self._read(out)
         if batch is None:
             return None
         return batch, reader, self._cursor.after(sample, reader.sample, reader.sample, reader.spec)

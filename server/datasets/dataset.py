@@ -12,7 +12,7 @@ from typing import Protocol
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
-from tokenfeed.sampling.plan import row_count, rows_key
+from tokenfeed.sampling.plan import of_rows, row_count, rows_key
 from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -148,7 +148,7 @@ class Dataset:
         """
         found: RowIndex | float | None
         try:
-            found = self._indices(key).get(key)
+            found = self._indices(key).get(key, is_read=False)
         except Unreadable:
             found = self._indices(key).find(key)
             if found is None:
@@ -167,7 +167,10 @@ class Dataset:
 
     def _indices(self, key: RowsKey) -> RowIndices:
         if self.rows is None:
-            raise InvalidRequest("order", f"{key.order} needs to know where documents begin")
+            problem = f"{key.order} needs to know where documents begin"
+            if self.store.shape.row_tokens is not None:
+                problem = of_rows(key.order)
+            raise InvalidRequest("order", problem)
         return self.rows
 
     @property

@@ -119,6 +119,8 @@ def open_dataset(
         if dataset.redactions is not None:
             warn_of_delimiters(store.name, dataset.redactions, delimiters.options.values())
         words = (f"{option} {token}" for option, token in delimiters.options.items())
+        if store.shape.row_tokens is not None:
+            return dataset  # whose rows are those of the files
         dataset.rows = RowIndices(
             store,
             dataset.borders,

@@ -266,7 +266,9 @@ def _run(
     from .progress import Progress
     from .run import ingest
 
-    found, left = find_sources(arguments.sources, ignores_others=arguments.ignore_others)
+    found, left = find_sources(
+        arguments.sources, ignores_others=arguments.ignore_others, made=arguments.out
+    )
     sources = tuple(found)
     others = named_left_out(left) if left else ""
     if others:

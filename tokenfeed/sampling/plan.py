@@ -68,7 +68,8 @@ class Shape:
         self.row_tokens = row_tokens
         self.token_count = int(token_counts.sum())
         self.longest_file_tokens = int(token_counts.max())
-        self.document_rows: Callable[[RowsKey], DocumentRows] = _no_documents
+        none = _no_documents if row_tokens is None else _only_rows
+        self.document_rows: Callable[[RowsKey], DocumentRows] = none
         """Returns the rows of an order over documents.  Raises: InvalidRequest; Unreadable while
         they are still being made. Set by what knows where documents begin."""
         self._kept_places = lru_cache(_PLACES_KEPT)(self._places)
@@ -260,6 +261,16 @@ def no_documents_fit(spec: StreamSpec, source: Source, of_dataset: str = "") -> 
     kept = "" if source.long_documents == "cut" else f" and at most {spec.row_tokens}"
     problem = f"no document {of_dataset}has 2 tokens or more{kept}"
     return InvalidRequest("order", f"{source.order.NAME} has no rows: {problem}")
+
+
+def of_rows(order: str) -> str:
+    """Return why an order over documents is refused where files were packed into rows."""
+    problem = f"{order} makes rows of documents, but the files are rows already (--row-tokens)"
+    return f"{problem}; use an order of windows, such as shuffled"
+
+
+def _only_rows(key: RowsKey) -> DocumentRows:
+    raise InvalidRequest("order", of_rows(key.order))
 
 
 def _no_documents(key: RowsKey) -> DocumentRows:

@@ -27,6 +27,10 @@ TEXT_SUFFIXES = (
 )
 """The text files of a folder, which are ingested."""
 _SNIFFED_BYTES = 1 << 16
+_NOTICE = re.compile("(licen[sc]e|readme|notice|copying)[^/]*[.]txt$", re.IGNORECASE)
+"""Names of texts that are no part of a corpus beside others."""
+_DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""What the package datasets writes beside data."""
 _NAMED_MAX = 8
 MASK_SUFFIXES = (".loss", ".npy", ".bin", ".mask")
 """The loss masks of a folder."""
@@ -73,7 +77,8 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
 class LeftOut:
     """What a folder of text has that is not ingested.
 
-    why: ends a sentence about it.  size_bytes: of a folder, that of all files in it.
+    why: ends a sentence about it.  size_bytes: of a folder, that of all files in it; 0 of what is
+    no data for certain.
     """
 
     path: str
@@ -82,21 +87,23 @@ class LeftOut:
 
 
 def text_files(
-    words: Sequence[str], *, ignores_others: bool = False
+    words: Sequence[str], *, ignores_others: bool = False, made: str = ""
 ) -> tuple[list[str], list[LeftOut]]:
     """Return the text files of words, in order, and what their folders have besides. Files with a
     dot before their name do not count.
 
-    ignores_others: whether it is no error that a folder has more bytes besides.
+    ignores_others: whether it is no error that a folder has more bytes besides.  made: a folder
+    that the ingest itself writes, which does not count.
     Raises: InvalidCorpus.
     """
     paths: list[str] = []
     others: list[LeftOut] = []
     for word in words:
-        left = list(_left_out(word)) if os.path.isdir(word) else []
+        left = [one for one in _left_out(word) if not _is_same(one.path, made)]
         paths_left = {one.path for one in left}
         # A folder of nothing else is an error below, which names what it has.
-        every = files_in(word, TEXT_SUFFIXES) if left else expand(word, TEXT_SUFFIXES)
+        is_folder = bool(left) and os.path.isdir(word)
+        every = files_in(word, TEXT_SUFFIXES) if is_folder else expand(word, TEXT_SUFFIXES)
         found = sorted(set(every) - paths_left, key=os.fsencode) if left else every
         left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(_size, found))
         if left and (not found or (left_bytes > found_bytes and not ignores_others)):
@@ -117,13 +124,21 @@ def named_left_out(left: Sequence[LeftOut]) -> str:
     return f"{len(left)} file(s) or folder(s): {', '.join(named)}{more}"
 
 
-def _left_out(folder: str) -> Iterator[LeftOut]:
-    try:
-        names = sorted(os.listdir(folder), key=os.fsencode)
-    except OSError as error:
-        raise InvalidCorpus(folder, f"cannot be read: {error.strerror}") from error
-    for name in names:
-        path = os.path.join(folder, name)
+def _left_out(word: str) -> Iterator[LeftOut]:
+    """Yield what a folder, or a glob, has besides text."""
+    if os.path.isdir(word):
+        try:
+            paths = [os.path.join(word, name) for name in os.listdir(word)]
+        except OSError as error:
+            raise InvalidCorpus(word, f"cannot be read: {error.strerror}") from error
+    elif os.path.lexists(word) or not glob.has_magic(word):
+        return
+    else:
+        # Files of a glob are meant, whatever they are called.
+        paths = [path for path in glob.glob(word) if os.path.isdir(path)]
+    has_more = len(paths) > 1
+    for path in sorted(paths, key=os.fsencode):
+        name = os.path.basename(path)
         if name.startswith("."):
             continue
         if os.path.isdir(path):
@@ -131,6 +146,10 @@ def _left_out(folder: str) -> Iterator[LeftOut]:
             yield LeftOut(path, "a folder; name its files by a glob", sum(map(_size, held)))
         elif not name.endswith(TEXT_SUFFIXES):
             yield LeftOut(path, "another kind of file", _size(path))
+        elif has_more and _NOTICE.match(name):
+            yield LeftOut(path, "about the others; name it to take it", 0)
+        elif name in _DESCRIPTIONS:
+            yield LeftOut(path, "a description of a dataset", 0)
         elif name.endswith(".json") and (why := _why_not_lines(path)):
             yield LeftOut(path, why, _size(path))
 
@@ -138,7 +157,8 @@ def _left_out(folder: str) -> Iterator[LeftOut]:
 def _why_not_lines(path: str) -> str:
     """Return what a file is instead of JSON lines; "" if it is these."""
     try:
-        with open(path, "rb") as file:
+        # O_NONBLOCK: a pipe would be waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             head = file.read(_SNIFFED_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError:
         return ""  # An error later.
@@ -150,6 +170,10 @@ def _why_not_lines(path: str) -> str:
     except (ValueError, RecursionError):
         is_line = False
     return "" if is_line and line.startswith(b"{") else "not JSON lines"
+
+
+def _is_same(path: str, other: str) -> bool:
+    return bool(other) and os.path.realpath(path) == os.path.realpath(other)
 
 
 def _size(path: str) -> int:

@@ -16,6 +16,8 @@ from tokenfeed.errors import InvalidCorpus
 _SPLITS = dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")
 _SPLITS |= {"train": "", "test": "test"}
 """Words of names -> the split that they mean; files without one count as training files."""
+_NAMED_MAX = 8
+"""Files that are listed where no glob has them alone."""
 _WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(_SPLITS)})(?=[0-9]*(?:[^a-z0-9]|$))")
 
 
@@ -27,11 +29,13 @@ def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -
     words: what the user gave.  paths: its files.  option: what stands before a path that takes one
     split.
     """
-    folders = tuple(folder for word in words if (folder := _folder_of(word)) is not None)
-    names = [_below(path, folders) for path in paths]
+    names = _below(words, paths)
     if not _WORD.search("\n".join(names).lower()):
         return
-    found = list(map(_split_words, names))
+    # What all begin with says nothing, as in train_test_split_train and train_test_split_test.
+    same = os.path.commonprefix([name.lower() for name in names])  # noqa: RUF071
+    same = re.sub("[a-z0-9]*$", "", same)
+    found = [_split_words(name[len(same) :]) for name in names]
     shared = frozenset.intersection(*found)
     splits: dict[frozenset[str], list[int]] = defaultdict(list)
     for number, own in enumerate(found):
@@ -51,22 +55,29 @@ def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -
     raise InvalidCorpus(words[0], problem)
 
 
-def _folder_of(word: str) -> str | None:
-    """Return the folder that a word names, or that a glob begins with, "" for the working
-    directory; None of a file.
+def _below(words: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Return the names of files below what the user gave: below a folder, or where a glob begins.
+    A shell may have written several words for one glob: then below what all of them are in.
     """
+    folder = _folder_of(words[0])
+    if len(words) > 1:
+        parents = [os.path.dirname(os.path.abspath(word).rstrip(os.sep)) for word in words]
+        folder = os.path.commonpath(parents)
+    begin = os.path.join(folder, "")
+    return [
+        # Nearly always so, and there may be 100,000 files.
+        path[len(begin) :] if path.startswith(begin) else os.path.relpath(path, folder)
+        for path in paths
+    ]
+
+
+def _folder_of(word: str) -> str:
+    """Return the folder that a word names, that a glob begins with, or that a file is in."""
     if os.path.isdir(word):
-        return os.path.join(word, "")
+        return word
     if not os.path.lexists(word) and (magic := re.search(r"[*?[]", word)):
-        return word[: word.rfind(os.sep, 0, magic.start()) + 1]
-    return None
-
-
-def _below(path: str, folders: Sequence[str]) -> str:
-    for folder in folders:
-        if path.startswith(folder):
-            return path[len(folder) :]
-    return os.path.basename(path)
+        return word[: word.rfind(os.sep, 0, magic.start()) + 1] or os.curdir
+    return os.path.dirname(word) or os.curdir
 
 
 def _split_words(name: str) -> frozenset[str]:
@@ -74,19 +85,20 @@ def _split_words(name: str) -> frozenset[str]:
 
 
 def _pattern(wanted: Sequence[str], paths: Sequence[str]) -> str:
-    """Return a glob of some of the files and no others; else the path of the first one, and that
-    there are more.
-    """
+    """Return a glob of some of the files and no others; else these files, of many the first one."""
     if len(wanted) == 1:
         return repr(wanted[0])
-    folder = os.path.commonpath(list(map(os.path.dirname, wanted)))
+    folder = os.path.commonpath([os.path.dirname(path) or os.curdir for path in wanted])
     begins = os.path.commonprefix(list(map(os.path.basename, wanted)))  # noqa: RUF071
     ending = "*" + os.path.splitext(wanted[0])[1]
+    others = set(map(os.path.normpath, paths)) - set(map(os.path.normpath, wanted))
     for pattern in (
         glob.escape(os.path.join(folder, begins.rstrip("0123456789"))) + ending,
-        glob.escape(folder) + os.path.join(os.sep, "**", ending),
+        os.path.join(glob.escape(folder), "**", ending),
     ):
-        found = set(glob.glob(pattern, recursive=True))
-        if found >= set(wanted) and not found & set(paths) - set(wanted):
+        found = set(map(os.path.normpath, glob.glob(pattern, recursive=True)))
+        if found >= set(map(os.path.normpath, wanted)) and not found & others:
             return repr(pattern)
+    if len(wanted) <= _NAMED_MAX:
+        return " ".join(map(repr, wanted))
     return f"{wanted[0]!r} and the other {len(wanted) - 1}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,6 +25,8 @@ _BLOCK_BYTES = 1 << 16
 _LINE_BYTES_MAX = 64 << 20
 _WINDOW_BYTES_MAX = 1 << 31
 """Of zstd, as `zstd --long=31` writes: what a reader has to keep in memory."""
+_MAGIC_BYTES = 10
+"""Of the longest magic: that of bzip2, with the block behind it."""
 _PACKED_BYTES = 1 << 10
 """Unpacked at once: at most 32 MiB of zeros."""
 
@@ -77,7 +80,7 @@ def codec_of(head: bytes) -> str | None:
         return "gzip"
     if head.startswith(b"\xfd7zXZ"):
         return "xz"
-    if head.startswith(b"BZh"):
+    if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", head):
         return "bzip2"
     # A frame of zstd, or a skippable frame.
     return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18" else None
@@ -87,7 +90,7 @@ def _blocks(file: BinaryIO, offset: int) -> Iterator[bytes]:
     """Yield a file, uncompressed, from an offset on. The blocks do not depend on the offset, so a
     resumed run reads exactly as much of a damaged file.
     """
-    codec = codec_of(file.read(6))
+    codec = codec_of(file.read(_MAGIC_BYTES))
     first = 0 if codec else offset // _BLOCK_BYTES * _BLOCK_BYTES
     file.seek(first)
     read: Callable[[int], bytes] = file.read

@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from tokenfeed.errors import InvalidSource
 
-from ..tokenize.documents import require_no_labels
+from ..tokenize.documents import require_no_labels, table_of_tokens
 from ..units import (
     Column,
     InvalidDocument,
@@ -246,14 +246,16 @@ def _column_problem(
             if column.may_be_absent:
                 continue
             known = ", ".join(schema.names[:8])
-            return Problem(f"no column {name!r}", f"it has {known}")
+            return Problem(f"no column {name!r}{table_of_tokens(schema.names)}", f"it has {known}")
         kind = schema.field(name).type
         if isinstance(kind, pyarrow.BaseExtensionType):
             kind = kind.storage_type
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
         if column.kind == "numbers":
-            if not (_is_list(kind) and pyarrow.types.is_integer(kind.value_type)):
+            of_items = kind.value_type if _is_list(kind) else kind
+            are_numbers = pyarrow.types.is_integer(of_items) or pyarrow.types.is_boolean(of_items)
+            if not (_is_list(kind) and are_numbers):
                 return Problem(f"column {name!r} is not a list of integers", _but(kind))
         elif column.kind == "json":
             if not _is_text(kind) and not (_is_list(kind) and _is_json(kind)):

@@ -40,6 +40,9 @@ _CURE = (
     "and {% endgeneration %} in the template"
 )
 
+_PLACEHOLDER = "tokenfeed-part-"
+"""What no text has, in place of a part of a message."""
+
 
 def messages_of(value: Any, column: str) -> list[Message]:
     """Return the messages of a chat as templates take them, checked. ShareGPT's `from` and `value`
@@ -122,7 +125,8 @@ def rendered(
     messages, (text, blocks) = _with_or_without_nulls(messages, tools, template)
     for index, message in enumerate(messages):
         place = f"{column}[{index}]"
-        _require_written(message, text, place)
+        if isinstance(message.get("content"), list) and message["content"]:
+            _require_parts_written(messages, index, tools, template, text, place)
         if message.get("tool_calls") and not message.get("content"):
             _require_calls_written(messages, index, tools, template, text, place)
     if template.marks_targets:
@@ -154,16 +158,29 @@ def _with_or_without_nulls(
     return messages, found
 
 
-def _require_written(message: Message, text: str, place: str) -> None:
-    """Raise InvalidDocument, which is fatal, if a template has left out content in parts, or has
-    written what Python prints for their list.
+def _require_parts_written(
+    messages: Sequence[Message],
+    index: int,
+    tools: list[Any] | None,
+    template: ChatTemplate,
+    text: str,
+    place: str,
+) -> None:
+    """Raise InvalidDocument, which is fatal, if a template has left out a part of the content of a
+    message, or has written what Python prints for their list: with other words in the parts, these
+    are missing.
     """
-    content = message.get("content")
-    if not isinstance(content, list):
-        return
-    texts = (part["text"].strip() for part in content)
-    written = (own in text or json.dumps(own, ensure_ascii=False)[1:-1] in text for own in texts)
-    if str(content) in text or not all(written):
+    parts = [
+        part | {"text": f"{_PLACEHOLDER}{number}."}
+        for number, part in enumerate(messages[index]["content"])
+        if part["text"].strip()
+    ]
+    others = [*messages[:index], messages[index] | {"content": parts}, *messages[index + 1 :]]
+    try:
+        found, _ = template.render(others, tools)
+    except InvalidDocument:
+        found = ""
+    if str(messages[index]["content"]) in text or not all(part["text"] in found for part in parts):
         problem = "content in parts, which the chat template does not read; join their text"
         raise InvalidDocument(problem, place, is_fatal=True)
 
@@ -243,14 +260,11 @@ def _require_begins(text: str, part: str, place: str, how: str) -> None:
     raise InvalidDocument(problem, place, is_fatal=True)
 
 
-def target_mask(
-    offsets: npt.NDArray[np.int64], spans: Iterable[Span], *, are_blocks: bool
-) -> npt.NDArray[np.bool_]:
+def target_mask(offsets: npt.NDArray[np.int64], spans: Iterable[Span]) -> npt.NDArray[np.bool_]:
     """Return which tokens are targets.
 
     offsets: int64[n, 2], the characters of each token.  spans: those that are targets: a token that
-    has one of them is a target.  are_blocks: whether they are {% generation %} blocks. Of these a
-    last character of several tokens has only its first one in the mask, as in transformers.
+    has one of them is a target, as in transformers since 5.24.
     Returns: bool[n].
     """
     mask = np.zeros(len(offsets), dtype=np.bool_)
@@ -261,8 +275,5 @@ def target_mask(
             continue
         first_token = int(np.searchsorted(ends, first, side="right"))
         end_token = int(np.searchsorted(firsts, end, side="left"))
-        if are_blocks:
-            last = int(np.searchsorted(ends, end - 1, side="right"))
-            end_token = min(end_token, last + 1)
         mask[first_token:end_token] = True
     return mask

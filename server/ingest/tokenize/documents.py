@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..units import Column, InvalidDocument, Lines, Problem, Rows
 from .chat_template import ChatTemplate, Span, load_chat_template
 from .chats import canonical, messages_of, rendered, tools_of
-from .recipe import MASK_ENDINGS, PADDING_COLUMN, Recipe
+from .recipe import MASK_ENDINGS, Recipe
 
 IGNORED = -100
 """The label of what is no target."""
@@ -98,10 +98,11 @@ def _text(values: Sequence[Any], where: str, own_id: bytes | None, recipe: Recip
 def _tokens(values: Sequence[Any], where: str, own_id: bytes | None, recipe: Recipe) -> Document:
     """Return a document of tokens without its padding; labels of -100 are no targets."""
     count = len(recipe.columns)
-    tokens, *labels, kept = map(_numbers, values[: count + 1], [*recipe.columns, PADDING_COLUMN])
+    names = [*recipe.columns, recipe.padding_column]
+    tokens, *labels, kept = map(_numbers, values[: count + 1], names)
     if tokens is None or not tokens.size:
         raise InvalidDocument("empty document")
-    for name, found in zip([*recipe.columns[1:], PADDING_COLUMN], [*labels, kept], strict=True):
+    for name, found in zip(names[1:], [*labels, kept], strict=True):
         if found is not None and found.size != tokens.size:
             problem = f"column {name!r} does not have as many numbers as {recipe.columns[0]!r}"
             raise InvalidDocument(problem)
@@ -216,6 +217,12 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
     return [_of_entry(entry, column) for column in columns]
 
 
+def table_of_tokens(names: Collection[str]) -> str:
+    """Return what to pass for a table of tokens, behind an error; "" if these columns are none."""
+    found = next((name for name in names if name.endswith("input_ids")), None)
+    return "" if found is None else f"; for tokens pass --tokens-column {found}"
+
+
 def require_no_labels(column: Column, names: Collection[str]) -> None:
     """Raise InvalidDocument, which is fatal, if tokens have labels that nothing was said about.
 
@@ -232,7 +239,7 @@ def _of_entry(entry: dict[str, Any], column: Column) -> Any:
         _require_utf8(value)
         return value
     if name not in entry and not column.is_optional:
-        raise InvalidDocument(f"no column {name!r}")
+        raise InvalidDocument(f"no column {name!r}{table_of_tokens(entry)}")
     if value is None:
         return _null(column)
     if column.kind in ("json", "numbers"):

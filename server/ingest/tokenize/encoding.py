@@ -14,7 +14,6 @@ from tokenfeed.errors import InvalidSource
 
 from ..units import Problem, TextChunk, Unit
 from . import splitting
-from .chat_template import load_chat_template
 from .chats import target_mask
 from .documents import Document, documents_of
 from .recipe import Recipe
@@ -169,7 +168,6 @@ def _encoded_chats(
     are left out.  Raises: ValueError.
     """
     assert recipe.chat_template is not None
-    are_blocks = load_chat_template(recipe.chat_template).marks_targets
     before, after = _around(recipe, tokenizer)
     tokens, masks = [before[:0]], [np.empty(0, np.bool_)]
     lengths: list[int] = []
@@ -177,7 +175,7 @@ def _encoded_chats(
     for document in documents:
         (text,) = document.texts
         ids, offsets = _with_offsets(text, tokenizer)
-        mask = target_mask(offsets, document.targets, are_blocks=are_blocks)
+        mask = target_mask(offsets, document.targets)
         if not mask.any():
             left_out.append(Problem("no token of the assistant", document.where))
             continue

@@ -9,9 +9,12 @@ from ..units import Column
 from .chat_template import ChatTemplateFile
 from .tokenizer import TokenizerFile
 
-PADDING_COLUMN = "attention_mask"
+_PADDING_COLUMN = "attention_mask"
 """Of tokens: 0 at those that are padding."""
-LABELS_COLUMNS = ("labels", "completion_mask", "assistant_masks", "loss_mask")
+_TOKENS_COLUMN = "input_ids"
+"""How names of columns of tokens end: those of what belongs to them begin alike, as do
+chosen_input_ids and chosen_labels."""
+_LABELS_COLUMNS = ("labels", "label", "completion_mask", "assistant_masks", "loss_mask")
 """Columns that say which tokens are targets: labels, -100 where there is none; and those of TRL and
 others, 1 at a target, whose names end as `MASK_ENDINGS`."""
 MASK_ENDINGS = ("mask", "masks")
@@ -55,14 +58,26 @@ class Recipe:
             kind = "numbers"
         found = [Column(name, kind) for name in self.columns]
         if self.refuses_labels:
-            found[0] = replace(found[0], refuses=LABELS_COLUMNS)
+            names = tuple(self._beside_tokens(name) for name in _LABELS_COLUMNS)
+            found[0] = replace(found[0], refuses=names)
         if self.are_tokens:
-            found.append(Column(PADDING_COLUMN, "numbers", is_optional=True, may_be_absent=True))
+            name = self.padding_column
+            found.append(Column(name, "numbers", is_optional=True, may_be_absent=True))
         if self.tools_column is not None:
             found.append(Column(self.tools_column, "json", is_optional=True))
         if self.id_column is not None:
             found.append(Column(self.id_column, "id"))
         return tuple(found)
+
+    @property
+    def padding_column(self) -> str:
+        """Of tokens: what says which of them are padding."""
+        return self._beside_tokens(_PADDING_COLUMN)
+
+    def _beside_tokens(self, name: str) -> str:
+        tokens = self.columns[0]
+        prefix = tokens.removesuffix(_TOKENS_COLUMN) if tokens.endswith(_TOKENS_COLUMN) else ""
+        return prefix + name
 
     def is_val(self, sha256: bytes) -> bool:
         """Return whether a document belongs to the validation split, by its hash: it stays in its

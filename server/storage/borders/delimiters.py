@@ -25,6 +25,8 @@ _DOCUMENT_TOKENS = (20, 100_000)
 """What documents of a corpus have on average."""
 _DOCUMENT_TOKENS_WARNED = 1_000_000
 _LIKELY_MAX = 3
+_SCORE_MIN = 3.0
+"""Ids that come at random have about 1: the least of n gaps is a n-th of their mean."""
 _IDS_MAX = 20_000
 
 END_OPTION = "--document-end-token"
@@ -78,7 +80,6 @@ class Delimiters:
 def require_occurring(store: TokenStore, delimiters: Delimiters) -> None:
     """Raise InvalidCorpus if a delimiter does not occur, and name likely ones; warn if it makes
     documents of millions of tokens. Looks at all tokens, or at a sample of 64 MiB.
-
     """
     if not delimiters.options:
         return
@@ -90,7 +91,9 @@ def require_occurring(store: TokenStore, delimiters: Delimiters) -> None:
         count = sum(int((tokens == tokens.dtype.type(token)).sum()) for tokens in sample)
         if not count:
             likely = ", ".join(map(str, _likely(sample)))
-            cure = f"pass the token that ends documents, likely {likely}" if likely else "omit it"
+            what_it_does = "begins" if option == START_OPTION else "ends"
+            cure = f"pass the token that {what_it_does} documents"
+            cure += f", likely {likely}" if likely else ", or omit it"
             problem = f"{option} {token} does not occur in {what}, so it separates no documents"
             raise InvalidCorpus(store.shards[0].path, f"{problem}; {cure}")
         if token_count // count > _DOCUMENT_TOKENS_WARNED:
@@ -129,7 +132,8 @@ def _likely(sample: Sequence[npt.NDArray[np.integer]]) -> list[int]:
             places = order[firsts[number] : firsts[number] + counts[number]]
             score = float((np.diff(places).min() - 1) / means[number] * counts[number])
             scores[int(ids[number])] = max(score, scores.get(int(ids[number]), 0.0))
-    return sorted(scores, key=scores.__getitem__, reverse=True)[:_LIKELY_MAX]
+    likely = [token for token, score in scores.items() if score > _SCORE_MIN]
+    return sorted(likely, key=scores.__getitem__, reverse=True)[:_LIKELY_MAX]
 
 
 def delimited_parts(

@@ -62,7 +62,7 @@ FORMAT_NAMES = tuple(sorted(form.NAME for form in FORMATS if form is not unsuppo
 """The values of --format."""
 
 
-_CERTAIN = (raw, npy)
+_CERTAIN = (raw, npy, litgpt, litdata)
 """These formats cannot match by accident, so their errors do not suggest --format raw."""
 
 

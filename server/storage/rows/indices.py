@@ -31,8 +31,9 @@ DOCUMENTS_MAX = 10**8
 10^6 documents; see server/pack.py."""
 INDICES_MAX = 16
 """Opened at once, so that requests for any context length do not fill the disk."""
-_IDLE_SECONDS = 60.0
-"""An index that nothing was read of for this long makes room for another one."""
+_READ_SECONDS, _DESCRIBED_SECONDS = 900.0, 60.0
+"""An index makes room for another one this long after rows were read of it, or it was only
+described. A client that has prefetched rows asks for more after minutes."""
 MEMORY_SHARE = 0.5
 """Of the memory that is available, how much the making of rows may take in a process that has other
 work too."""
@@ -76,22 +77,23 @@ class RowIndices:
         self._pack_options = pack_options
         self._lock = threading.Lock()  # guards what follows; the opened ones are read without it
         self._opened: dict[RowsKey, RowIndex] = {}
-        self._used: dict[RowsKey, float] = {}
+        self._needed_until: dict[RowsKey, float] = {}
         self._remembered: dict[RowsKey, _Remembered] = {}
         self._making: _Making | None = None
         self._stopping = threading.Event()
         self._is_closed = False
 
-    def get(self, key: RowsKey) -> RowIndex:
+    def get(self, key: RowsKey, *, is_read: bool = True) -> RowIndex:
         """Return an index. If it is not opened, a thread begins to find or to make it, which this
         waits for, but not for long.
 
+        is_read: whether rows are read of it, or it is only described.
         Raises: InvalidRequest if there cannot be one, with the reason; Unreadable, with the
         progress or the failure, until it is there.
         """
         index = self._opened.get(key)
         if index is not None:
-            self._used[key] = time.monotonic()
+            self._keep_for(key, _READ_SECONDS if is_read else _DESCRIBED_SECONDS)
             return index
         with self._lock:
             making = self._begun(key)
@@ -237,14 +239,20 @@ class RowIndices:
         """Raise LimitExceeded if too many are opened, and none of them is idle."""
         if len(self._opened) < INDICES_MAX:
             return
-        if time.monotonic() - self._used[self._least_used()] < _IDLE_SECONDS:
+        if self._idle() is None:
             problem = f"{self._store.name!r} has rows for {INDICES_MAX} context lengths and orders"
-            cure = f"the most at once; use one of them, retry {_IDLE_SECONDS:.0f} s after the last "
-            cure += "use of one, or on another server"
+            cure = "the most at once; use one of them, retry when one was not read for "
+            cure += f"{_READ_SECONDS / 60:.0f} minutes, or on another server"
             raise LimitExceeded("context_length", f"{problem}, {cure}")
 
-    def _least_used(self) -> RowsKey:
-        return min(self._opened, key=self._used.__getitem__)
+    def _keep_for(self, key: RowsKey, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self._needed_until[key] = max(end, self._needed_until.get(key, end))
+
+    def _idle(self) -> RowsKey | None:
+        """Return the index that is idle for longest; None if none is."""
+        found = min(self._opened, key=self._needed_until.__getitem__)
+        return found if self._needed_until[found] < time.monotonic() else None
 
     def _require_few_documents(self, job: RowsJob) -> None:
         """Raise InvalidRequest if a server does not make these rows."""
@@ -316,10 +324,11 @@ class RowIndices:
         """Keep an index open, unless another one of its key is."""
         with self._lock:
             if key not in self._opened and len(self._opened) >= INDICES_MAX:
-                idle = self._least_used()
-                self._opened.pop(idle).close()
-                del self._used[idle]
-            self._used[key] = time.monotonic()
+                # None if one was read meanwhile: then there is one more for a while.
+                if (idle := self._idle()) is not None:
+                    self._opened.pop(idle).close()
+                    del self._needed_until[idle]
+            self._keep_for(key, _DESCRIBED_SECONDS)
             kept = self._opened.setdefault(key, index)
             if kept is not index or self._is_closed:
                 index.close()

@@ -21,6 +21,9 @@ REFUSED = {
     "train/0.bin train/1.bin validation/0.bin": ("train/*.bin", "validation/0.bin"),
     "x-dev-0.bin x-dev-1.bin x-eval-0.bin y.bin": ("x-*.bin", "y.bin"),
     "Valid.bin Train.bin": ("Valid.bin", "Train.bin"),
+    "x_train_test_split_train.bin x_train_test_split_test.bin":
+        ("x_train_test_split_train.bin", "x_train_test_split_test.bin"),
+    "train/a/0.bin train/b/0.bin val/a/0.bin": ("train/**/*.bin", "val/a/0.bin"),
 }  # fmt: skip
 ONE_SPLIT = [
     "train-00000-of-00002.bin train-00001-of-00002.bin",
@@ -35,7 +38,7 @@ ONE_SPLIT = [
 def paths(folder: Path, names: str) -> list[str]:
     made = [folder / name for name in names.split()]
     for path in made:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(200))
     return list(map(str, made))
 
@@ -79,6 +82,54 @@ def test_a_folder_of_both_is_refused_and_a_folder_named_so_is_not(
         parse_datasets([word.format(folder)])
     (folder / "fineweb_val_000000.bin").unlink()
     assert len(parse_datasets([word.format(folder)])) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["*/*.bin"],
+        ["**/*.bin"],
+        ["./*/*.bin"],
+        ["train", "val"],
+        ["train/0.bin", "val/0.bin"],
+        ["./train/0.bin", "val/0.bin"],
+    ],
+)
+def test_a_glob_of_any_form_is_refused_and_what_a_shell_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Folders say train and val, wherever the glob begins."""
+    paths(tmp_path, "train/0.bin val/0.bin")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(InvalidCorpus, match="has files of several splits"):
+        parse_datasets(words)
+
+
+def test_what_takes_one_split_is_right_in_the_working_directory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is left out of it would be lost."""
+    names = "train-00000-of-00002.bin train-00001-of-00002.bin test-00000-of-00001.bin"
+    paths(tmp_path, names)
+    monkeypatch.chdir(tmp_path)
+
+    for folder in (".", "./"):
+        with pytest.raises(InvalidCorpus) as caught:
+            parse_datasets([folder])
+        test, train = re.findall("--data '([^']+)'", caught.value.problem)
+        assert len(parse_datasets([test])[0].paths) == 1
+        assert len(parse_datasets([train])[0].paths) == 2
+
+
+def test_files_that_no_glob_has_alone_are_all_named(tmp_path: Path) -> None:
+    given = paths(tmp_path, "code.bin web-0.bin web-1.bin test-0.bin")
+
+    with pytest.raises(InvalidCorpus) as caught:
+        require_one_split([str(tmp_path)], given, "--data ")
+
+    listed = " ".join(map(repr, given[:3]))
+    assert f"take one: --data {listed} or --data " in caught.value.problem
 
 
 def test_a_folder_of_the_hub_is_refused_by_ingest(tmp_path: Path) -> None:

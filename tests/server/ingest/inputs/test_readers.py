@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from server.ingest.tokenize.recipe import Recipe
 from server.ingest.tokenize.tokenizer import TokenizerFile
 from server.ingest.units import Column, Unit
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
-from tokenfeed.errors import InvalidCorpus
+from tokenfeed.errors import InvalidCorpus, InvalidSource
 
 RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
 
@@ -361,8 +362,8 @@ def test_what_a_folder_has_besides_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_has_more_besides_is_an_error_with_the_option_to_go_on(
     tmp_path: Path,
 ) -> None:
-    """Ingesting its licence alone is never what was meant."""
-    (tmp_path / "LICENSE.txt").write_text("free")
+    """Ingesting what lies beside the data is never what was meant."""
+    (tmp_path / "note.txt").write_text("free")
     (tmp_path / "lang=en").mkdir()
     write_jsonl(tmp_path / "lang=en" / "0.jsonl", [{"text": "a"}])
 
@@ -376,6 +377,56 @@ def test_a_folder_that_has_more_besides_is_an_error_with_the_option_to_go_on(
     )
     sources, _ = find_sources([str(tmp_path)], ignores_others=True)
     assert len(sources) == 1
+
+
+def test_what_is_about_a_corpus_is_no_document_of_it(tmp_path: Path) -> None:
+    """A licence, and what the package datasets writes beside its data."""
+    write_jsonl(tmp_path / "c4-train.0.json", [{"text": "a"}])
+    (tmp_path / "LICENSE.txt").write_text("free")
+    (tmp_path / "dataset_infos.json").write_text('{"default": 1}')
+
+    sources, others = find_sources([str(tmp_path)])
+
+    assert [Path(source.path).name for source in sources] == ["c4-train.0.json"]
+    assert [Path(one.path).name for one in others] == ["LICENSE.txt", "dataset_infos.json"]
+    assert len(find_sources([str(tmp_path / "LICENSE.txt")])[0]) == 1
+
+
+def test_a_glob_names_the_folders_that_it_matches_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a long text, longer than the other one")
+    (tmp_path / "en").mkdir()
+    (tmp_path / "en" / "b.txt").write_text("b")
+
+    sources, others = find_sources([f"{tmp_path}/*"])
+
+    assert [Path(source.path).name for source in sources] == ["a.txt"]
+    assert [Path(one.path).name for one in others] == ["en"]
+
+
+def test_the_folder_that_an_ingest_writes_is_nothing_that_it_leaves_out(tmp_path: Path) -> None:
+    """The same command is given again to resume."""
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train-000.ds").write_bytes(bytes(1000))
+
+    sources, others = find_sources([str(tmp_path)], made=f"{tmp_path}/./out")
+
+    assert (len(sources), others) == (1, [])
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    os.mkfifo(tmp_path / "b.json")
+
+    with pytest.raises(InvalidSource, match=r"b\.json: is not a regular file"):
+        find_sources([str(tmp_path)])
+
+
+def test_a_text_that_begins_with_bzh_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("BZhukov was a town")
+
+    assert find_sources([str(path)])[0][0].kind == "text"
 
 
 def test_an_array_of_json_is_named(tmp_path: Path) -> None:

@@ -473,8 +473,8 @@ def test_a_token_across_the_border_of_a_turn_is_a_target() -> None:
     """It has some of what the assistant writes."""
     offsets = np.array([(0, 2), (2, 5), (5, 6), (6, 7), (6, 7), (6, 7), (7, 9)])
 
-    def targets(*span: int, are_blocks: bool = False) -> list[int]:
-        mask = target_mask(offsets, [(span[0], span[1])], are_blocks=are_blocks)
+    def targets(*span: int) -> list[int]:
+        mask = target_mask(offsets, [(span[0], span[1])])
         return np.flatnonzero(mask).tolist()
 
     assert targets(2, 6) == [1, 2]
@@ -482,11 +482,7 @@ def test_a_token_across_the_border_of_a_turn_is_a_target() -> None:
     assert targets(4, 8) == [1, 2, 3, 4, 5, 6]
     assert targets(5, 7) == [2, 3, 4, 5]
     assert targets(3, 3) == []
-    assert targets(3, 3, are_blocks=True) == []
     assert targets(0, 9) == list(range(7))
-    # transformers ends a block at the first token of its last character.
-    assert targets(5, 7, are_blocks=True) == [2, 3]
-    assert targets(5, 8, are_blocks=True) == [2, 3, 4, 5, 6]
 
 
 def test_characters_without_a_token_do_not_matter() -> None:
@@ -494,9 +490,7 @@ def test_characters_without_a_token_do_not_matter() -> None:
     offsets = np.array([(0, 2), (0, 0), (3, 5), (6, 8), (9, 10)])
 
     def targets(*span: int) -> list[int]:
-        masks = [target_mask(offsets, [(span[0], span[1])], are_blocks=on) for on in (False, True)]
-        assert masks[0].tolist() == masks[1].tolist()
-        return np.flatnonzero(masks[0]).tolist()
+        return np.flatnonzero(target_mask(offsets, [(span[0], span[1])])).tolist()
 
     assert targets(2, 5) == [2]
     assert targets(3, 6) == [2]

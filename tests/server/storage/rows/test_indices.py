@@ -388,12 +388,15 @@ def test_the_number_of_opened_indices_is_limited(
 def test_an_index_that_is_idle_makes_room_for_another_one(
     found: RowIndices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A survey of all context lengths does not end the use of others for good."""
+    """A survey of all context lengths ends neither the use of others for good, nor a run that has
+    prefetched rows for minutes.
+    """
     monkeypatch.setattr(indices, "INDICES_MAX", 2)
+    monkeypatch.setattr(indices, "_DESCRIBED_SECONDS", -1.0)
     for context_length in (40, 41):
         found.make_now(packed(context_length))
+    found.get(packed(41), is_read=False)
     found.get(packed(40))
-    monkeypatch.setattr(indices, "_IDLE_SECONDS", -1.0)
 
     require_agreement(found.make_now(packed(42)), packed(42))
 
