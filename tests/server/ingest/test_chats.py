@@ -387,6 +387,20 @@ def test_an_invalid_option_of_chats_is_named(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_tools_of_a_column_that_parquet_lacks_are_refused(tmp_path: Path) -> None:
+    """A misspelt name would leave all tools out."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path = write_parquet(tmp_path / "x.parquet", {"messages": [chat], "tools": ["[]"]})
+    template = tmp_path / "t.jinja"
+    template.write_text(CHATML)
+    words = ("--messages-column", "messages", "--chat-template", template, "--tools-column")
+
+    done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes", *words, "toolz")
+
+    assert done.returncode == 1
+    assert f"{path}: no column 'toolz', it has messages, tools" in done.stderr
+
+
 def test_a_template_without_a_generation_prompt_is_accepted_and_said_once(
     words: tuple[str | Path, ...], tmp_path: Path
 ) -> None:

@@ -71,6 +71,41 @@ def test_without_labels_every_token_is_learned(tmp_path: Path, write: Write) -> 
     assert stored(tmp_path / "b" / "train") == TOKENS
 
 
+MASKS = [[0, 0, 1, 1], [0, 1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("write", [as_jsonl, as_parquet])
+@pytest.mark.parametrize("prefix", ["", "chosen_"])
+@pytest.mark.parametrize("name", ["completion_mask", "assistant_masks", "loss_mask", "labels"])
+def test_each_column_of_targets_is_known_and_taken(
+    tmp_path: Path, write: Write, prefix: str, name: str
+) -> None:
+    """As TRL calls them; beside chosen_input_ids their names begin alike."""
+    rows = {key: ROWS[key] for key in ("input_ids", "attention_mask")}
+    rows[name] = ROWS["labels"] if name == "labels" else MASKS
+    path = write(tmp_path, {f"{prefix}{key}": values for key, values in rows.items()})
+    words = ("--tokenizer", "bytes", "--tokens-column", f"{prefix}input_ids")
+
+    refused = ingest(path, "--out", tmp_path / "refused", *words)
+    assert f"column '{prefix}{name}' says which tokens are targets" in refused.stderr
+    ingested(path, "--out", tmp_path / "out", *words, "--labels-column", f"{prefix}{name}")
+
+    assert stored(tmp_path / "out" / "train") == TOKENS
+    assert stored(tmp_path / "out" / "train", ".ds.loss", "|u1") == TARGETS
+
+
+@pytest.mark.parametrize("write", [as_jsonl, as_parquet])
+def test_a_table_of_tokens_is_not_taken_for_text_without_a_hint(
+    tmp_path: Path, write: Write
+) -> None:
+    path = write(tmp_path, ROWS)
+
+    done = ingest(path, "--tokenizer", "bytes", "--out", tmp_path / "out")
+
+    said = done.stdout + done.stderr
+    assert "no column 'text'; for tokens pass --tokens-column input_ids" in said
+
+
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [

@@ -418,8 +418,11 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     os.mkfifo(tmp_path / "b.json")
 
+    _, others = find_sources([str(tmp_path)])
+
+    assert [Path(one.path).name for one in others] == ["b.json"]
     with pytest.raises(InvalidSource, match=r"b\.json: is not a regular file"):
-        find_sources([str(tmp_path)])
+        find_sources([str(tmp_path / "b.json")])
 
 
 def test_a_text_that_begins_with_bzh_is_text(tmp_path: Path) -> None:

@@ -367,6 +367,49 @@ def test_calls_that_a_template_does_not_write_are_no_empty_turn() -> None:
     assert problem(part) == (what, "byte 0, messages[1]", False)
 
 
+@pytest.mark.parametrize("user", ["2 + 2? ", "what does f do?"])
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_a_call_that_is_named_elsewhere_is_not_written_for_that(user: str, has_tools: bool) -> None:
+    """In the list of tools, or in what the user asks."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    chat = [{"role": "user", "content": user}, call]
+    tools = [{"name": "f"}] if has_tools else None
+    template = "{{ tools | tojson }}" + CHATML
+    how = recipe("bytes", template, tools_column="tools")
+
+    part = encoded([{"messages": chat, "tools": tools}], how)
+
+    what = "calls of tools, which the chat template does not write"
+    assert problem(part) == (what, "byte 0, messages[1]", False)
+
+
+def test_a_part_that_others_have_too_is_not_read_for_that() -> None:
+    """The answer is a letter of the question."""
+    chat = [
+        {"role": "user", "content": "A or B?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "B"}]},
+    ]
+    drops = CHATML.replace(
+        "message.content", "(message.content if message.content is string else '')"
+    )
+
+    what = "content in parts, which the chat template does not read; join their text"
+    found = encoded([chat], recipe("bytes", drops))
+    assert problem(found) == (what, "byte 0, messages[1]", True)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_beside_a_null_of_another_name_is_not_lost(name: str) -> None:
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.thinking }}{% endgeneration %}{% endfor %}"
+    )
+    chat = [{"role": "assistant", "content": "a", name: "b", "thinking": None}]
+
+    part = encoded([chat], recipe("bytes", template))
+
+    assert bytes(part.tokens.astype(np.uint8)).decode() == "b"
+
+
 def test_all_names_of_reasoning_are_known() -> None:
     """As in transformers."""
     template = (
@@ -391,6 +434,8 @@ def test_chats_of_sharegpt_are_read() -> None:
     assert encoded([chat], how).tokens.tolist() == encoded([TURNS], how).tokens.tolist()
     unknown = encoded([[{"from": "bard", "value": "a"}]], how)
     assert problem(unknown)[0] == "message from 'bard', which is no role"
+    unknown = encoded([[{"from": ["human"], "value": "a"}]], how)
+    assert problem(unknown)[0] == "message from ['human'], which is no role"
 
 
 def test_a_call_of_a_tool_needs_no_content_and_tools_are_passed_on(chat_tokenizer: Path) -> None:
