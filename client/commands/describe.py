@@ -45,6 +45,8 @@ def run_describe(arguments: argparse.Namespace) -> None:
             f"  tokens: {dataset.token_count:,} {dataset.dtype} in {dataset.file_count:,} file(s)"
         )
         print(f"  fingerprint: {dataset.fingerprint.hex()}")
+        if dataset.row_tokens:
+            print(f"  files of rows: {dataset.row_tokens:,} tokens each")
         if dataset.rows:
             counts = ", ".join(_count(rows, order) for rows in dataset.rows)
             print(f"  rows of {arguments.context_length:,} tokens: {counts}")

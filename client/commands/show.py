@@ -113,5 +113,14 @@ def _first_ids(pieces: Pieces) -> str:
                 runs.append(_marked(" ".join(map(str, run[:room].tolist())), are_targets))
                 room -= min(room, len(run))
         shown += [" ".join(runs)] if runs else []
-    count = sum(len(run) for piece in pieces for run, _ in piece)
-    return " | ".join(shown) + (f" ... ({count} tokens)" if count > _TOKENS_SHOWN else "")
+    count, targets = _counts(pieces)
+    if count <= _TOKENS_SHOWN:
+        return " | ".join(shown)
+    of_targets = f", {targets} of them targets" if targets else ""
+    return f"{' | '.join(shown)} ... ({count} tokens{of_targets})"
+
+
+def _counts(pieces: Pieces) -> tuple[int, int]:
+    """Return how many tokens pieces have, and how many of them are marked as targets."""
+    runs = [(len(run), are_targets) for piece in pieces for run, are_targets in piece]
+    return sum(count for count, _ in runs), sum(count for count, own in runs if own)

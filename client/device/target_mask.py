@@ -33,7 +33,7 @@ _LOG = logging.getLogger("tokenfeed.client")
 Bits = npt.NDArray[np.uint8]
 
 _WHOLE_BATCH = -1
-"""Instead of the number of rows that were warned of."""
+"""The value of `_warned_rows` once a whole batch was warned of, and no more warnings follow."""
 
 
 def _greatest(dtype: type[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
@@ -71,7 +71,7 @@ class TargetWatch:
             whole = "; the mean loss of a batch without a target is not a number"
             _LOG.warning(
                 "%d of the %d rows of a batch have no target: their loss mask has none%s. A longer "
-                "context_length, or long='cut', has the targets behind the end of such rows",
+                "context_length has more of a document in a row",
                 found,
                 rows,
                 whole if found == rows else "",

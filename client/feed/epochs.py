@@ -155,6 +155,9 @@ class Epoch(Generic[Array, Rich]):
 
     def _items(self, item: Enrich[Array, Item]) -> Iterator[Item]:
         plan, cursor = self._make_plan(), self._cursor
+        if cursor.repositioned and cursor.sample >= plan.end_sample:
+            message = "epoch begins again epoch=%d: the feed was at sample %d, behind it"
+            _LOG.warning(message, plan.epoch, cursor.sample)
         begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
         batch_count = plan.batch_count(begin)
         if dropped := plan.dropped_count(begin):

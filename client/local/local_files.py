@@ -241,7 +241,7 @@ class LocalFiles(Supervised):
             name = "" if self._spec.mixture else self._spec.source.dataset
             own = compared(self._spec, described, self.planes, name=name, required=required)
             self._agreement.require_same(*own)
-        for problem in document_warnings(self._spec, described):
+        for problem in document_warnings(self._spec, described, self.planes):
             _LOG.warning("%s", problem)
         return described
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.errors import StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.parts import SourceValues, StreamParts
 from tokenfeed.stream.position import Position
@@ -15,7 +15,7 @@ from tokenfeed.wire.request import Expected, StreamRequest
 from ..local.choice import open_to_look
 from ..local.provenance import QUESTION_SECONDS
 from ..local.target import is_local_target
-from ..stream.usable import Datasets, corpora_of, counted_rows
+from ..stream.usable import Datasets, corpora_of, counted_rows, no_rows
 from ..transport.channel import describe
 from ..transport.credentials import with_environment
 from .runs import Segment, segments
@@ -131,7 +131,5 @@ class Corpora:
         dataset = self.described(spec)[place]
         rows = counted_rows(dataset, order.NAME)
         if not rows:
-            length, longest = spec.context_length, dataset.longest_file_tokens
-            problem = f"{length} leaves no row of {dataset.name!r}: the longest file has {longest}"
-            raise InvalidRequest("context_length", f"{problem} tokens")
+            raise no_rows(dataset, spec.context_length)
         return rows

@@ -185,7 +185,7 @@ class DatasetClient(Supervised):
                     )
                     self._agreement.require_same(*own)
                 self._described = described
-                for problem in document_warnings(self._request.spec, described):
+                for problem in document_warnings(self._request.spec, described, self.planes):
                     _LOG.warning("%s", problem)
             return self._described
 

@@ -147,6 +147,16 @@ def _require_same_corpus(
         _require_same(address, f"digest{of_source}", dataset.digest, reference.digest)
 
 
+def no_rows(dataset: pb.Dataset, context_length: int) -> InvalidRequest:
+    """Return the error of an order of windows that has no row at a context length."""
+    problem = f"{context_length} is not below the {dataset.longest_file_tokens} tokens of the "
+    problem += f"longest file of {dataset.name!r}; pass a shorter context_length"
+    if dataset.row_tokens:
+        problem = f"{context_length} is not {dataset.row_tokens - 1}: the files of "
+        problem += f"{dataset.name!r} have rows of {dataset.row_tokens} tokens"
+    return InvalidRequest("context_length", problem)
+
+
 def counted_rows(dataset: pb.Dataset, order: str) -> int:
     """Return the number of rows of an order, per epoch if it has epochs.  Raises: NotFound."""
     return _rows_of(dataset, order).rows
@@ -171,9 +181,13 @@ def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fr
     return Fraction(rows.target_count, rows.rows * context_length)
 
 
-def document_warnings(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[str]:
+def document_warnings(
+    spec: StreamSpec, datasets: Sequence[pb.Dataset], planes: WantedPlanes
+) -> list[str]:
     """Return what is not learned of each source, because its documents are longer than a row; and
     of which sources with loss masks the rows begin and end within documents.
+
+    planes: those that the feed requests; a loss mask that it ignores matters to no row.
     """
     found = []
     cut = [
@@ -183,7 +197,7 @@ def document_warnings(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[
         and dataset.HasField("documents")
         and any(plane.kind == LOSS_MASK for plane in dataset.planes)
     ]
-    if cut:
+    if cut and planes.loss_mask:
         found.append(
             f"rows cut documents datasets={','.join(cut)}: they have loss masks, and a row of "
             "windows may have a response without its prompt; order='packed' keeps documents whole"

@@ -122,6 +122,7 @@ class Dataset:
             longest_file_tokens=shape.longest_file_tokens,
             fingerprint=self.fingerprint,
             digest=self.digest,
+            row_tokens=shape.row_tokens or 0,
             planes=[
                 pb.DatasetPlane(kind=kind, fingerprint=fingerprint)
                 for kind, fingerprint in sorted(self.store.planes.items())

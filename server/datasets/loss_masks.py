@@ -30,7 +30,7 @@ from .sources.paths import mask_of
 
 OPTION = "--loss-mask"
 _BYTES = FormatOptions.parse("raw", "uint8", None)
-_ARRAYS = FormatOptions.parse("npy", "uint8", None)
+_ARRAYS = replace(FormatOptions.parse("npy", "uint8", None), are_flags=True)
 _WRONG_BYTE = "has a loss mask with a byte that is neither 0 nor 1"
 
 
@@ -85,7 +85,8 @@ def open_loss_mask(
                 raise InvalidCorpus(
                     mask.path,
                     f"is a loss mask of {count} bytes, but {shard.path} has "
-                    f"{shard.layout.token_count} tokens; a mask has one byte per token",
+                    f"{shard.layout.token_count} tokens; a mask has one byte per token. Move it "
+                    "away if it is none",
                 )
         return LossMask(store, tokens, _fingerprint(store, store.read, stopped))
     except BaseException:
@@ -100,6 +101,8 @@ def _open_files(name: str, paths: Sequence[str], storing: Storing) -> TokenStore
     """
     with open_file(paths[0]) as first:
         options = _ARRAYS if npy.matches(first) else _BYTES
+    if options is _ARRAYS:
+        _require_flags(paths)
     if storing.read is not None or fit_into_maps(len(paths)):
         return open_store(name, paths, options, storing)[0]
     try:
@@ -108,6 +111,15 @@ def _open_files(name: str, paths: Sequence[str], storing: Storing) -> TokenStore
         # Maps are what there is no room for.
         problem = error.problem.replace("pass --read map", "raise vm.max_map_count")
         raise InvalidCorpus(error.subject, problem) from None
+
+
+def _require_flags(paths: Sequence[str]) -> None:
+    """Raise InvalidCorpus if an array has more than one byte for each token."""
+    for path in paths:
+        with open_file(path) as file:
+            if npy.matches(file) and (dtype := npy.layout(file, _ARRAYS).dtype).itemsize > 1:
+                problem = f"is taken for a loss mask, but has {dtype.name}; save it as bool"
+                raise InvalidCorpus(path, f"{problem}, or move it away")
 
 
 class LossMask:

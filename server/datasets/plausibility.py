@@ -24,6 +24,8 @@ _SHARDS_MAX = 64
 _SAMPLE_BYTES = 1 << 14
 _TOKENS_MIN = 1024
 """Fewer tell nothing."""
+_FLAGS_MIN = 32
+"""Bytes of a mask. The last shard of a corpus may be shorter, and have ids of 0 and 1 alone."""
 _NUMBERS_MIN = 256
 """Of a float type, without zeros."""
 _HEADERLESS = (raw.NAME, olmo.NAME, datatrove.NAME)
@@ -55,7 +57,7 @@ def require_plausible(store: TokenStore, format_is_given: bool) -> None:
             if tokens.size >= _TOKENS_MIN and tokens.min() == tokens.max():
                 constant.append(shard.path)
         others |= greatest > 1
-        flags += [shard.path] if greatest == 1 else []
+        flags += [shard.path] if greatest == 1 and shard.layout.content_bytes >= _FLAGS_MIN else []
     if constant:
         _LOG.warning(
             "one value dataset=%s files=%d first=%s: thousands of tokens in a row are the same",
@@ -121,8 +123,8 @@ def _floats(content: bytes) -> str:
         # The lower half of a float64 is not a float32.
         lowest = [words >> words.dtype.type(shift) for shift in range(0, max(16, top - 31), 16)]
         is_noise = all(_is_noise(word.astype("<u2")) for word in lowest)
-        # float32 has 29 bits less than float64, and float16 13 less than float32.
-        are_zeros = not (words & words.dtype.type((1 << (29 if top == 63 else 13)) - 1)).any()
+        # Of float64 that were float32; of float32 that were narrower, or ids below 2^17.
+        are_zeros = not (words & words.dtype.type((1 << (29 if top == 63 else 7)) - 1)).any()
         if is_noise or are_zeros:
             return name
     return ""

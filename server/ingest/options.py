@@ -38,7 +38,12 @@ def template_of(
         path = arguments.tokenizer
     if path is None:
         raise InvalidRequest("--chat-template", "is missing: --messages-column needs it")
-    file = ChatTemplateFile.read(path, arguments.special_token, arguments.template_variable)
+    file = ChatTemplateFile.read(
+        path,
+        arguments.special_token,
+        arguments.template_variable,
+        has_tools=arguments.tools_column is not None,
+    )
     template = load_chat_template(file)
     if not template.marks_targets and template.ignores_prompt:
         _LOG.warning(

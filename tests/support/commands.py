@@ -56,7 +56,7 @@ def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 60, has_torch: 
 
 
 def run_together(
-    commands: Sequence[Sequence[str | Path]], cwd: Path = ROOT, seconds: float = 100
+    commands: Sequence[Sequence[str | Path]], cwd: Path = ROOT, seconds: float = 250
 ) -> list[str]:
     """Run Python commands that wait for each other, and return what each of them prints."""
 
@@ -82,7 +82,7 @@ def run_ranks(ranks: int, script: Path, *words: str | Path) -> str:
         environment |= {"MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
         environment |= {"TORCHELASTIC_RESTART_COUNT": 0}
         variables = {name: str(value) for name, value in environment.items()}
-        done = forked.run(script, *words, timeout=100, environment=variables)
+        done = forked.run(script, *words, timeout=250, environment=variables)
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
@@ -90,7 +90,7 @@ def run_ranks(ranks: int, script: Path, *words: str | Path) -> str:
         return "".join(pool.map(run_rank, range(ranks)))
 
 
-def torchrun(ranks: int, *command: str | Path, cwd: Path = ROOT, seconds: float = 100) -> str:
+def torchrun(ranks: int, *command: str | Path, cwd: Path = ROOT, seconds: float = 250) -> str:
     """Run a script on several ranks of this machine, and return what they print."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nnodes", "1"]
     return run(*launcher, "--nproc-per-node", str(ranks), *command, cwd=cwd, seconds=seconds)

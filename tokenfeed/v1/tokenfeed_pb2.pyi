@@ -174,7 +174,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., identity_versions: _Optional[_Iterable[int]] = ..., contract_revisions: _Optional[_Iterable[int]] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
 
 class Dataset(_message.Message):
-    __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "rows", "planes", "documents", "redaction_lists", "erased_list")
+    __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "rows", "planes", "documents", "redaction_lists", "erased_list", "row_tokens")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class Dataset(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     REDACTION_LISTS_FIELD_NUMBER: _ClassVar[int]
     ERASED_LIST_FIELD_NUMBER: _ClassVar[int]
+    ROW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     token_bytes: int
@@ -201,7 +202,8 @@ class Dataset(_message.Message):
     documents: Documents
     redaction_lists: _containers.RepeatedScalarFieldContainer[bytes]
     erased_list: bytes
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ..., erased_list: _Optional[bytes] = ...) -> None: ...
+    row_tokens: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., token_bytes: _Optional[int] = ..., token_count: _Optional[int] = ..., file_count: _Optional[int] = ..., longest_file_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[OrderRows, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[DatasetPlane, _Mapping]]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., redaction_lists: _Optional[_Iterable[bytes]] = ..., erased_list: _Optional[bytes] = ..., row_tokens: _Optional[int] = ...) -> None: ...
 
 class OrderRows(_message.Message):
     __slots__ = ("order", "rows", "pieces_hash", "row_pieces_max", "target_count", "progress", "documents", "one_token_documents", "dropped_documents", "truncated_documents", "cropped_tokens")

@@ -115,6 +115,8 @@ class Reader:
 
     def _request(self, batches: int) -> StreamRequest:
         context_length = min(_CONTEXT_LENGTH, self._dataset.longest_file_tokens - 1)
+        if self._dataset.row_tokens:
+            context_length = self._dataset.row_tokens - 1
         row_bytes = (context_length + 1) * max(1, self._dataset.token_bytes)
         # 0 is an unknown limit.
         rows_max = self._limits.batch_bytes_max // row_bytes or _BATCH_ROWS

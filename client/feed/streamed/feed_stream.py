@@ -19,7 +19,7 @@ from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.request import StreamRequest
 
 from ...runtime.arguments import integer
-from ...stream.usable import corpora_of
+from ...stream.usable import corpora_of, no_rows
 from ..cursor import Cursor, OpenRun
 from ..history import History
 from ..mixture.counts import source_stats
@@ -170,12 +170,7 @@ class FeedStream:
         if windows == 0:
             if self.spec.sources[0].reads_documents:
                 raise no_documents_fit(self.spec, self.spec.sources[0])
-            longest = self.dataset.await_described()[0].longest_file_tokens
-            raise InvalidRequest(
-                "context_length",
-                f"{self.spec.context_length} is not below the {longest} tokens of the longest "
-                "file; pass a shorter context_length",
-            )
+            raise no_rows(self.dataset.await_described()[0], self.spec.context_length)
         return windows
 
     def end_sample(self) -> int:

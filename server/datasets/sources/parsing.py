@@ -6,6 +6,7 @@ Decides by names alone. The content of files is for `formats`.
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -13,11 +14,22 @@ from dataclasses import dataclass
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
+from ...runtime.exceptions import log_safe_name
 from .manifest import NAME as MANIFEST
 from .manifest import ManifestSplit, read_manifest, read_splits
-from .paths import SHARD_SUFFIXES, TEXT_SUFFIXES, expand, files_in, text_files, tokens_of
+from .paths import (
+    SHARD_SUFFIXES,
+    TEXT_SUFFIXES,
+    expand,
+    files_in,
+    named_left_out,
+    text_files,
+    tokens_of,
+    unserved,
+)
 from .splits import require_one_split
 
+_LOG = logging.getLogger("tokenfeed.server")
 _NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 
 
@@ -103,6 +115,8 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
     require_one_split([word for word, _ in parts], paths, "--data ")
+    if left := unserved([word for word, _ in parts]):
+        _LOG.warning("not served: %s", log_safe_name(named_left_out(left)))
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
 
 

@@ -20,6 +20,7 @@ SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """The shards of a folder: it may also contain other files, such as a README or a script."""
 PACKINGS = (".gz", ".gzip", ".zst", ".xz", ".bz2")
 """What the name of a compressed file ends with."""
+_PACKED_SHARDS = tuple(f"{ending}{packing}" for ending in SHARD_SUFFIXES for packing in PACKINGS)
 TEXT_SUFFIXES = (
     ".parquet",
     ".txt",
@@ -115,6 +116,23 @@ def text_files(
         paths += found
         others += left
     return paths, others
+
+
+def unserved(words: Sequence[str]) -> list[LeftOut]:
+    """Return what the folders among words have besides shards, and what may be meant: compressed
+    files, and folders with shards in them.
+    """
+    found = []
+    for word in filter(os.path.isdir, words):
+        for name in sorted(os.listdir(word), key=os.fsencode):
+            path = os.path.join(word, name)
+            if name.startswith("."):
+                continue
+            if os.path.isdir(path) and files_in(path, SHARD_SUFFIXES):
+                found.append(LeftOut(path, "a folder; name its files by a glob", 0))
+            elif name.endswith(_PACKED_SHARDS):
+                found.append(LeftOut(path, "compressed; unpack it", _size(path)))
+    return found
 
 
 def named_left_out(left: Sequence[LeftOut]) -> str:

@@ -12,6 +12,7 @@ import re
 from tokenfeed.errors import InvalidSource
 
 from ...datasets.sources.paths import PACKINGS
+from ...storage.formats.unsupported import LFS
 from . import jsonl, parquet, text
 from .base import Reader
 
@@ -24,6 +25,8 @@ def kind_of(path: str, head: bytes) -> str:
     Raises: InvalidSource.
     """
     name = path.lower()
+    if head.startswith(LFS):
+        raise InvalidSource(path, "is a pointer of Git LFS; fetch the file itself: git lfs pull")
     if head.startswith(b"PAR1") or name.endswith(".parquet"):
         return parquet.KIND
     packed = jsonl.codec_of(head) is not None or name.endswith(PACKINGS)
@@ -33,4 +36,6 @@ def kind_of(path: str, head: bytes) -> str:
         return jsonl.KIND
     if re.match(rb'\s*\{\s*"', head) and not name.endswith(".txt"):
         return jsonl.KIND
+    if not name.endswith(".txt") and (b"\0" in head or head.startswith(b"%PDF-")):
+        raise InvalidSource(path, "is not text: it has bytes that no text has, or is a PDF")
     return text.KIND

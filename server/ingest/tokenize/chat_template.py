@@ -60,12 +60,18 @@ class ChatTemplateFile:
 
     @classmethod
     def read(
-        cls, path: str, special_tokens: Sequence[str], variables: Sequence[str] = ()
+        cls,
+        path: str,
+        special_tokens: Sequence[str],
+        variables: Sequence[str] = (),
+        *,
+        has_tools: bool = False,
     ) -> ChatTemplateFile:
         """Read a file, or the one that a folder has.
 
         special_tokens: NAME=TEXT of each that is given or overridden.  variables: NAME=JSON of what
-        the template gets besides.  Raises: InvalidRequest.
+        the template gets besides.  has_tools: whether chats have tools, for which a file may have
+        another template.  Raises: InvalidRequest.
         """
         known: dict[str, str | None] = {}
         if os.path.isdir(path):
@@ -76,9 +82,9 @@ class ChatTemplateFile:
             text = _read(jinja) if os.path.exists(jinja) else None
             path = config if text is None else jinja
             if text is None or os.path.exists(config):
-                text, known = _of_config(config, text)
+                text, known = _of_config(config, text, has_tools=has_tools)
         elif path.lower().endswith(".json"):
-            text, known = _of_config(path)
+            text, known = _of_config(path, has_tools=has_tools)
         else:
             text = _read(path)
         for word in special_tokens:
@@ -116,10 +122,12 @@ def _read(path: str) -> str:
         raise InvalidRequest(OPTION, f"{path}: {problem}") from error
 
 
-def _of_config(path: str, text: str | None = None) -> tuple[str, dict[str, str | None]]:
+def _of_config(
+    path: str, text: str | None = None, *, has_tools: bool
+) -> tuple[str, dict[str, str | None]]:
     """Return the template of a tokenizer_config.json, and its special tokens.
 
-    text: the template that is taken instead, of a file beside it.
+    text: the template that is taken instead, of a file beside it.  has_tools: as of `read`.
     """
     try:
         config = json.loads(_read(path))
@@ -131,6 +139,11 @@ def _of_config(path: str, text: str | None = None) -> tuple[str, dict[str, str |
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")
+        if "tool_use" in named and has_tools:
+            cure = "write the one that you want to a file of Jinja, and pass that"
+            raise InvalidRequest(
+                OPTION, f"{path} has another template for chats with tools; {cure}"
+            )
     if not isinstance(found, str):
         cure = "pass a tokenizer_config.json that has one, or a file of Jinja"
         raise InvalidRequest(OPTION, f"{path} has no chat_template of its own; {cure}")

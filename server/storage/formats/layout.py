@@ -54,12 +54,14 @@ class FormatOptions:
 
     format: one of the names in FORMATS.  dtype: of the tokens.  tensor: name of one of several.
     row_tokens: at least 2, tokens of each row of files that were packed into rows.
+    are_flags: whether it is a loss mask, whose bytes may be of other types.
     """
 
     format: str | None = None
     dtype: Stored | None = None
     tensor: str | None = None
     row_tokens: int | None = None
+    are_flags: bool = False
 
     @classmethod
     def parse(

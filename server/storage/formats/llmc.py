@@ -21,7 +21,11 @@ _TOKENS: dict[int, tuple[int, Stored]] = {
     20240801: (7, STORED["uint32"]),
 }
 """Magic -> version and type of the tokens."""
-_OTHERS = {20240522: "evaluation examples", 20240527: "a training state"}
+_OTHERS = {
+    20240328: "a tokenizer",
+    20240522: "evaluation examples",
+    20240527: "a training state",
+}
 
 
 def matches(file: OpenFile) -> bool:

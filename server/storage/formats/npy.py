@@ -31,7 +31,7 @@ def matches(file: OpenFile) -> bool:
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
     """Return where the array is.  Raises: InvalidCorpus unless it holds tokens in C order."""
     shape, fortran, dtype, first_byte = _header(file)
-    if options.dtype == STORED["uint8"] and dtype.name in ("bool", "int8"):
+    if options.are_flags and dtype.name in ("bool", "int8"):
         dtype = np.dtype("uint8")  # of a mask
     if dtype.name not in STORED:
         raise InvalidCorpus(

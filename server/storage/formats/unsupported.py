@@ -19,6 +19,8 @@ _COLUMN = "ingest its text (tokenfeed ingest), or write its tokens to a file: do
 _UNPACK = "unpack it first: compressed files cannot be mapped"
 _OWN_READER = "read its tokens with its own loader, and write them to a file: docs/formats.md"
 _NO_TOKENS = "it holds no tokens; name the files of tokens, by a glob where others lie beside them"
+_PAGE = "perhaps what a server said instead of the file; download it again"
+LFS = b"version https://git-lfs"
 _SAVE = "save the array itself (numpy.save)"
 _JPEGS = (b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xe1", b"\xff\xd8\xff\xdb")
 _PICKLES = (b"\x02\x8a\nl", b"\x02}q", b"\x02]q", b"\x03}q", b"\x03]q", b"\x04\x95", b"\x05\x95")
@@ -83,6 +85,10 @@ def _is_companion(file: OpenFile) -> bool:
 
 _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("parquet", (b"PAR1",), _COLUMN),
+    ("a pointer of Git LFS", (LFS,), "fetch the file itself: git lfs pull"),
+    ("a page of HTML", (b"<!DOCTYPE html", b"<!doctype html", b"<html"), _PAGE),
+    ("a program", (b"\x7fELF",), _NO_TOKENS),
+    ("Avro", (b"Obj\x01",), _COLUMN),
     ("compressed by zstd", (b"\x28\xb5\x2f\xfd",), _UNPACK),
     ("compressed by xz", (b"\xfd7zXZ\0",), _UNPACK),
     ("compressed by lz4", (b"\x04\x22\x4d\x18",), _UNPACK),

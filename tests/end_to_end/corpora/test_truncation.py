@@ -40,7 +40,7 @@ ORDERS = ("random-1", "shuffled-1", "sequential-1")
 WAYS = ("map", "map, no direct copies", "pread")
 """In which files are read. A system call filter may forbid direct copies out of a map."""
 
-CALL_SECONDS = 20.0
+CALL_SECONDS = 60.0
 FRAMES_KEPT = 64
 """Up to this many frames are read at full speed and compared afterwards; later ones at once."""
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")

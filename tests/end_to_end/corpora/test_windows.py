@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from client import RemoteBatches
 from tests.conftest import Serve, Server, WriteTokens
+from tests.support.commands import run
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, StreamMismatch
 
@@ -214,3 +216,43 @@ def test_a_file_that_is_no_number_of_rows_is_refused(write_tokens: WriteTokens) 
         next(RemoteBatches(f"file:{path}?row-tokens={T + 1}", 5, T))
     with pytest.raises(InvalidRequest, match="row-tokens is '1'; it takes a number from 2"):
         next(RemoteBatches(f"file:{path}?row-tokens=1", 5, T))
+
+
+def test_files_of_rows_have_no_rows_of_documents(serve: Serve, write_tokens: WriteTokens) -> None:
+    """A document would run from one row into the next, which is of another place."""
+    path = write_tokens(np.arange(20 * (T + 1)) % 7 + 1000)
+    words = ("--document-end-token", "1003", "--row-tokens", str(T + 1))
+    server = serve("--data", path, *words)
+    files = f"file:{path}?row-tokens={T + 1}&document-end-token=1003"
+
+    for target in (server.address, files):
+        with (
+            pytest.raises(InvalidRequest, match="packed-1 makes rows of documents, but the files"),
+            RemoteBatches(target, 5, T, order="packed") as feed,
+        ):
+            next(feed)
+        with RemoteBatches(target, 5, T, mask_borders=True) as feed:
+            x, y = next(feed)
+        assert torch.equal(y == -100, x == 1003)
+
+
+def test_an_epoch_of_files_of_rows_names_their_context_length(write_tokens: WriteTokens) -> None:
+    """In the words of the first batch, and not those of a file that is too short."""
+    path = write_tokens(np.arange(20 * (T + 1)) + 1000)
+
+    with RemoteBatches(f"file:{path}?row-tokens={T + 1}", 5, 2 * T) as feed:
+        for ask in (lambda: len(feed.epoch(0)), lambda: feed.batches_per_epoch):
+            with pytest.raises(InvalidRequest, match=f"is not {T}: the files of 'train' have rows"):
+                ask()
+
+
+def test_doctor_finds_nothing_wrong_with_files_of_rows(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """Its own rows have to be theirs."""
+    server = serve("--data", write_tokens(np.arange(2000)), "--row-tokens", "100")
+
+    said = run("-m", "tokenfeed", "doctor", "--seconds", "0.1", server.address)
+
+    assert "PROBLEM" not in said
+    assert "files of rows: 100 tokens each" in run("-m", "tokenfeed", "describe", server.address)

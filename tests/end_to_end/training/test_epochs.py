@@ -235,6 +235,42 @@ def test_an_interrupt_loses_no_batch_wherever_it_comes(
     assert at > 20
 
 
+@pytest.mark.parametrize("how", ["skip", "load"])
+def test_a_feed_that_another_thread_moves_goes_on_there(open_feed: OpenFeed, how: str) -> None:
+    """The end of a loop without a word would be the end of the training."""
+    feed = open_feed()
+    state = feed.state_dict()
+    stopped = threading.Event()
+
+    def move() -> None:
+        while not stopped.wait(0.002):
+            if how == "skip":
+                feed.skip(4)
+            else:
+                feed.load_state_dict(state)
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        for _ in range(100):
+            next(feed)
+    finally:
+        stopped.set()
+        mover.join()
+
+
+def test_an_epoch_that_begins_again_behind_its_end_says_so(
+    open_feed: OpenFeed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop over epochs that forgets where a state was would repeat one."""
+    feed = open_feed(batch_size=1)
+    feed.skip(WINDOWS)
+
+    next(iter(feed.epoch(0)))
+
+    assert "epoch begins again epoch=0: the feed was at sample 101, behind it" in caplog.text
+
+
 def test_a_second_thread_that_takes_batches_is_told(open_feed: OpenFeed) -> None:
     """Both would get the same batch, or lose one."""
     feed = open_feed(batch_size=1)

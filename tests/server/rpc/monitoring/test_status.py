@@ -199,13 +199,15 @@ def test_where_a_trainer_is_follows_what_it_takes(serve: Serve, two: list[Path])
     [
         ("doctor", "--seconds", "0.1"),
         ("show", "--context-length", "8"),
-        ("explain", "--context-length", "8", "--sample", "3"),
+        ("explain", "--context-length", "8", "--sample", "3", "--tokenizer", "bytes"),
     ],
     ids=lambda command: command[0],
 )
-def test_tools_are_no_trainers(serve: Serve, two: list[Path], command: tuple[str, ...]) -> None:
+def test_tools_are_no_trainers(
+    serve: Serve, write_tokens: WriteTokens, command: tuple[str, ...]
+) -> None:
     """Nobody looks for a run called doctor."""
-    server = serve("--data", two[0])
+    server = serve("--data", write_tokens(np.arange(20_000) % 250))
     rows = ask(server.address).datasets[0].rows
 
     run("-m", "tokenfeed", *command, server.address)
