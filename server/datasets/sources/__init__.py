@@ -2,6 +2,7 @@
 
 parsing.py    the words -> DatasetSource
 paths.py      what may be a file of a dataset
+splits.py     whether its files are of one split
 manifest.py   the file that an ingest leaves: which shards, and their hashes
 """
 
