@@ -13,6 +13,7 @@ from ..datasets.opening import PlaneOptions
 from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..datasets.sources.paths import MASK_SUFFIXES, expand
+from ..datasets.sources.splits import OPTION as SPLITS_OPTION
 from ..storage.borders import END_OPTION, START_OPTION, Delimiters
 from ..storage.formats import (
     FORMAT_NAMES,
@@ -44,10 +45,20 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         ROW_OPTION, metavar="N", help="the files are rows of N tokens, as for the server"
     )
+    add_splits_argument(parser)
     parser.add_argument(
         "--read",
         choices=WAYS,
         help="how to read the files (default: pread on network file systems, else map)",
+    )
+
+
+def add_splits_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the option by which files of several splits are one dataset."""
+    parser.add_argument(
+        SPLITS_OPTION,
+        action="store_true",
+        help="take files as one dataset whose names are those of several splits, as train and val",
     )
 
 
@@ -86,7 +97,7 @@ def add_plane_arguments(parser: argparse._ActionsContainer) -> None:
 
 def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, FormatOptions]:
     """Return the dataset of a command line.  Raises: InvalidCorpus."""
-    sources = parse_datasets(arguments.data)
+    sources = parse_datasets(arguments.data, mixed_splits=arguments.mixed_splits)
     if len(sources) > 1:
         folders = [os.path.dirname(one.paths[0]) for one in sources]
         raise InvalidCorpus(

@@ -13,7 +13,7 @@ from tokenfeed.stream.position import BATCH_BYTES_MAX
 from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
 from ..storage.formats import FORMAT_NAMES, ROW_OPTION, STORED
 from ..storage.store import WAYS
-from .dataset_options import add_plane_arguments
+from .dataset_options import add_plane_arguments, add_splits_argument
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -101,6 +101,7 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "--immutable",
         help="declare that the files never change while they are served; they are not polled",
     )
+    add_splits_argument(group)
     add(
         "--vocab-size",
         type=int,

@@ -305,7 +305,7 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
 def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[DatasetSource]:
     """Return the datasets of one --data. Text is ingested first.  Raises: TokenfeedError."""
     if not is_text(words):
-        return parse_datasets(words)
+        return parse_datasets(words, mixed_splits=arguments.mixed_splits)
     if arguments.tokenizer is None:
         cure = "pass --tokenizer, or ingest it first: tokenfeed ingest"
         raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
@@ -316,5 +316,5 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Datase
         arguments.cache_dir or cache_folder(),
         log_output=arguments.log_format == "json",
     )
-    text = parse_text(words)
+    text = parse_text(words, mixed_splits=arguments.mixed_splits)
     return [texts.tokenized(text, [words[0].removeprefix(f"{text.name}="), *words[1:]])]

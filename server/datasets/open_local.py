@@ -65,6 +65,7 @@ from .redactions.opening import OPTION as REDACTIONS_OPTION
 from .redactions.redacted_rows import CurrentRows, Redactor
 from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 from .sources.paths import MASK_SUFFIXES, expand
+from .sources.splits import OPTION as SPLITS_OPTION
 
 _LOSS_MASK = MASK_OPTION.removeprefix("--")
 _VOCAB_SIZE = "vocab-size"
@@ -75,6 +76,7 @@ _NUMBERS[_START_TOKEN] = _NUMBERS[_END_TOKEN]
 _NUMBERS[_ROW_TOKENS] = (ROW_TOKENS_MIN, ROW_TOKENS_MAX)
 """Options that are numbers, and the limits of each."""
 _IMMUTABLE = "immutable"
+_MIXED_SPLITS = SPLITS_OPTION.removeprefix("--")
 _CACHE_DIR = "cache-dir"
 _REDACTIONS = REDACTIONS_OPTION.removeprefix("--")
 _OF_ONE_DATASET = {
@@ -87,6 +89,7 @@ OPTIONS: Mapping[str, Sequence[str] | None] = {
     "dtype": tuple(STORED),
     "read": WAYS,
     _IMMUTABLE: ("",),
+    _MIXED_SPLITS: ("",),
     _LOSS_MASK: None,
     _CACHE_DIR: None,
     _REDACTIONS: None,
@@ -121,7 +124,8 @@ def open_local(
     crc32c.require_fast()
     _require_options(options)
     try:
-        sources = [one for each in words for one in _sources(each)]
+        mixed = _MIXED_SPLITS in options
+        sources = [one for each in words for one in _sources(each, mixed_splits=mixed)]
         for option, cure in _OF_ONE_DATASET.items():
             if option in options and len(sources) > 1:
                 problem = f"{option} is of one dataset, but the target has {len(sources)}"
@@ -406,10 +410,10 @@ def _path(option: str, what: str, options: Mapping[str, str]) -> str | None:
     return os.fsdecode(found)
 
 
-def _sources(words: Sequence[str]) -> list[DatasetSource]:
+def _sources(words: Sequence[str], *, mixed_splits: bool) -> list[DatasetSource]:
     if is_text(words):
         raise InvalidRequest("target", f"{words[0]} is text; ingest it first: tokenfeed ingest")
-    return parse_datasets(words)
+    return parse_datasets(words, mixed_splits=mixed_splits)
 
 
 def _chosen(sources: Sequence[DatasetSource], name: str) -> DatasetSource:

@@ -186,6 +186,10 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag("--strict", help="fail at the first input that cannot be ingested (default: leave it out)")
     flag("--ignore-others", help="go on if a folder has more bytes in files that are not ingested")
+    flag(
+        "--mixed-splits",
+        help="ingest files together whose names are those of several splits, as train and test",
+    )
     flag("--wait", help="wait while another ingest writes to DIR (default: fail)")
     add("--parent-pid", type=int, metavar="PID", help=argparse.SUPPRESS)
 
@@ -267,7 +271,10 @@ def _run(
     from .run import ingest
 
     found, left = find_sources(
-        arguments.sources, ignores_others=arguments.ignore_others, made=arguments.out
+        arguments.sources,
+        ignores_others=arguments.ignore_others,
+        mixed_splits=arguments.mixed_splits,
+        made=arguments.out,
     )
     sources = tuple(found)
     others = named_left_out(left) if left else ""

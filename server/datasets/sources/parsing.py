@@ -47,17 +47,17 @@ class DatasetSource:
     split: ManifestSplit | None = None
 
 
-def parse_datasets(words: Sequence[str]) -> list[DatasetSource]:
+def parse_datasets(words: Sequence[str], *, mixed_splits: bool = False) -> list[DatasetSource]:
     """Return the datasets of the words after one --data.
 
     A folder of ingested text is a dataset for each split: train and val, or NAME-train and
     NAME-val; a single split is just NAME. Everything else is one dataset: see `parse_data`.
-    Raises: InvalidCorpus.
+    mixed_splits: whether files of several splits may be one dataset.  Raises: InvalidCorpus.
     """
     name, folder = without_name(words[0])
     splits = read_splits(folder) if len(words) == 1 and os.path.isdir(folder) else None
     if splits is None:
-        return [parse_data(words)]
+        return [parse_data(words, mixed_splits=mixed_splits)]
     if len(splits) == 1:
         return [DatasetSource(name or splits[0].name, splits[0].paths, split=splits[0])]
     return [
@@ -87,22 +87,27 @@ def _is_text(path: str) -> bool:
     return path.endswith(TEXT_SUFFIXES)
 
 
-def parse_text(words: Sequence[str]) -> DatasetSource:
-    """Return the name and the text files of the words after one --data.  Raises: InvalidCorpus."""
+def parse_text(words: Sequence[str], *, mixed_splits: bool = False) -> DatasetSource:
+    """Return the name and the text files of the words after one --data.
+
+    mixed_splits: as for `parse_datasets`.  Raises: InvalidCorpus.
+    """
     name, first = without_name(words[0])
     _require_one_dataset((first, *words[1:]))
     paths, _ = text_files((first, *words[1:]))
-    require_one_split((first, *words[1:]), paths, "--data ")
+    if not mixed_splits:
+        require_one_split((first, *words[1:]), paths, "--data ")
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths))
 
 
-def parse_data(words: Sequence[str]) -> DatasetSource:
+def parse_data(words: Sequence[str], *, mixed_splits: bool = False) -> DatasetSource:
     """Return the dataset of the words after one --data: [NAME=]PATH [PATH ...].
 
     A path may be a file, a glob or a folder. The files of a glob and of a folder come in byte order
     of their names. An index means its token file, and PATH#TENSOR is one of several tensors. NAME
     is the part before the first "=", if it matches [A-Za-z0-9_-]+. Without it, the name is the stem
     of the first file, or the name of the folder.
+    mixed_splits: as for `parse_datasets`.
     Raises: InvalidCorpus if there is no such file, no name can be derived, or the names of the
     files are those of several splits.
     """
@@ -114,7 +119,8 @@ def parse_data(words: Sequence[str]) -> DatasetSource:
         raise InvalidCorpus(first, "has another #TENSOR than other files of the dataset")
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
-    require_one_split([word for word, _ in parts], paths, "--data ")
+    if not mixed_splits:
+        require_one_split([word for word, _ in parts], paths, "--data ")
     if left := unserved([word for word, _ in parts]):
         _LOG.warning("not served: %s", log_safe_name(named_left_out(left)))
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidCorpus
 
+OPTION = "--mixed-splits"
+"""Says that files of several splits are one dataset on purpose."""
 _SPLITS = dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")
 _SPLITS |= {"train": "", "test": "test"}
 """Words of names -> the split that they mean; files without one count as training files."""
@@ -52,7 +54,7 @@ def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -
         for numbers in splits.values()
     ]
     problem = f"has files of several splits: {', '.join(named)}; take one: {' or '.join(takes)}"
-    raise InvalidCorpus(words[0], problem)
+    raise InvalidCorpus(words[0], f"{problem}; or all of them as one dataset: {OPTION}")
 
 
 def _below(words: Sequence[str], paths: Sequence[str]) -> list[str]:

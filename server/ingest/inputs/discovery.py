@@ -17,19 +17,25 @@ _HEAD_BYTES = 512
 
 
 def find_sources(
-    words: Sequence[str], *, ignores_others: bool = False, made: str = ""
+    words: Sequence[str],
+    *,
+    ignores_others: bool = False,
+    mixed_splits: bool = False,
+    made: str = "",
 ) -> tuple[list[TextSource], list[LeftOut]]:
     """Return the files of words, and what their folders have besides: each word is a file, a glob,
     or a folder of text.
 
     In the order given; those of a glob or a folder in byte order of their names.
-    ignores_others: whether it is no error that a folder has more bytes besides.  made: a folder
-    that the ingest itself writes.
+    ignores_others: whether it is no error that a folder has more bytes besides.
+    mixed_splits: whether files of several splits may be ingested together.  made: a folder that the
+    ingest itself writes.
     Raises: InvalidCorpus if a word matches nothing, or files are of several splits; InvalidSource
     if a file cannot be read.
     """
     paths, others = text_files(words, ignores_others=ignores_others, made=made)
-    require_one_split(words, paths, "tokenfeed ingest ")
+    if not mixed_splits:
+        require_one_split(words, paths, "tokenfeed ingest ")
     seen = set()
     for path in paths:
         if os.path.realpath(path) in seen:

@@ -106,3 +106,14 @@ def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> L
         )
     count = file.size_bytes // dtype.itemsize
     return Layout(name, dtype, 0, count, why, dtype_assumed=options.dtype is None)
+
+
+def is_chunk(file: OpenFile) -> bool:
+    """Return whether a file is a count, offsets and items, as in the shards of MosaicML and
+    LitData.
+    """
+    count, first = (int.from_bytes(file.head[at : at + 4], "little") for at in (0, 4))
+    offsets_end = 8 + 4 * count
+    if len(file.head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
+        return False
+    return file.read(offsets_end - 4, 4) == file.size_bytes.to_bytes(8, "little")[:4]

@@ -9,8 +9,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.wire import crc32c
 
 from ..files import OpenFile
-from .layout import FormatOptions
-from .litdata import is_chunk
+from .layout import FormatOptions, is_chunk
 
 NAME = "unsupported"
 

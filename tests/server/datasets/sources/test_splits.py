@@ -122,6 +122,21 @@ def test_what_takes_one_split_is_right_in_the_working_directory_too(
         assert len(parse_datasets([train])[0].paths) == 2
 
 
+@pytest.mark.parametrize("names", REFUSED)
+def test_files_of_several_splits_are_one_dataset_if_the_user_says_so(
+    tmp_path: Path, names: str
+) -> None:
+    """A name may say test and mean another thing."""
+    given = paths(tmp_path, names)
+
+    (source,) = parse_datasets(given, mixed_splits=True)
+
+    assert sorted(source.paths) == sorted(given)
+    write_jsonl(tmp_path / "train.jsonl", [{"text": "a"}])
+    write_jsonl(tmp_path / "test.jsonl", [{"text": "a"}])
+    assert len(find_sources([f"{tmp_path}/*.jsonl"], mixed_splits=True)[0]) == 2
+
+
 def test_files_that_no_glob_has_alone_are_all_named(tmp_path: Path) -> None:
     given = paths(tmp_path, "code.bin web-0.bin web-1.bin test-0.bin")
 
@@ -142,5 +157,6 @@ def test_a_folder_of_the_hub_is_refused_by_ingest(tmp_path: Path) -> None:
 
     assert caught.value.problem.endswith(
         f"take one: tokenfeed ingest '{tmp_path}/test-00000-of-00001.jsonl' or "
-        f"tokenfeed ingest '{tmp_path}/train-00000-of-00001.jsonl'"
+        f"tokenfeed ingest '{tmp_path}/train-00000-of-00001.jsonl'; or all of them as one dataset: "
+        "--mixed-splits"
     )
