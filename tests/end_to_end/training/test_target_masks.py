@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -918,3 +918,43 @@ def test_a_feed_that_ignores_the_mask_says_nothing_of_it(
         _, y = next(feed)
     assert (y != -100).all()
     assert target_warnings(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "is_said"),
+    [
+        ({}, True),
+        ({"order": "random"}, True),
+        ({"order": "packed"}, False),
+        ({"loss_mask": "ignore"}, False),
+    ],
+)
+def test_windows_over_documents_with_a_mask_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, str], is_said: bool
+) -> None:
+    """The default order cuts a response from its prompt."""
+    path = write_chats(tmp_path, [3] * 20)
+
+    with RemoteBatches(f"file:{path}", 2, 16, **options) as feed:
+        next(feed)
+        next(feed)
+
+    said = [record.getMessage() for record in caplog.records if "cut documents" in record.message]
+    assert len(said) == is_said
+    assert all("order='packed' keeps documents whole" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda feed: len(feed.epoch(0)), lambda feed: feed.batches_per_epoch, next]
+)
+def test_an_order_that_drops_every_document_says_so_whatever_is_asked(
+    tmp_path: Path, ask: Callable[[RemoteBatches], object]
+) -> None:
+    """Not that the context is too long for a file."""
+    path = write_chats(tmp_path, [20] * 4)
+
+    feed = RemoteBatches(f"file:{path}", 1, 8, order="padded", long="drop")
+    problem = "order: padded-1 has no rows: no document has 2 tokens or more and at most 9"
+    others = "order: there are no rows of padded-1 of dataset 'chats': no document has 2 tokens"
+    with feed, pytest.raises(InvalidRequest, match=f"{problem}|{others}"):
+        ask(feed)

@@ -17,6 +17,7 @@ from server.datasets.planned_rows import PlannedRows
 from server.datasets.sources import DatasetSource, parse_datasets
 from server.storage import choice
 from server.storage.choice import Storing
+from server.storage.formats import FormatOptions
 from server.storage.local import descriptors
 from server.storage.mixed_store import MixedStore
 from tests.server.conftest import look_at_all, options
@@ -367,3 +368,14 @@ def test_a_file_without_the_mask_that_others_have_is_refused(tmp_path: Path) -> 
 
     with pytest.raises(InvalidCorpus, match=r"token_ids_part_0000\.npy: has no loss mask, but"):
         open_dataset(source, options(), TokenChecks())
+
+
+def test_a_file_that_is_called_a_mask_and_has_other_numbers_is_named(tmp_path: Path) -> None:
+    """With a cure, since nobody named it."""
+    np.save(tmp_path / "token_ids_part_0000.npy", np.arange(100, dtype="<u2"))
+    np.save(tmp_path / "labels_mask_part_0000.npy", np.ones(100, dtype="<i8"))
+    source = DatasetSource("x", (str(tmp_path / "token_ids_part_0000.npy"),))
+
+    problem = "labels_mask_part_0000.npy: is taken for a loss mask, but has int64; save it as bool"
+    with pytest.raises(InvalidCorpus, match=problem):
+        open_dataset(source, FormatOptions(), TokenChecks())

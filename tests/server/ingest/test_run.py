@@ -223,6 +223,25 @@ def test_a_finished_folder_with_a_damaged_mask_is_not_accepted(
     assert done.stderr == f"error: {mask}: {cure}\n"
 
 
+def test_what_a_folder_has_besides_is_named_at_the_start_and_in_the_report(tmp_path: Path) -> None:
+    """And ends the ingest if it is more, but for the option that the error names."""
+    folder = tmp_path / "c4"
+    folder.mkdir()
+    write_jsonl(folder / "c4-train.json", [{"text": f"page {n}"} for n in range(50)])
+    (folder / "load.py").write_text("import this")
+    words = (folder, "--tokenizer", "bytes", "--out")
+
+    done = ingest(*words, tmp_path / "out")
+    (folder / "load.py").write_text("import this\n" * 1000)
+    refused = ingest(*words, tmp_path / "more")
+
+    assert "not taken: 1 file(s) or folder(s): load.py (another kind of file)" in done.stderr
+    assert "not taken: 1 file(s) or folder(s): load.py (another kind of file)" in done.stdout
+    assert refused.returncode == 1
+    assert "has 12,000 bytes that would not be ingested: 1 file(s)" in refused.stderr
+    assert "50 documents" in ingested(*words, tmp_path / "more", "--ignore-others")
+
+
 def test_input_that_cannot_be_ingested_is_counted_by_file_and_fatal_with_strict(
     tmp_path: Path,
 ) -> None:

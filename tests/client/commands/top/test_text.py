@@ -39,6 +39,23 @@ def test_columns_that_matter_least_are_left_out_first() -> None:
     assert table(columns, rows, 1) == ["A", "…", "a"]
 
 
+def test_a_client_shows_where_its_trainer_is_and_that_it_has_ended() -> None:
+    """Rows that were sent may still wait for the trainer."""
+    streams = [
+        stream("run", trainer_sample=900, next_sample=1000),
+        stream("done", calls=0, has_ended=True, idle_seconds=500.0, tokens_per_second=0.0),
+    ]
+
+    lines = [line.text for line in status_lines(status(streams=streams), "host:50051", 200)]
+
+    heading = next(line for line in lines if line.startswith("STATE"))
+    run = next(line for line in lines if " run " in line)
+    begin, end = heading.index("TRAINER AT"), heading.index("SENT TO") + len("SENT TO")
+    assert run[begin:end].split() == ["900", "1,000"]
+    assert any(line.split()[:3] == ["has", "ended", "done"] for line in lines)
+    assert not any("ATTENTION" in line for line in lines)
+
+
 def test_wide_signs_take_two_columns() -> None:
     """Otherwise a table with Chinese names is ragged."""
     assert columns_of("語e\u0301a") == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def folder(tmp_path: Path) -> Path:
 def opened(path: Path) -> Dataset:
     (source,) = parse_datasets([str(path)])
     return open_dataset(source, FormatOptions(), TokenChecks())
+
+
+def test_a_corpus_that_was_ingested_may_be_taken_as_rows(folder: Path) -> None:
+    """Its fingerprint is another one then, and its shards are those of the manifest."""
+    (source,) = parse_datasets([str(folder)])
+    tokens = opened(folder).store.shape.token_count
+    options = FormatOptions(row_tokens=tokens // 8)
+
+    with closing(open_dataset(source, options, TokenChecks())) as dataset:
+        assert dataset.described().row_tokens == tokens // 8
+        assert dataset.digest == DIGEST
 
 
 def test_its_digest_is_that_of_a_corpus_too_large_to_be_read_at_every_start(folder: Path) -> None:

@@ -265,3 +265,18 @@ def test_a_delimiter_without_a_name_is_general_where_there_are_several_datasets(
     assert planes["b"].delimiters == Delimiters(5, 6, are_general=True)
     arguments.document_end_token = ["5"]
     assert parse_planes(arguments, ["a"])["a"].delimiters == Delimiters(5, 6, are_general=False)
+
+
+def test_what_a_folder_of_shards_has_besides_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder of them, and those that are compressed; a script is nothing that was meant."""
+    for name in ("a.bin", "b.bin.gz", "prepare.py", "en/c.bin", "notes/d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(10))
+
+    assert names(parse_data([str(tmp_path)]).paths) == ["a.bin"]
+
+    assert "not served: 2 file(s) or folder(s): b.bin.gz (compressed; unpack it), en (a fo" in (
+        caplog.text
+    )
