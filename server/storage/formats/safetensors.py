@@ -51,6 +51,8 @@ def layout(file: OpenFile, options: FormatOptions) -> Layout:
         raise InvalidCorpus(file.path, "has an invalid safetensors header") from error
     name = options.tensor
     if name is None:
+        if not integers:
+            raise InvalidCorpus(file.path, "has no tensor of integers, so it has no tokens")
         if len(integers) != 1:
             problem = f"has {len(integers)} integer tensors ({_some(integers)}); name one"
             raise InvalidCorpus(file.path, f"{problem}: {file.path}#NAME")

@@ -101,7 +101,7 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("a database of SQLite", (b"SQLite format 3\0",), _COLUMN),
     ("compressed by snappy", (b"\xff\x06\0\0sNaPpY",), _UNPACK),
     ("a RAR archive", (b"Rar!\x1a\x07",), _UNPACK),
-    ("a PDF", (b"%PDF-",), _TEXT),
+    ("a PDF", (b"%PDF-",), "write its text to a file, and ingest that (tokenfeed ingest)"),
     ("an image", (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", *_JPEGS), _NO_TOKENS),
     ("sound or video", (b"RIFF", b"OggS", b"fLaC", b"ID3\x03", b"ID3\x04"), _NO_TOKENS),
     ("an index of fairseq", (b"TNTIDX\0\0",), _NO_TOKENS),
