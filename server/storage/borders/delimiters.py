@@ -4,7 +4,9 @@ them.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidCorpus
 
+from ..files import read_regular
 from ..formats import Stored
 from ..narrowing import UINT32
 from ..store import PIECE_BYTES, StoredShard, TokenStore
@@ -25,9 +28,12 @@ _DOCUMENT_TOKENS = (20, 100_000)
 """What documents of a corpus have on average."""
 _DOCUMENT_TOKENS_WARNED = 1_000_000
 _LIKELY_MAX = 3
-_SCORE_MIN = 3.0
-"""Ids that come at random have about 1: the least of n gaps is a n-th of their mean."""
+_SCORE_MIN = 5.0
+"""Of the only id; one of many is as high by chance."""
 _IDS_MAX = 20_000
+_END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+"""What tokenizers call the token that ends a document."""
+_TOKENIZER_BYTES_MAX = 64 << 20
 
 END_OPTION = "--document-end-token"
 START_OPTION = "--document-start-token"
@@ -90,7 +96,8 @@ def require_occurring(store: TokenStore, delimiters: Delimiters) -> None:
     for option, token in delimiters.options.items():
         count = sum(int((tokens == tokens.dtype.type(token)).sum()) for tokens in sample)
         if not count:
-            likely = ", ".join(map(str, _likely(sample)))
+            named = _named_by_tokenizer(os.path.dirname(store.shards[0].path), sample)
+            likely = ", ".join(map(str, dict.fromkeys([*named, *_likely(sample)])))
             what_it_does = "begins" if option == START_OPTION else "ends"
             cure = f"pass the token that {what_it_does} documents"
             cure += f", likely {likely}" if likely else ", or omit it"
@@ -132,8 +139,23 @@ def _likely(sample: Sequence[npt.NDArray[np.integer]]) -> list[int]:
             places = order[firsts[number] : firsts[number] + counts[number]]
             score = float((np.diff(places).min() - 1) / means[number] * counts[number])
             scores[int(ids[number])] = max(score, scores.get(int(ids[number]), 0.0))
-    likely = [token for token, score in scores.items() if score > _SCORE_MIN]
+    # Of ids that come at random a score is above s with a chance of exp(-s).
+    least = _SCORE_MIN + np.log(max(1, len(scores)))
+    likely = [token for token, score in scores.items() if score > least]
     return sorted(likely, key=scores.__getitem__, reverse=True)[:_LIKELY_MAX]
+
+
+def _named_by_tokenizer(folder: str, sample: Sequence[npt.NDArray[np.integer]]) -> list[int]:
+    """Return the tokens that end documents by their names in a tokenizer.json beside the files, and
+    that occur.
+    """
+    try:
+        content = read_regular(os.path.join(folder, "tokenizer.json"), _TOKENIZER_BYTES_MAX)
+        added = {each["content"]: int(each["id"]) for each in json.loads(content)["added_tokens"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    named = [added[name] for name in _END_NAMES if name in added]
+    return [token for token in named if any((tokens == token).any() for tokens in sample)]
 
 
 def delimited_parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -205,6 +206,37 @@ def test_a_delimiter_that_does_not_occur_is_an_error_that_names_likely_ones(
     problem = caught.value.problem
     assert problem.startswith("--document-end-token 8500 does not occur in its tokens")
     assert "likely 9000" in problem
+
+
+def test_the_end_token_of_a_tokenizer_beside_the_files_is_named_first(
+    write_tokens: WriteTokens, tmp_path: Path
+) -> None:
+    """Also where documents are too few, or too short, to tell."""
+    path = write_tokens([5, 6, 2, 7, 8, 9, 2, 5])
+    special = [
+        {"id": 1, "content": "<s>"},
+        {"id": 2, "content": "</s>"},
+        {"id": 3, "content": "<eos>"},
+    ]
+    (path.parent / "tokenizer.json").write_text(json.dumps({"added_tokens": special}))
+
+    with opened(Corpus([str(path)], [], [], "<u2")) as store:
+        for wrong in (Delimiters(end=40), Delimiters(start=40)):
+            with pytest.raises(InvalidCorpus) as caught:
+                borders_of(store, wrong)
+            what = "ends" if wrong.end else "begins"
+            assert caught.value.problem.endswith(f"pass the token that {what} documents, likely 2")
+
+
+def test_tokens_that_come_at_random_are_not_named(write_tokens: WriteTokens) -> None:
+    """A guess that is taken would be documents that nobody wrote."""
+    path = write_tokens(np.random.default_rng(1).integers(0, 5000, 100_000))
+
+    with opened(Corpus([str(path)], [], [], "<u2")) as store:
+        with pytest.raises(InvalidCorpus) as caught:
+            borders_of(store, Delimiters(end=9000))
+
+    assert caught.value.problem.endswith("pass the token that ends documents, or omit it")
 
 
 def test_a_delimiter_of_a_large_corpus_is_looked_for_in_a_sample(
