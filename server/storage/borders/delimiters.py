@@ -23,7 +23,8 @@ from .known import Part
 
 _LOG = logging.getLogger("tokenfeed.server")
 _SAMPLE_BYTES = 64 << 20
-_SAMPLE_PIECES = 256
+_SAMPLE_PIECES = _SAMPLE_FILES = 256
+"""On a network file system each takes a millisecond or so."""
 _DOCUMENT_TOKENS = (20, 100_000)
 """What documents of a corpus have on average."""
 _DOCUMENT_TOKENS_WARNED = 1_000_000
@@ -111,9 +112,14 @@ def require_occurring(store: TokenStore, delimiters: Delimiters) -> None:
 
 
 def _sample(store: TokenStore) -> Iterator[npt.NDArray[np.integer]]:
-    """Yield all tokens of small files, and pieces spread over large ones."""
+    """Yield all tokens of a small corpus; of a larger one pieces spread over it, or over some of
+    its files if there are many.
+    """
     total_bytes = sum(shard.layout.content_bytes for shard in store.shards)
-    for file, shard in enumerate(store.shards):
+    count = len(store.shards)
+    step = -(-count // _SAMPLE_FILES) if total_bytes > _SAMPLE_BYTES else 1
+    for file in range(0, count, step):
+        shard = store.shards[file]
         dtype, content_bytes = shard.layout.dtype, shard.layout.content_bytes
         pieces, size = 1, content_bytes
         if total_bytes > _SAMPLE_BYTES:
