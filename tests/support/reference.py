@@ -256,6 +256,12 @@ def fingerprint(dtype: str, contents: list[bytes], token_bytes: int) -> bytes:
     return _corpus_hash("fingerprint", dtype, contents, token_bytes, ranges)
 
 
+def rows_fingerprint(found: bytes, row_tokens: int) -> bytes:
+    """Fingerprint of the same files, taken as rows."""
+    lines = ["tokenfeed-rows-1", f"row_tokens={row_tokens}", f"fingerprint={found.hex()}"]
+    return _sha256_of_lines(lines)
+
+
 def digest(dtype: str, contents: list[bytes], token_bytes: int) -> bytes:
     """Digest, 32 bytes, of files with these contents: of all of them, however large."""
     size = sum(map(len, contents))

@@ -191,6 +191,7 @@ def test_no_other_hash_is_on_the_page() -> None:
     on_the_page = set(re.findall(r"\b[0-9a-f]{64}\b", PAGE))
     computed = {
         content_hash(),
+        reference.rows_fingerprint(FINGERPRINT, 3).hex(),
         *(found.hex() for found in (FINGERPRINT, IDENTITY, MASK, *mixture())),
         *two_blocks_hashes(),
     }

@@ -124,15 +124,15 @@ def unserved(words: Sequence[str]) -> list[LeftOut]:
     """
     found = []
     for word in filter(os.path.isdir, words):
-        for name in sorted(os.listdir(word), key=os.fsencode):
-            path = os.path.join(word, name)
-            if name.startswith("."):
-                continue
-            if os.path.isdir(path) and files_in(path, SHARD_SUFFIXES):
-                found.append(LeftOut(path, "a folder; name its files by a glob", 0))
-            elif name.endswith(_PACKED_SHARDS):
-                found.append(LeftOut(path, "compressed; unpack it", _size(path)))
-    return found
+        with os.scandir(word) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.name.endswith(_PACKED_SHARDS):
+                    found.append(LeftOut(entry.path, "compressed; unpack it", 0))
+                elif _is_folder(entry) and files_in(entry.path, SHARD_SUFFIXES):
+                    found.append(LeftOut(entry.path, "a folder; name its files by a glob", 0))
+    return sorted(found, key=lambda one: os.fsencode(one.path))
 
 
 def named_left_out(left: Sequence[LeftOut]) -> str:

@@ -59,18 +59,26 @@ def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -
 
 def _below(words: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Return the names of files below what the user gave: below a folder, or where a glob begins.
-    A shell may have written several words for one glob: then below what all of them are in.
+    A shell may have written several words for one glob: then the names below what all of them are
+    in, of whose folders only those count that are called as a split, and nothing more.
     """
-    folder = _folder_of(words[0])
     if len(words) > 1:
         parents = [os.path.dirname(os.path.abspath(word).rstrip(os.sep)) for word in words]
         folder = os.path.commonpath(parents)
+        return [_with_splits(os.path.relpath(path, folder)) for path in paths]
+    folder = _folder_of(words[0])
     begin = os.path.join(folder, "")
     return [
         # Nearly always so, and there may be 100,000 files.
         path[len(begin) :] if path.startswith(begin) else os.path.relpath(path, folder)
         for path in paths
     ]
+
+
+def _with_splits(path: str) -> str:
+    folder, name = os.path.split(path)
+    splits = [each for each in folder.split(os.sep) if each.lower() in _SPLITS]
+    return os.path.join(*splits, name)
 
 
 def _folder_of(word: str) -> str:

@@ -90,8 +90,8 @@ def _document(
 
 def _text(values: Sequence[Any], where: str, own_id: bytes | None, recipe: Recipe) -> Document:
     texts = tuple(values[: len(recipe.columns)])
-    if not texts[-1]:
-        raise InvalidDocument("empty response" if any(texts) else "empty document")
+    if not any(texts):
+        raise InvalidDocument("empty document")
     return Document(texts, where, own_id)
 
 

@@ -96,4 +96,6 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     if options.row_tokens is not None and layout.token_count % options.row_tokens:
         problem = f"has {layout.token_count} tokens, no multiple of {ROW_OPTION}"
         raise InvalidCorpus(file.path, f"{problem} {options.row_tokens}")
+    if options.row_tokens is None:
+        return layout
     return replace(layout, row_tokens=options.row_tokens)

@@ -86,7 +86,6 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("parquet", (b"PAR1",), _COLUMN),
     ("a pointer of Git LFS", (LFS,), "fetch the file itself: git lfs pull"),
     ("a page of HTML", (b"<!DOCTYPE html", b"<!doctype html", b"<html"), _PAGE),
-    ("a program", (b"\x7fELF",), _NO_TOKENS),
     ("Avro", (b"Obj\x01",), _COLUMN),
     ("compressed by zstd", (b"\x28\xb5\x2f\xfd",), _UNPACK),
     ("compressed by xz", (b"\xfd7zXZ\0",), _UNPACK),

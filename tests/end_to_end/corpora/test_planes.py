@@ -203,8 +203,11 @@ OTHER_VALUES: dict[str, object] = {
     "declined_planes": [52],
     "long_documents": "cut",
     "client_name": "another client",
+    "trainer_sample": 7,
+    "is_last": True,
+    "is_tool": True,
 }
-HINTS = {"client_name", "declined_planes"}
+HINTS = {"client_name", "trainer_sample", "is_last", "is_tool", "declined_planes"}
 """Without effect on rows: a plane that is not there can be declined."""
 LENGTHS = {"num_batches", "end_sample"}
 """They limit the number of rows, which a client counts."""

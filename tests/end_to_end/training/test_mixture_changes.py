@@ -495,32 +495,6 @@ def test_ranks_that_load_states_of_different_samples_are_told(
     assert re.match(r"state: of rank \d, at sample [48], is not that of rank \d, at", refused)
 
 
-def test_what_goes_on_without_a_source_fits_the_state_of_an_appended_mixture(
-    paths: dict[str, list[Path]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log has it to copy, with the weights that a resume has appended."""
-    with RemoteBatches(local(paths), B, T, mixture={"web": 7, "code": 3}, order="shuffled") as feed:
-        rows = [received_rows(next(feed) for _ in range(10))]
-        state = feed.state_dict()
-    mixture = Mixture({"web": 5, "code": 5}, sources={"code": {"max_epochs": 3}}, order="shuffled")
-    with RemoteBatches(local(paths), B, T, mixture=mixture) as feed:
-        feed.load_state_dict(state, allow=("mixture",))
-        rows.append(received_rows(next(feed) for _ in range(10)))
-        state = feed.state_dict()
-    _, _, text = caplog.text.partition("this mixture goes on without it:")
-    copied = Mixture.parse(re.sub(r"(?s)\nINFO.*|\nWARNING.*", "", text).encode(), "copied")
-
-    with RemoteBatches(local(paths), B, T, mixture=copied) as feed:
-        feed.load_state_dict(state)
-        rows.append(received_rows(next(feed) for _ in range(90)))
-        stages = feed.state_dict()["stages"]
-    assert [stage[:2] for stage in stages] == [[0, [7, 3]], [40, [5, 5]], [stages[2][0], [5, 0]]]
-    found = np.concatenate(rows)
-    assert np.array_equal(np.unique(found[:, 0] // 10_000), [0, 1])
-    assert not (found[stages[2][0] :, 0] // 10_000).any()
-    assert len(found) == 440
-
-
 def test_a_skip_beyond_the_end_of_a_source_does_not_depend_on_what_was_read_before(
     paths: dict[str, list[Path]],
 ) -> None:

@@ -371,7 +371,7 @@ def test_a_search_of_days_says_so_once() -> None:
         (["--file-number", "7", "--token", "0"], "--file-number: 7 is not in"),
         (["--id", "\udcff"], r"--id: '\udcff' is not text"),
         (["--file", "\udcff", "--token", "0"], r"--file: '\udcff' is not text"),
-        (["--document", "1", "--context-length", "1000000"], "--context-length: 1000000 leaves no"),
+        (["--document", "1", "--context-length", "1000000"], "--context-length: 1000000 is not b"),
         (["--file", "other.ds", "--token", "0"], "other.ds"),
         (["--file", "web-0.ds", "--token", "5", "--tokens", "0"], "--tokens: 0 is not in"),
         (["--file", "web-0.ds", "--token", "99999"], "--token: [99999, 100000) has no token"),

@@ -106,6 +106,13 @@ def test_a_glob_of_any_form_is_refused_and_what_a_shell_makes_of_it(
         parse_datasets(words)
 
 
+def test_folders_of_several_words_count_only_if_they_are_called_as_a_split(tmp_path: Path) -> None:
+    """The words of two folders of anything else may say test by chance."""
+    given = paths(tmp_path, "my-test-runs/0.bin pages/0.bin")
+
+    assert len(parse_datasets(given)[0].paths) == 2
+
+
 def test_what_takes_one_split_is_right_in_the_working_directory_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
